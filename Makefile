@@ -1,0 +1,55 @@
+# The same commands here and in CI. Everything runs from .venv, which is made once and again when the dependencies change.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# What must be installed again when it changes.
+INPUTS := pyproject.toml src/quorate/_version.py
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check test demo bench fmt clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  Variables: ARGS="..." is passed on (test, demo, bench); PYTHON=... makes .venv with another Python, 3.11 or later.'
+
+setup: $(VENV)/.stamp ## make .venv with the package and the development tools
+
+check: setup ## formatting, lint, types and the shape of the architecture
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+	$(BIN)/python -m pytest -q tests/tidy $(ARGS)
+
+test: setup ## run all tests; ARGS="-k name -x" to choose
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(VENV)/.stamp-runtime ## show what it does, on this machine
+	$(BIN)/python examples/demo.py $(ARGS)
+
+bench: $(VENV)/.stamp-runtime ## measure it on this machine
+	$(BIN)/python bench/run.py $(ARGS)
+
+fmt: setup ## format the code and repair what lint can repair
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv and everything that was generated
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' found; install Python 3.11 or later, or say PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "error: Quorate needs Python 3.11 or later, and $(PYTHON) is %d.%d; say PYTHON=/path/to/python3.11" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.stamp-runtime: $(INPUTS) | $(BIN)/python
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.stamp: $(INPUTS) | $(BIN)/python
+	$(PIP) install --editable '.[dev]'
+	@touch $(VENV)/.stamp-runtime $@

@@ -1,0 +1,291 @@
+"""The public API for asyncio: the one implementation, which the blocking API is a face of.
+
+    async with quorate.aio.join("memory:///my-run?min_nodes=2") as run:
+        async for world in run.rounds():
+            await train(world.rank, world.world_size, world.store, until=world.changed)
+
+A handler belongs to the event loop it is first used on. Nothing is opened before that first use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from quorate.api import RendezvousStoreInfo, free_port
+from quorate.backends.contract import Backend
+from quorate.backends.schemes import backend_opener
+from quorate.errors import BackendError, RendezvousError, RendezvousGracefulExitError
+from quorate.events import Emitter, ShutdownFailed, Sink
+from quorate.parameters import RendezvousParameters
+from quorate.rendezvous.membership import Cause, Identity, Joined
+from quorate.rendezvous.node import Node
+from quorate.rendezvous.records import RosterMember
+from quorate.settings import Settings
+from quorate.store import AsyncStore
+
+_local_ids = itertools.count()
+
+
+class AsyncChanged:
+    """Set when the world is no longer what it was: `reason` says why, `cause` which kind. Listeners may be added."""
+
+    def __init__(self) -> None:
+        self.cause: Cause | None = None
+        self.reason = ""
+        self._event = asyncio.Event()
+        self._listeners: list[Callable[[Cause, str], None]] = []
+
+    def is_set(self) -> bool:
+        return self.cause is not None
+
+    async def wait(self) -> str:
+        """Until the world has changed; the reason."""
+        await self._event.wait()
+        return self.reason
+
+    def add_listener(self, listener: Callable[[Cause, str], None]) -> None:
+        """Call on every change, and at once if there was one."""
+        self._listeners.append(listener)
+        if self.cause is not None:
+            listener(self.cause, self.reason)
+
+    def set(self, cause: Cause, reason: str) -> None:
+        """The driver's: a later, graver cause replaces an earlier one."""
+        self.cause, self.reason = cause, reason
+        self._event.set()
+        for listener in self._listeners:
+            listener(cause, reason)
+
+
+class AsyncWorld:
+    """A place in a round."""
+
+    def __init__(self, node: Node, joined: Joined, store: AsyncStore, changed: AsyncChanged) -> None:
+        self.rank = joined.rank
+        self.world_size = joined.size
+        self.round = joined.number
+        self.store = store
+        self.changed = changed
+        self.bootstrap_store_info = RendezvousStoreInfo(joined.addr, joined.port)
+        self._node = node
+        self._joined = joined
+
+    async def members(self) -> tuple[RosterMember, ...]:
+        """All members in rank order, with name and address. One read."""
+        return await self._node.roster(self._joined)
+
+    def __repr__(self) -> str:
+        return f"<AsyncWorld round={self.round} rank={self.rank} world_size={self.world_size}>"
+
+
+class AsyncHandler:
+    """One node of one run. `num_nodes_waiting`, `closed_now` and `settings` may be read from any thread."""
+
+    def __init__(self, settings: Settings, *, backend_name: str | None = None, sinks: Iterable[Sink] = ()) -> None:
+        self.settings = settings
+        self.backend_name = backend_name or settings.scheme
+        self._opener = backend_opener(settings.scheme)
+        self._emit = Emitter(*sinks)
+        self._local_id = next(_local_ids)
+        self._opening = asyncio.Lock()
+        self._backend: Backend | None = None
+        self._node: Node | None = None
+        self._changed: AsyncChanged | None = None
+
+    async def next_rendezvous(self) -> AsyncWorld:
+        """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
+        node = await self._open()
+        self._changed = None
+        joined = await node.next_round()
+        changed = self._changed = AsyncChanged()
+        store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
+        node.listen(self._on_changed)
+        return AsyncWorld(node, joined, store, changed)
+
+    def num_nodes_waiting(self) -> int:
+        """From what was pushed last; never raises, costs microseconds. 0 until the node has looked at the run."""
+        return self._node.waiting_count() if self._node is not None else 0
+
+    async def observe(self) -> None:
+        """Begin to follow the run without joining it. Returns once it was read, or after `read_timeout`."""
+        node = await self._open()
+        node.sight.observe()
+        try:
+            async with asyncio.timeout(self.settings.read_timeout_s):
+                await node.sight.wait_synced()
+        except TimeoutError:
+            return
+
+    @property
+    def closed_now(self) -> bool | None:
+        """Whether the run is closed, from what was pushed last; None: nothing was yet."""
+        if self._node is None or not self._node.sight.is_synced:
+            return None
+        return self._node.sight.is_closed
+
+    async def is_closed(self) -> bool:
+        """Whether the run is closed; False for one that does not exist, or that could not be read yet."""
+        if self.closed_now is None:
+            await self.observe()
+        return bool(self.closed_now)
+
+    async def set_closed(self, why: str = "set_closed() was called") -> None:
+        """Close the run for everybody; fine if it is closed already."""
+        await (await self._open()).close_run(why)
+
+    async def reopen(self, why: str = "reopen() was called") -> bool:
+        """Let nodes join a closed run again; False if it was not closed."""
+        return await (await self._open()).reopen_run(why)
+
+    async def leave(self, why: str = "leave() was called") -> None:
+        """Leave the run without closing it. The handler can join again."""
+        if self._node is not None:
+            await self._node.leave(why)
+
+    async def shutdown(self, why: str = "shutdown() was called") -> bool:
+        """Leave, close the run, and let go of everything. False, with a warning event, if closing did not work."""
+        closed = True
+        try:
+            await self.leave(why)
+            await self.set_closed(why)
+        except RendezvousError as error:
+            self._emit(ShutdownFailed(run_id=self.settings.run_id, by=self.name, reason=str(error)))
+            closed = False
+        finally:
+            await self.aclose()
+        return closed
+
+    async def aclose(self) -> None:
+        """Leave and let go of everything, without closing the run. Idempotent; the handler may be used again."""
+        async with self._opening:
+            node, self._node = self._node, None
+            backend, self._backend = self._backend, None
+        if node is not None:
+            await node.stop()
+        if backend is not None:
+            await backend.close()
+
+    async def abandon(self) -> None:
+        """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
+        node, self._node = self._node, None
+        backend, self._backend = self._backend, None
+        if node is not None:
+            node.abandon()
+        if backend is not None:
+            await backend.close()
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.settings.name or socket.gethostname()
+
+    async def _open(self) -> Node:
+        async with self._opening:
+            if self._node is None:
+                identity = await self._identify()
+                try:
+                    self._backend = await self._opener(self.settings)
+                except BackendError as error:
+                    raise RendezvousError(f"could not open {self.settings.scheme}: {error}") from error
+                self._node = Node(
+                    self._backend,
+                    self.settings,
+                    identity,
+                    bootstrap=_bootstrap(identity.addr),
+                    emit=self._emit,
+                    rng=random.Random(secrets.randbits(64)),
+                    wall=time.time,
+                )
+            return self._node
+
+    async def _identify(self) -> Identity:
+        addr = self.settings.local_addr
+        if addr is None:  # may ask a name server
+            addr = await asyncio.get_running_loop().run_in_executor(None, socket.getfqdn)
+        return Identity(
+            id=secrets.token_hex(8),
+            name=self.name,
+            addr=addr,
+            pid=os.getpid(),
+            local_id=self._local_id,
+            labels=self.settings.labels,
+            node_rank=self.settings.node_rank,
+        )
+
+    def _on_changed(self, cause: Cause, reason: str) -> None:
+        if self._changed is not None:
+            self._changed.set(cause, reason)
+
+
+class AsyncRun:
+    """Worlds as they come. Leaving the block leaves the run; it never closes it."""
+
+    def __init__(self, handler: AsyncHandler) -> None:
+        self.handler = handler
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.handler.leave("its block ended" if error is None else f"its block raised {error!r}")
+        await self.handler.aclose()
+
+    async def rounds(self) -> AsyncIterator[AsyncWorld]:
+        """A world, and a new one each time it has changed: asking for the next waits for the change, then re-joins.
+
+        Ends when this node is a spare of a run that ended, or was asked to go; raises what `next_rendezvous` raises.
+        Break out of the loop when the work is done.
+        """
+        while True:
+            try:
+                world = await self.handler.next_rendezvous()
+            except RendezvousGracefulExitError:
+                return
+            yield world
+            await world.changed.wait()
+
+
+def create_handler(
+    target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object
+) -> AsyncHandler:
+    """A handler from a URL, parameters or settings. `options` come on top of a URL's. SettingsError if it is wrong."""
+    return AsyncHandler(settings_of(target, options), sinks=sinks)
+
+
+def join(target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object) -> AsyncRun:
+    """Join a run: use it as `async with`."""
+    return AsyncRun(create_handler(target, sinks=sinks, **options))
+
+
+def settings_of(target: str | RendezvousParameters | Settings, options: dict[str, object]) -> Settings:
+    """Settings from whatever names a run."""
+    if isinstance(target, str):
+        return Settings.from_url(target, **options)
+    if options:
+        given = ", ".join(sorted(options))
+        raise TypeError(f"options ({given}) can be added to a URL only: put them into the {type(target).__name__}")
+    if isinstance(target, RendezvousParameters):
+        return Settings.from_parameters(target, target.backend)
+    return target
+
+
+def _bootstrap(addr: str) -> Callable[[int, int], asyncio.Future[tuple[str, int]]]:
+    """Publish this node's address and a free port of it for every round that it is rank 0 of."""
+
+    def publish(number: int, size: int) -> asyncio.Future[tuple[str, int]]:
+        done: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+        done.set_result((addr, free_port()))
+        return done
+
+    return publish

@@ -1,0 +1,56 @@
+"""Which backend a URL's scheme means, including those that plug-ins register.
+
+A plug-in names itself in the entry-point group `quorate.backends`: the entry's name is the scheme, its object an
+`async (Settings) -> Backend`. Opening does not wait until the backend can be reached: it may start later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from importlib.metadata import entry_points
+from typing import TypeAlias
+
+from quorate.backends.contract import Backend
+from quorate.backends.memory import MemoryBackend, MemoryServer
+from quorate.errors import SettingsError
+from quorate.settings import Settings
+
+GROUP = "quorate.backends"
+
+BackendOpener: TypeAlias = Callable[[Settings], Awaitable[Backend]]
+
+_memory_servers: dict[str, MemoryServer] = {}
+os.register_at_fork(after_in_child=_memory_servers.clear)  # the copy is not the store that the parent goes on with
+
+
+async def open_memory(settings: Settings) -> Backend:
+    """All URLs with the same endpoint reach the same engine of this process."""
+    endpoint = settings.endpoints[0] if settings.endpoints else ""
+    server = _memory_servers.setdefault(endpoint, MemoryServer())
+    return MemoryBackend(server, endpoint)
+
+
+_openers: dict[str, BackendOpener] = {"memory": open_memory}
+
+
+def register_backend(scheme: str, opener: BackendOpener) -> None:
+    """Make URLs of this scheme open with `opener`. The same one twice is fine, another one is a SettingsError."""
+    if _openers.setdefault(scheme, opener) is not opener:
+        raise SettingsError(f"scheme {scheme!r} is registered already, with {_openers[scheme]!r}")
+
+
+def backend_opener(scheme: str) -> BackendOpener:
+    """What opens this scheme. SettingsError, with the schemes there are, for an unknown one."""
+    if scheme not in _openers:
+        for entry in entry_points(group=GROUP, name=scheme):
+            register_backend(scheme, entry.load())
+    if scheme not in _openers:
+        known = sorted({*_openers, *(entry.name for entry in entry_points(group=GROUP))})
+        raise SettingsError(
+            f"no backend for scheme {scheme!r}: there are {', '.join(known)}; "
+            f"a plug-in adds one in the entry-point group {GROUP!r}",
+            option="scheme",
+            value=scheme,
+        )
+    return _openers[scheme]

@@ -1,0 +1,114 @@
+"""A session made of the contract's own leases: for every backend that has no better way.
+
+It counts as lost on this side when no renewal was *sent* for its time to live and then succeeded: the backend cannot
+think so earlier. What is measured is this process's monotonic clock, and only against itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from quorate.backends.contract import Backend, Session
+from quorate.backends.lost import Lost
+from quorate.errors import BackendError, Rejected
+
+CLOSE_TIMEOUT_S = 5.0
+RETRY_S = 0.5
+
+
+class LeaseSession(Session):
+    """Renews one lease of `backend` in a task of its own until it is closed, abandoned or lost."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        lease: int,
+        ttl_s: float,
+        granted_at: float,
+        *,
+        interval_s: float | None,
+        renew_timeout_s: float | None,
+        on_missed: Callable[[str], None] | None,
+    ) -> None:
+        self.lease = lease
+        self.ttl_s = ttl_s
+        self.lost = Lost()
+        self._backend = backend
+        self._interval_s = min(interval_s or ttl_s / 3, ttl_s / 2)
+        self._renew_timeout_s = renew_timeout_s or self._interval_s
+        self._on_missed = on_missed
+        self._expires_at = granted_at + ttl_s
+        self._task = asyncio.create_task(self._renew(), name=f"renew lease {lease}")
+
+    @classmethod
+    async def open(
+        cls,
+        backend: Backend,
+        ttl_s: float,
+        *,
+        interval_s: float | None = None,
+        renew_timeout_s: float | None = None,
+        on_missed: Callable[[str], None] | None = None,
+    ) -> LeaseSession:
+        """Grant a lease and start to renew it."""
+        granted_at = asyncio.get_running_loop().time()
+        lease = await backend.grant(ttl_s)
+        return cls(
+            backend,
+            lease,
+            ttl_s,
+            granted_at,
+            interval_s=interval_s,
+            renew_timeout_s=renew_timeout_s,
+            on_missed=on_missed,
+        )
+
+    async def close(self) -> None:
+        self._task.cancel()
+        try:
+            async with asyncio.timeout(min(CLOSE_TIMEOUT_S, self.ttl_s)):
+                await self._backend.revoke(self.lease)
+        except (BackendError, TimeoutError):
+            pass  # time ends the lease
+
+    def abandon(self) -> None:
+        self._task.cancel()
+
+    async def _renew(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = self._interval_s
+        while True:
+            await asyncio.sleep(min(pause_s, max(0.0, self._expires_at - loop.time())))
+            if loop.time() >= self._expires_at:
+                self.lost.set(f"the session was not renewed within its time to live of {self.ttl_s:g} s")
+                return
+            sent_at = loop.time()
+            missed = await self._renew_once(min(sent_at + self._renew_timeout_s, self._expires_at))
+            if self.lost.is_set():
+                return
+            if missed is None:
+                self._expires_at = sent_at + self.ttl_s
+                pause_s = self._interval_s
+            else:
+                pause_s = min(self._interval_s, RETRY_S)
+                if self._on_missed is not None:
+                    self._on_missed(missed)
+
+    async def _renew_once(self, until: float) -> str | None:
+        """Why the renewal was missed; None: it was not. Sets `lost` if the backend says that the lease has ended."""
+        try:
+            async with asyncio.timeout_at(until):
+                alive = await self._backend.keep_alive(self.lease)
+        except TimeoutError:
+            return "no answer in time"
+        except Rejected as error:
+            self.lost.set(f"the backend refused to renew the session: {error}")
+            return str(error)
+        except BackendError as error:
+            return str(error)
+        except Exception as error:  # a defect of the backend must not stop the renewing in silence
+            return f"renewing failed: {error!r}"
+        if not alive:
+            self.lost.set("the backend ended the session: it had not been renewed in time, or was revoked")
+        return None

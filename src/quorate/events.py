@@ -1,0 +1,310 @@
+"""Typed events: one per fact, emitted once, by whoever knows it first hand. Sinks log them, count them, show them.
+
+An event is a frozen value that carries its data and its reason; `str()` is the sentence for people. Nothing else in
+the package narrates: no second log line beside an event. Library use is silent until somebody adds a sink or
+configures the `quorate` logger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import ClassVar, TypeAlias
+
+import msgspec
+
+logger = logging.getLogger("quorate")
+logger.addHandler(logging.NullHandler())
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="event"):
+    """Base of all events: the run it is about, and the node or process that emits it."""
+
+    level: ClassVar[int] = logging.DEBUG
+
+    run_id: str
+    by: str
+
+    def text(self) -> str:
+        """The fact in words, without the run."""
+        raise NotImplementedError(type(self).__name__)
+
+    def __str__(self) -> str:
+        return f"run {self.run_id!r}: {self.by}: {self.text()}"
+
+
+# --- what a node knows of itself -------------------------------------------------------------------------------------
+
+
+class JoinStarted(Event, frozen=True, kw_only=True):
+    """A call of `next_rendezvous` begins."""
+
+    level = logging.INFO
+    join: int
+
+    def text(self) -> str:
+        return f"asks to join (join {self.join})"
+
+
+class WaitingFor(Event, frozen=True, kw_only=True):
+    """What the node waits for; emitted when it changes."""
+
+    reason: str
+
+    def text(self) -> str:
+        return f"waits: {self.reason}"
+
+
+class Confirmed(Event, frozen=True, kw_only=True):
+    """The node confirmed its place in a round that is forming."""
+
+    round: int
+    rank: int
+
+    def text(self) -> str:
+        return f"confirmed round {self.round} as rank {self.rank}"
+
+
+class RoundEntered(Event, frozen=True, kw_only=True):
+    """`next_rendezvous` returns."""
+
+    level = logging.INFO
+    round: int
+    rank: int
+    world_size: int
+
+    def text(self) -> str:
+        return f"is in round {self.round} as rank {self.rank} of {self.world_size}"
+
+
+class WorldChanged(Event, frozen=True, kw_only=True):
+    """A member was told that its round is not what it was."""
+
+    level = logging.INFO
+    round: int
+    cause: str
+    reason: str
+
+    def text(self) -> str:
+        return f"round {self.round} changed ({self.cause}): {self.reason}"
+
+
+class JoinFailed(Event, frozen=True, kw_only=True):
+    """`next_rendezvous` raises."""
+
+    level = logging.WARNING
+    error: str
+    reason: str
+
+    def text(self) -> str:
+        return f"did not get in: {self.error}: {self.reason}"
+
+
+class NodeLeft(Event, frozen=True, kw_only=True):
+    """The node ended its session in good order."""
+
+    level = logging.INFO
+    reason: str
+
+    def text(self) -> str:
+        return f"left: {self.reason}"
+
+
+class SessionLost(Event, frozen=True, kw_only=True):
+    """The node's lease ended without its doing."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return f"lost its session: {self.reason}"
+
+
+class RenewalMissed(Event, frozen=True, kw_only=True):
+    """One renewal of the session failed or came late."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return f"missed a keep-alive: {self.reason}"
+
+
+class BackendUnreachable(Event, frozen=True, kw_only=True):
+    """The backend stopped answering; emitted once until it answers again."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return f"cannot reach the backend: {self.reason}"
+
+
+class BackendReachable(Event, frozen=True, kw_only=True):
+    """The backend answers again."""
+
+    level = logging.INFO
+    after_s: float
+
+    def text(self) -> str:
+        return f"reaches the backend again after {self.after_s:.1f} s"
+
+
+class RunClosed(Event, frozen=True, kw_only=True):
+    """This process closed the run."""
+
+    level = logging.INFO
+    reason: str
+
+    def text(self) -> str:
+        return f"closed the run: {self.reason}"
+
+
+class RunReopened(Event, frozen=True, kw_only=True):
+    """This process reopened the run."""
+
+    level = logging.INFO
+    reason: str
+
+    def text(self) -> str:
+        return f"reopened the run: {self.reason}"
+
+
+class ShutdownFailed(Event, frozen=True, kw_only=True):
+    """Closing the run at shutdown did not work; the node is gone all the same."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return f"could not close the run at shutdown: {self.reason}"
+
+
+# --- what a coordinator knows of the run ---------------------------------------------------------------------------
+
+
+class CoordinatorElected(Event, frozen=True, kw_only=True):
+    """This process decides the rounds of the run from now on."""
+
+    term: int
+
+    def text(self) -> str:
+        return f"is the coordinator (term {self.term})"
+
+
+class CoordinatorDeposed(Event, frozen=True, kw_only=True):
+    """This process no longer decides."""
+
+    term: int
+    reason: str
+
+    def text(self) -> str:
+        return f"is no longer the coordinator (term {self.term}): {self.reason}"
+
+
+class RoundForming(Event, frozen=True, kw_only=True):
+    """An attempt was decided."""
+
+    round: int
+    size: int
+    reason: str
+
+    def text(self) -> str:
+        return f"round {self.round} forms with {self.size} nodes: {self.reason}"
+
+
+class RoundGivenUp(Event, frozen=True, kw_only=True):
+    """An attempt ended without becoming active."""
+
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        return f"round {self.round} is given up: {self.reason}"
+
+
+class RoundActive(Event, frozen=True, kw_only=True):
+    """All members confirmed; the round is current."""
+
+    level = logging.INFO
+    round: int
+    size: int
+    reason: str
+
+    def text(self) -> str:
+        return f"round {self.round} is active with {self.size} members: {self.reason}"
+
+
+class RoundOver(Event, frozen=True, kw_only=True):
+    """Every member has left or is lost."""
+
+    level = logging.INFO
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        return f"round {self.round} is over: {self.reason}"
+
+
+class NodeLost(Event, frozen=True, kw_only=True):
+    """A node's session ended without a word."""
+
+    level = logging.WARNING
+    node: str
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        where = f"member of round {self.round}" if self.round else "not in a round"
+        return f"{self.node} ({where}) is lost: {self.reason}"
+
+
+class NodeHeldBack(Event, frozen=True, kw_only=True):
+    """A node that is lost again and again has to wait before it is admitted."""
+
+    level = logging.WARNING
+    node: str
+    hold_s: float
+    reason: str
+
+    def text(self) -> str:
+        return f"{self.node} is held back for {self.hold_s:g} s: {self.reason}"
+
+
+class RecordUnreadable(Event, frozen=True, kw_only=True):
+    """A record in the backend was skipped because it cannot be read."""
+
+    level = logging.WARNING
+    key: str
+    reason: str
+
+    def text(self) -> str:
+        return f"ignores {self.key}: {self.reason}"
+
+
+Sink: TypeAlias = Callable[[Event], None]
+
+
+def log_event(event: Event) -> None:
+    """The logging sink: one line on the `quorate` logger at the event's level, the event itself in `extra`."""
+    if logger.isEnabledFor(event.level):
+        logger.log(event.level, "%s", event, extra={"event": event})
+
+
+class Emitter:
+    """Hands each event to every sink. A sink that raises is reported once and dropped: it must not hurt the job."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks: list[Sink] = [log_event, *sinks]
+
+    def add(self, sink: Sink) -> None:
+        """From now on, tell this sink too."""
+        self._sinks.append(sink)
+
+    def __call__(self, event: Event) -> None:
+        for sink in list(self._sinks):
+            try:
+                sink(event)
+            except Exception:
+                logger.exception("an event sink failed and is not called again: %r", sink)
+                self._sinks.remove(sink)

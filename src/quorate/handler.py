@@ -1,0 +1,193 @@
+"""The blocking API: the familiar handler, and `join`. A thin face over `quorate.aio` on one background loop a process.
+
+Thread-safe where one expects it: `num_nodes_waiting()` and `is_closed()` answer from any thread while
+`next_rendezvous()` blocks in another. Handlers of one process are different nodes. A handler that is dropped ends its
+session; one that was made before a fork refuses to work in the child.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from quorate import _background
+from quorate.aio import AsyncHandler, AsyncWorld, settings_of
+from quorate.api import RendezvousHandler, RendezvousInfo
+from quorate.errors import ForkedProcessError, RendezvousError, RendezvousGracefulExitError
+from quorate.events import Sink
+from quorate.parameters import RendezvousParameters
+from quorate.rendezvous.membership import Cause
+from quorate.settings import Settings
+from quorate.store import Store
+
+T = TypeVar("T")
+
+
+class Changed:
+    """Like `threading.Event`, set when the world is no longer what it was. `reason` and `cause` say why."""
+
+    def __init__(self) -> None:
+        self.cause: Cause | None = None
+        self.reason = ""
+        self._event = threading.Event()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until the world has changed, or the time is over; whether it has."""
+        return self._event.wait(timeout)
+
+    def set(self, cause: Cause, reason: str) -> None:
+        """The driver's."""
+        self.cause, self.reason = cause, reason
+        self._event.set()
+
+
+class World(RendezvousInfo):
+    """A place in a round, with `changed`: set when a node waits, a member is lost, or this node is to go."""
+
+    changed: Changed
+
+
+class Handler(RendezvousHandler):
+    """The blocking handler of one node of one run."""
+
+    def __init__(self, settings: Settings, *, backend_name: str | None = None, sinks: Iterable[Sink] = ()) -> None:
+        core = AsyncHandler(settings, backend_name=backend_name, sinks=sinks)
+        loop, user = _background.acquire(core.aclose)
+        self._core = core
+        self._loop = loop
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _let_go, core, loop, user, self._pid)
+        self._finalizer.atexit = False  # the background loop cleans up at exit itself
+
+    def get_backend(self) -> str:
+        return self._core.backend_name
+
+    def get_run_id(self) -> str:
+        return self._core.settings.run_id
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._core.settings
+
+    def next_rendezvous(self) -> World:
+        """Leave the current round, if any, and block for a place in the next. Ctrl-C withdraws the node."""
+        return self._world(self._call(self._core.next_rendezvous()))
+
+    def num_nodes_waiting(self) -> int:
+        """From what was pushed last: never blocks on the backend but for the first look, never raises for it."""
+        self._check_process()
+        if self._core.closed_now is None:
+            self._call(self._core.observe())
+        return self._core.num_nodes_waiting()
+
+    def is_closed(self) -> bool:
+        self._check_process()
+        closed = self._core.closed_now
+        return self._call(self._core.is_closed()) if closed is None else closed
+
+    def set_closed(self, reason: str = "set_closed() was called") -> None:
+        self._call(self._core.set_closed(reason))
+
+    def reopen(self, reason: str = "reopen() was called") -> bool:
+        """Let nodes join a closed run again; False if it was not closed."""
+        return self._call(self._core.reopen(reason))
+
+    def leave(self, reason: str = "leave() was called") -> None:
+        """Leave the run without closing it. The handler can join again."""
+        self._call(self._core.leave(reason))
+
+    def shutdown(self) -> bool:
+        closed = self._call(self._core.shutdown())
+        self._finalizer()
+        return closed
+
+    def abandon(self) -> None:
+        """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
+        self._call(self._core.abandon())
+        self._finalizer()
+
+    def close(self) -> None:
+        """Leave and let go of everything, without closing the run. Idempotent."""
+        self._check_process()
+        if self._finalizer.alive:
+            self._call(self._core.aclose())
+            self._finalizer()
+
+    def _call(self, coro: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check_process()
+            if not self._finalizer.alive:
+                raise RendezvousError("this handler was shut down: make a new one")
+        except RendezvousError:
+            coro.close()
+            raise
+        return self._loop.call(coro)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                f"this handler belongs to process {self._pid} and was inherited by a fork: its session is the "
+                f"parent's. Make a new handler in this process"
+            )
+
+    def _world(self, world: AsyncWorld) -> World:
+        result = World(
+            store=Store(world.store, self._call, self),
+            rank=world.rank,
+            world_size=world.world_size,
+            bootstrap_store_info=world.bootstrap_store_info,
+            round=world.round,
+            read_members=lambda: self._call(world.members()),
+        )
+        result.changed = changed = Changed()
+        world.changed.add_listener(changed.set)
+        return result
+
+
+def _let_go(core: AsyncHandler, loop: _background.BackgroundLoop, user: int, pid: int) -> None:
+    """The handler was dropped or closed: end its session (if that has not happened), then release the loop."""
+    if os.getpid() == pid:
+        loop.spawn(core.aclose(), lambda: _background.release(user))
+
+
+class Run:
+    """Worlds as they come. Leaving the block leaves the run; it never closes it."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.handler.leave("its block ended" if error is None else f"its block raised {error!r}")
+        self.handler.close()
+
+    def rounds(self) -> Iterator[World]:
+        """A world, and a new one each time it has changed: asking for the next waits for the change, then re-joins.
+
+        Ends when this node is a spare of a run that ended, or was asked to go; raises what `next_rendezvous` raises.
+        Break out of the loop when the work is done.
+        """
+        while True:
+            try:
+                world = self.handler.next_rendezvous()
+            except RendezvousGracefulExitError:
+                return
+            yield world
+            world.changed.wait()
+
+
+def join(target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object) -> Run:
+    """Join a run: use it as `with`. `options` come on top of a URL's."""
+    return Run(Handler(settings_of(target, options), sinks=sinks))

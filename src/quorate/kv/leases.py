@@ -1,0 +1,87 @@
+"""Leases of the engine: which are alive, which keys hang on them, which end next.
+
+A renewal is O(1): the heap keeps one entry a lease with a deadline that may be too early, and an entry that turns out
+to be too early when it comes up is put back with the right one. Entries of revoked leases stay until they come up, or
+until they are more than those of leases alive.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SPARE_ENTRIES = 64
+"""So many entries of revoked leases are never worth clearing away."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """One lease; it ends at `deadline` unless it is renewed."""
+
+    id: int
+    ttl_s: float
+    deadline: float
+    keys: set[str] = field(default_factory=set)
+
+
+class Leases:
+    """All leases of one engine. Knows no keys' values and makes no changes to keys."""
+
+    def __init__(self) -> None:
+        self.next_id = 1
+        self._alive: dict[int, Lease] = {}
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._alive.values())
+
+    def get(self, lease_id: int) -> Lease | None:
+        """The lease, if it is alive."""
+        return self._alive.get(lease_id)
+
+    def grant(self, ttl_s: float, now: float) -> Lease:
+        """A new lease."""
+        lease = Lease(self.next_id, ttl_s, now + ttl_s)
+        self.next_id += 1
+        self.insert(lease)
+        return lease
+
+    def insert(self, lease: Lease) -> None:
+        """Take over a lease that exists already (from a snapshot)."""
+        self._alive[lease.id] = lease
+        heapq.heappush(self._heap, (lease.deadline, lease.id))
+
+    def remove(self, lease_id: int) -> Lease | None:
+        """Forget a lease; its keys are the caller's business. None if it was not alive."""
+        lease = self._alive.pop(lease_id, None)
+        if len(self._heap) > 2 * len(self._alive) + SPARE_ENTRIES:
+            self._heap = [(lease.deadline, lease.id) for lease in self._alive.values()]
+            heapq.heapify(self._heap)
+        return lease
+
+    def next_deadline(self) -> float | None:
+        """The earliest moment at which a lease ends if none is renewed; None without leases."""
+        while self._heap:
+            deadline, lease_id = self._heap[0]
+            lease = self._alive.get(lease_id)
+            if lease is None:
+                heapq.heappop(self._heap)
+            elif lease.deadline > deadline:
+                heapq.heapreplace(self._heap, (lease.deadline, lease_id))
+            else:
+                return deadline
+        return None
+
+    def pop_expired(self, now: float) -> Lease | None:
+        """One lease whose time is over, forgotten; call until None. Earliest deadline first, then lowest id."""
+        if not self._heap or self._heap[0][0] > now:  # no deadline is earlier than its entry
+            return None
+        deadline = self.next_deadline()
+        if deadline is None or deadline > now:
+            return None
+        _, lease_id = heapq.heappop(self._heap)
+        return self._alive.pop(lease_id)

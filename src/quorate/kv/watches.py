@@ -1,0 +1,132 @@
+"""Watches of the engine: who is to be told of a change, and the bounded history that a late watch starts from.
+
+A change costs the watches that match it. Watches are kept by prefix, prefixes by length: a key is looked up once for
+each length up to its own that any watch has, never once a watch.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+
+from quorate.kv.types import Batch, Change, WatchEvent, WatchStarted, WatchTooOld
+
+
+class History:
+    """The last `limit` changes, by revision, and in any case all of the last revision."""
+
+    def __init__(self, limit: int, revision: int) -> None:
+        self.limit = limit
+        self.oldest = revision
+        """A watch may start after this revision or any later one: all that changed since is here."""
+        self.batches: deque[Batch] = deque()
+        self._changes = 0
+
+    def append(self, batch: Batch) -> None:
+        """Remember a batch; forget the oldest while there are more changes than the limit (the newest always stays)."""
+        self.batches.append(batch)
+        self._changes += len(batch.changes)
+        while self._changes > self.limit and len(self.batches) > 1:
+            gone = self.batches.popleft()
+            self._changes -= len(gone.changes)
+            self.oldest = gone.revision
+
+    def after(self, revision: int, prefix: str) -> tuple[Batch, ...]:
+        """What changed under `prefix` after `revision`; costs the batches since then."""
+        found: list[Batch] = []
+        for batch in reversed(self.batches):
+            if batch.revision <= revision:
+                break
+            changes = tuple(change for change in batch.changes if change.key.startswith(prefix))
+            if changes:
+                found.append(Batch(batch.revision, changes))
+        found.reverse()
+        return tuple(found)
+
+
+class Watches:
+    """The registered watches. A watch covers a prefix; a whole key is a prefix too."""
+
+    def __init__(self) -> None:
+        self._prefix_of: dict[int, str] = {}
+        self._by_length: dict[int, dict[str, dict[int, None]]] = {}
+        self._lengths: list[int] = []
+        """In ascending order, so that a key is not looked up for prefixes longer than itself."""
+        self._not_before: dict[int, int] = {}
+        """Watches that start after a revision that was yet to come."""
+
+    def __len__(self) -> int:
+        return len(self._prefix_of)
+
+    def add(self, watch: int, prefix: str, after: int = 0) -> None:
+        """Register for changes after a revision; an id that is registered already is a mistake of the caller."""
+        if watch in self._prefix_of:
+            raise ValueError(f"watch {watch} is registered already")
+        self._prefix_of[watch] = prefix
+        if after:
+            self._not_before[watch] = after
+        if len(prefix) not in self._by_length:
+            self._by_length[len(prefix)] = {}
+            insort(self._lengths, len(prefix))
+        self._by_length[len(prefix)].setdefault(prefix, {})[watch] = None
+
+    def remove(self, watch: int) -> None:
+        """Unregister, if it is registered."""
+        prefix = self._prefix_of.pop(watch, None)
+        if prefix is None:
+            return
+        self._not_before.pop(watch, None)
+        same_length = self._by_length[len(prefix)]
+        del same_length[prefix][watch]
+        if not same_length[prefix]:
+            del same_length[prefix]
+            if not same_length:
+                del self._by_length[len(prefix)]
+                self._lengths.remove(len(prefix))
+
+    def matching(self, key: str) -> list[int]:
+        """The watches that cover `key`: shorter prefixes first, in order of registration within a prefix."""
+        found: list[int] = []
+        for length in self._lengths:
+            if length > len(key):
+                break
+            watches = self._by_length[length].get(key[:length])
+            if watches is not None:
+                found.extend(watches)
+        return found
+
+    def events(self, batch: Batch) -> list[WatchEvent]:
+        """The batch as each watch is to see it: only the changes it covers, nothing where there are none."""
+        if len(batch.changes) == 1:
+            events = [WatchEvent(watch, batch) for watch in self.matching(batch.changes[0].key)]
+        else:
+            covered: dict[int, list[Change]] = {}
+            for change in batch.changes:
+                for watch in self.matching(change.key):
+                    covered.setdefault(watch, []).append(change)
+            events = [WatchEvent(watch, Batch(batch.revision, tuple(changes))) for watch, changes in covered.items()]
+        if self._not_before:
+            return [event for event in events if self._has_begun(event.watch, batch.revision)]
+        return events
+
+    def _has_begun(self, watch: int, revision: int) -> bool:
+        after = self._not_before.get(watch)
+        if after is None:
+            return True
+        if revision <= after:
+            return False
+        del self._not_before[watch]
+        return True
+
+
+def start(
+    watches: Watches, history: History, watch: int, prefix: str, after: int, now: int
+) -> WatchStarted | WatchTooOld:
+    """Register a watch for what changes after revision `after`; `now` is the current revision.
+
+    `after` may lie in the future: the watch is told of nothing up to it, as in etcd.
+    """
+    if after < history.oldest:
+        return WatchTooOld(history.oldest)
+    watches.add(watch, prefix, after if after > now else 0)
+    return WatchStarted(now, history.after(after, prefix) if after < now else ())

@@ -1,0 +1,26 @@
+"""Jittered, bounded pauses between tries."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+
+class Backoff:
+    """Each pause is up to twice the one before, between half and all of it, until `reset`."""
+
+    def __init__(self, rng: random.Random, first_s: float = 0.05, most_s: float = 1.0) -> None:
+        self._rng = rng
+        self._first_s = first_s
+        self._most_s = most_s
+        self._next_s = first_s
+
+    def reset(self) -> None:
+        """It worked: the next pause is a short one again."""
+        self._next_s = self._first_s
+
+    async def sleep(self) -> None:
+        """Pause."""
+        pause_s = self._next_s * self._rng.uniform(0.5, 1.0)
+        self._next_s = min(self._next_s * 2, self._most_s)
+        await asyncio.sleep(pause_s)

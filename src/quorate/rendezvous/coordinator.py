@@ -1,0 +1,419 @@
+"""The coordinator of a run: looks, decides (`decide`), writes, and looks again. One at a time, fenced.
+
+Its view is one scan made after its election and then a watch on the control keys. Each write compares the create
+revision of the `coordinator` key (its term) and the revision of `state/round` that it decided on; writes of
+`state/round` compare `state/closed` as well. A refused write means only that the view was old: scan, decide again.
+
+Order within an attempt: the roster whole, then `state/round` forming, then the assignments; when all have confirmed,
+`state/round` active, in one transaction with the compare that every member's key is still the confirmation that was
+seen (as far as the backend's limit on compares allows).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from quorate.backends.contract import Backend, Watch
+from quorate.errors import BackendError, RendezvousStateError, Unavailable
+from quorate.events import (
+    Emitter,
+    NodeHeldBack,
+    NodeLost,
+    RecordUnreadable,
+    RoundActive,
+    RoundForming,
+    RoundGivenUp,
+    RoundOver,
+)
+from quorate.kv.types import (
+    Batch,
+    BranchOp,
+    Delete,
+    DeleteRange,
+    ModRevisionIs,
+    Put,
+)
+from quorate.rendezvous.backoff import Backoff
+from quorate.rendezvous.decide import Activate, Decision, Forgive, Form, GiveUp, Hold, Wait, decide, summarise
+from quorate.rendezvous.fenced import Deposed, FencedWriter, LookAgain, Writes
+from quorate.rendezvous.history import Reports
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import (
+    AssignRecord,
+    RosterMember,
+    RosterRecord,
+    RoundPhase,
+    RoundRecord,
+    WaitingRecord,
+    decode,
+    encode,
+    join_roster,
+    roster_digest,
+    split_roster,
+)
+from quorate.rendezvous.view import Departure, Plan, View
+
+TELL_EVERY_S = 0.25
+RETELL_EVERY_S = 1.0
+"""How often the nodes may be told at most: that a count changed, and that only the sentence changed."""
+CATCH_UP_S = 5.0
+"""A watch that is silent for so long after our own write is given up."""
+
+
+class Coordinator:
+    """Decides the rounds of one run for one term. `run()` returns why the term ended; it may be cancelled anywhere."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        keys: RunKeys,
+        term: int,
+        name: str,
+        emit: Emitter,
+        backoff: Backoff,
+        wall: Callable[[], float],
+    ) -> None:
+        self._backend = backend
+        self._keys = keys
+        self._term = term
+        self._name = name
+        self._emit = emit
+        self._backoff = backoff
+        self._reports = Reports(wall)
+        self._loop = asyncio.get_running_loop()
+        self._view = View(keys, self._loop.time())
+        self._watch: Watch | None = None
+        self._writer = FencedWriter(backend, keys, term)
+        self._next: asyncio.Task[Batch] | None = None
+        self._told: WaitingRecord | None = None
+        self._told_at = float("-inf")
+        self._noticed_end_of = 0
+
+    async def run(self) -> str:
+        """Lead until deposed."""
+        stale = True
+        try:
+            while True:
+                try:
+                    if stale:
+                        await self._look()
+                        stale = False
+                    await self._step()
+                    self._backoff.reset()
+                except LookAgain:
+                    stale = True
+                except BackendError:
+                    stale = True
+                    await self._backoff.sleep()
+        except Deposed as why:
+            return str(why)
+        finally:
+            self._stop_watching()
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Scan everything, then watch from there."""
+        self._stop_watching()
+        scanned = await self._backend.scan(self._keys.control)
+        self._view.load(scanned.items, scanned.revision, self._loop.time())
+        self._watch = self._backend.watch(self._keys.control, scanned.revision)
+        await self._load_roster()
+        if self._told is None:
+            self._told = self._view.told
+            self._reports.load((await self._backend.scan(self._keys.histories)).items)
+
+    async def _load_roster(self) -> None:
+        """The members of the last active round of this incarnation, if they are not known yet."""
+        view, record = self._view, self._view.round
+        if record is None or not view.ever_active:
+            return
+        number = record.number if view.is_active else record.last_active
+        if number == view.roster_number:
+            return
+        items = (await self._backend.scan(self._keys.roster(number))).items
+        try:
+            if view.is_active:
+                members = join_roster(record, items)
+            else:  # only for sticky ranks: the digest in state/round is that of the attempt
+                members = tuple(member for item in items for member in decode(RosterRecord, item).members)
+        except RendezvousStateError as error:
+            self._emit(RecordUnreadable(run_id=self._keys.run_id, by=self._name, key=str(error.key), reason=str(error)))
+            members = ()
+        view.set_roster(number, members, self._loop.time())
+
+    def _stop_watching(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _take_in(self) -> None:
+        """All batches that are here already. The view changes only here: never while a decision is carried out."""
+        if self._next is not None and self._next.done():
+            finished, self._next = self._next, None
+            self._apply(finished.result())
+        while self._next is None and self._watch is not None and (batch := self._watch.ready()) is not None:
+            self._apply(batch)
+
+    def _apply(self, batch: Batch) -> None:
+        self._view.apply(batch.changes, batch.revision, self._loop.time())
+
+    async def _await_change(self, until: float | None) -> None:
+        """Until there is a batch to take in, or a moment."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._take_next(), name=f"coordinator watch of {self._keys.run_id}")
+        timeout = None if until is None else max(0.0, until - self._loop.time())
+        await asyncio.wait({self._next}, timeout=timeout)
+
+    async def _take_next(self) -> Batch:
+        assert self._watch is not None
+        try:
+            return await anext(self._watch)
+        except StopAsyncIteration:
+            raise Unavailable("the watch on the run was closed") from None
+
+    # --- deciding and acting ------------------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        self._take_in()
+        now = self._loop.time()
+        view = self._view
+        if view.coordinator_revision != self._term:
+            raise Deposed("its key is gone or another's: its session ended")
+        view.tick(now)
+        decision = decide(view, now)
+        self._narrate()
+        await self._note_end_of_round(now)
+        match decision:
+            case Form():
+                await self._form(decision, now)
+            case Activate():
+                await self._activate(decision, now)
+            case GiveUp(late, why):
+                number = view.plan.number if view.plan else 0
+                self._emit(RoundGivenUp(run_id=self._keys.run_id, by=self._name, round=number, reason=why))
+                view.give_up(late, now)
+            case Hold(record):
+                await self._write(Put(self._keys.health(record.name), encode(record), self._data_lease))
+                self._emit(
+                    NodeHeldBack(
+                        run_id=self._keys.run_id,
+                        by=self._name,
+                        node=record.name,
+                        hold_s=record.hold_s,
+                        reason=record.why,
+                    )
+                )
+                view.hold_back.note_record(record, view.rules.timing if view.rules else None, now)
+            case Forgive(name):
+                await self._write(Delete(self._keys.health(name)))
+                view.hold_back.note_gone(name)
+            case Wait(_, until):
+                tell_at = await self._tell(decision, now)
+                moments = [at for at in (until, tell_at) if at is not None]
+                await self._await_change(min(moments, default=None))
+
+    async def _form(self, decision: Form, now: float) -> None:
+        view, keys = self._view, self._keys
+        assert view.config is not None
+        members = [RosterMember(c.id, view.nodes[c.id].record.join, c.name, c.addr) for c in decision.ranked]
+        chunks = split_roster(decision.number, members)
+        before = view.round
+        record = RoundRecord(
+            number=decision.number,
+            phase=RoundPhase.FORMING,
+            incarnation=view.config.incarnation,
+            size=len(members),
+            term=self._term,
+            chunks=len(chunks),
+            digest=roster_digest(chunks),
+            last_active=before.last_active if before and view.ever_active else 0,
+            kept_from=before.kept_from if before else decision.number,
+            why=decision.why,
+        )
+        waiting = WaitingRecord(
+            number=decision.number,
+            reason=f"round {decision.number} is forming with {len(members)} nodes: {decision.why}",
+        )
+        writes = Writes()
+        for index, chunk in enumerate(chunks):
+            writes.ops.append(Put(keys.roster_chunk(decision.number, index), chunk, self._data_lease))
+        writes.marker = len(writes.ops)
+        writes.ops.append(Put(keys.round, encode(record), self._run_lease))
+        writes.ops.append(Put(keys.waiting, encode(waiting), self._run_lease))
+        for rank, member in enumerate(members):
+            assign = AssignRecord(number=decision.number, rank=rank, join=member.join)
+            writes.ops.append(Put(keys.assign(member.id), encode(assign), view.nodes[member.id].lease))
+        plan = Plan(
+            number=decision.number,
+            ranks={member.id: (member.join, rank) for rank, member in enumerate(members)},
+            pending=dict.fromkeys(member.id for member in members),
+            started_at=now,
+            why=decision.why,
+        )
+        try:
+            await self._writer.write_round(
+                view.round_revision, view.closed_revision, writes, lambda: self._formed(plan, record, waiting)
+            )
+        except BaseException:
+            view.plan = None  # some were not told of their place: this number is burnt
+            raise
+        plan.started_at = self._loop.time()
+        await self._catch_up()
+
+    def _formed(self, plan: Plan, record: RoundRecord, waiting: WaitingRecord) -> None:
+        """The attempt is committed (its assignments may still be on their way)."""
+        self._view.start_plan(plan)
+        self._reports.formed(plan, self._view)
+        self._note_told(waiting)
+        self._emit(
+            RoundForming(
+                run_id=self._keys.run_id, by=self._name, round=plan.number, size=record.size, reason=record.why
+            )
+        )
+
+    async def _activate(self, decision: Activate, now: float) -> None:
+        view, keys = self._view, self._keys
+        plan, forming = view.plan, view.round
+        assert plan is not None
+        assert forming is not None
+        assert view.rules is not None
+        by_rank = sorted(plan.ranks, key=lambda node_id: plan.ranks[node_id][1])
+        first = view.nodes[by_rank[0]].record
+        record = RoundRecord(
+            number=plan.number,
+            phase=RoundPhase.ACTIVE,
+            incarnation=forming.incarnation,
+            size=forming.size,
+            term=self._term,
+            addr=first.addr0,
+            port=first.port0,
+            chunks=forming.chunks,
+            digest=forming.digest,
+            last_active=plan.number,
+            kept_from=forming.last_active or forming.kept_from,
+            why=decision.why,
+        )
+        others = len(view.candidates) - forming.size
+        open_places = view.rules.max_nodes - forming.size
+        waiting = WaitingRecord(
+            number=plan.number,
+            spare=max(0, others - open_places),
+            open_places=open_places,
+            reason=f"round {plan.number} is active with {forming.size} members",
+        )
+        report = self._reports.activated(plan, record, view, now)
+        still_confirmed = [ModRevisionIs(keys.node(node_id), view.nodes[node_id].mod_revision) for node_id in by_rank]
+        room = self._backend.limits.max_txn_ops - 4
+        members = [
+            RosterMember(i, plan.ranks[i][0], view.nodes[i].record.name, view.nodes[i].record.addr) for i in by_rank
+        ]
+        writes = Writes(
+            [
+                Put(keys.round, encode(record), self._run_lease),
+                Put(keys.waiting, encode(waiting), self._run_lease),
+                Put(keys.history(plan.number), encode(report), self._data_lease),
+            ]
+        )
+        await self._writer.write_round(
+            view.round_revision,
+            view.closed_revision,
+            writes,
+            lambda: view.set_roster(plan.number, members, now),
+            still_confirmed[:room],
+        )
+        self._note_told(waiting)
+        self._emit(
+            RoundActive(
+                run_id=self._keys.run_id, by=self._name, round=plan.number, size=record.size, reason=decision.why
+            )
+        )
+        await self._catch_up()
+        await self._collect(forming, plan.number)
+
+    async def _collect(self, forming: RoundRecord, number: int) -> None:
+        """Remove what rounds before the previous active one left behind. Their members have been gone for a round."""
+        room = self._backend.limits.max_txn_ops // 3
+        old = [n for n in range(forming.kept_from, number) if n != forming.last_active][:room]
+        ops: list[BranchOp] = []
+        for n in old:
+            ops += [DeleteRange(self._keys.store(n)), DeleteRange(self._keys.roster(n))]
+        ops += [Delete(self._keys.history(n)) for n in self._reports.surplus()][:room]
+        if ops:
+            await self._write(*ops)
+
+    async def _catch_up(self) -> None:
+        """Until our own write of `state/round` has come back through the watch."""
+        before = self._view.round_revision
+        give_up_at = self._loop.time() + CATCH_UP_S
+        while self._view.round_revision == before:
+            if self._loop.time() >= give_up_at:
+                raise LookAgain
+            await self._await_change(give_up_at)
+            self._take_in()
+
+    async def _note_end_of_round(self, now: float) -> None:
+        view = self._view
+        if not view.is_active or view.round is None or view.members or self._noticed_end_of == view.round.number:
+            return
+        number = view.round.number
+        report, why = self._reports.ended(number, view, now)
+        self._noticed_end_of = number
+        if report is not None:
+            await self._write(Put(self._keys.history(number), encode(report), self._data_lease))
+        self._emit(RoundOver(run_id=self._keys.run_id, by=self._name, round=number, reason=why))
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    async def _tell(self, decision: Decision, now: float) -> float | None:
+        """Write `state/waiting` if it changed and may be written now; else when it may be, if it has to."""
+        if self._view.config is None or self._view.unreadable:
+            return None
+        record = summarise(self._view, decision, now)
+        if record == self._told:
+            return None
+        only_words = self._told is not None and _counts(record) == _counts(self._told)
+        may_at = self._told_at + (RETELL_EVERY_S if only_words else TELL_EVERY_S)
+        if now < may_at:
+            return may_at
+        await self._write(Put(self._keys.waiting, encode(record), self._run_lease))
+        self._note_told(record)
+        return None
+
+    def _note_told(self, record: WaitingRecord) -> None:
+        self._told = record
+        self._told_at = self._loop.time()
+
+    def _narrate(self) -> None:
+        facts, self._view.facts = self._view.facts, []
+        for fact in facts:
+            if isinstance(fact, Departure):
+                if not fact.left:
+                    self._emit(
+                        NodeLost(
+                            run_id=self._keys.run_id, by=self._name, node=fact.name, round=fact.round, reason=fact.why
+                        )
+                    )
+            else:
+                self._emit(RecordUnreadable(run_id=self._keys.run_id, by=self._name, key=fact.key, reason=fact.why))
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _run_lease(self) -> int:
+        return self._view.config.run_lease if self._view.config else 0
+
+    @property
+    def _data_lease(self) -> int:
+        return self._view.config.data_lease if self._view.config else 0
+
+    async def _write(self, *ops: BranchOp) -> None:
+        await self._writer.write(self._view.round_revision, ops)
+
+
+def _counts(record: WaitingRecord) -> tuple[int, ...]:
+    return (record.number, record.waiting, record.spare, record.held_back, record.lost, record.open_places)

@@ -1,0 +1,223 @@
+"""The door of a run: its `config` and whether it is closed. Making, checking, closing, reopening, draining.
+
+All of it is one transaction at a time against revisions that were read, so it is the same for a node that joins, one
+that never did, and an operator's tool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quorate.backends.contract import Backend
+from quorate.errors import LeaseGone, RendezvousClosedError, RendezvousError, SettingsMismatchError
+from quorate.kv.types import BranchOp, Exists, Get, GotItem, GotRange, ModRevisionIs, Put, Range, RangeEmpty
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import ClosedRecord, ConfigRecord, DrainRecord, NodeRecord, decode, encode
+from quorate.settings import Settings
+
+DATA_TTL_S = 7200.0
+"""Rosters, history and old stores outlive the run by this much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The run as it was read at one revision."""
+
+    config: ConfigRecord
+    config_revision: int
+    closed: ClosedRecord
+    closed_revision: int
+    empty: bool
+    """No node has a key."""
+
+
+class Entry:
+    """Access to the door of one run. `by` says who acts, `wall` is for the times that people read."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        keys: RunKeys,
+        settings: Settings,
+        by: str,
+        new_id: Callable[[], str],
+        wall: Callable[[], float],
+    ) -> None:
+        self._backend = backend
+        self._keys = keys
+        self._settings = settings
+        self._by = by
+        self._new_id = new_id
+        self._wall = wall
+
+    async def read(self) -> Door | None:
+        """The door now; None if the run does not exist."""
+        keys = self._keys
+        result = await self._backend.txn((), (Get(keys.config), Get(keys.closed), Range(keys.nodes, limit=1)))
+        config, closed, nodes = result.results
+        assert isinstance(config, GotItem)
+        assert isinstance(closed, GotItem)
+        assert isinstance(nodes, GotRange)
+        if config.item is None:
+            return None
+        return Door(
+            decode(ConfigRecord, config.item),
+            config.item.mod_revision,
+            decode(ClosedRecord, closed.item) if closed.item else ClosedRecord(closed=False),
+            closed.item.mod_revision if closed.item else 0,
+            nodes.count == 0,
+        )
+
+    async def check(self) -> Door:
+        """The door of a run that this node may join: made, renewed, replaced or reopened as the rules allow.
+
+        Raises RendezvousClosedError or SettingsMismatchError. The join itself compares the revisions in the result.
+        """
+        while True:
+            door = await self.find_or_make()
+            if not await self._backend.keep_alive(door.config.run_lease):
+                continue  # it ended just now: the run is free
+            if door.closed.closed:
+                if self._settings.reopen_after_s > 0 or not door.empty:
+                    raise RendezvousClosedError(self._closed_sentence(door.closed))
+                await self._put_closed(door, ClosedRecord(closed=False, by=self._by, why="nobody was left"), door.empty)
+                continue
+            different = self._differences(door.config)
+            if not different and (not door.empty or door.config.timing == self._settings.timing()):
+                return door
+            if not door.empty:
+                raise SettingsMismatchError(self._mismatch_sentence(door.config, different), differences=different)
+            await self._replace_config(door)
+
+    async def find_or_make(self) -> Door:
+        """The door as it is; the run is made if it does not exist."""
+        while True:
+            door = await self.read()
+            if door is not None:
+                return door
+            await self._make()
+
+    async def close(self, why: str) -> bool:
+        """Close the run (made if need be). False: it was closed already. Try again on a backend error: it is safe."""
+        while True:
+            door = await self.find_or_make()
+            if door.closed.closed:
+                return False
+            record = ClosedRecord(closed=True, by=self._by, why=why, at=self._wall())
+            if await self._put_closed(door, record, only_if_empty=False):
+                return True
+
+    async def reopen(self, why: str) -> bool:
+        """Reopen the run. False: it was not closed, or does not exist."""
+        while True:
+            door = await self.read()
+            if door is None or not door.closed.closed:
+                return False
+            record = ClosedRecord(closed=False, by=self._by, why=why, at=self._wall())
+            if await self._put_closed(door, record, only_if_empty=False):
+                return True
+
+    async def drain(self, node: str, why: str) -> list[str]:
+        """Ask every node of this id or name to go; the ids that were asked. RendezvousError if there is none."""
+        asked: list[str] = []
+        scanned = await self._backend.scan(self._keys.nodes)
+        known = [decode(NodeRecord, item) for item in scanned.items]
+        record = DrainRecord(by=self._by, why=why, at=self._wall())
+        for found in known:
+            if node in (found.id, found.name):
+                await self._put_drain(found, record)
+                asked.append(found.id)
+        if not asked:
+            names = ", ".join(sorted(found.name for found in known)[:20]) or "none"
+            raise RendezvousError(
+                f"run {self._keys.run_id!r} has no node with the name or id {node!r}; its nodes: {names}"
+            )
+        return asked
+
+    # --- writes -------------------------------------------------------------------------------------------------------
+
+    async def _make(self) -> None:
+        timing = self._settings.timing()
+        run_lease = await self._backend.grant(max(timing.reopen_after_s + timing.session_ttl_s, 1.0))
+        data_lease = await self._backend.grant(DATA_TTL_S + timing.reopen_after_s + timing.session_ttl_s)
+        config = ConfigRecord(
+            incarnation=self._new_id(),
+            shared=self._settings.shared(),
+            timing=timing,
+            run_lease=run_lease,
+            data_lease=data_lease,
+            by=self._by,
+        )
+        ops: list[BranchOp] = [
+            Put(self._keys.config, encode(config), run_lease),
+            Put(self._keys.closed, encode(ClosedRecord(closed=False)), run_lease),
+        ]
+        try:
+            result = await self._backend.txn([Exists(self._keys.config, False)], ops)
+        except LeaseGone:
+            return
+        if not result.committed:
+            await self._backend.revoke(run_lease)
+            await self._backend.revoke(data_lease)
+
+    async def _replace_config(self, door: Door) -> None:
+        """The nodes of the run are all gone: its settings may change. Its leases and its numbers go on."""
+        config = ConfigRecord(
+            incarnation=self._new_id(),
+            shared=self._settings.shared(),
+            timing=self._settings.timing(),
+            run_lease=door.config.run_lease,
+            data_lease=door.config.data_lease,
+            by=self._by,
+        )
+        compares = (ModRevisionIs(self._keys.config, door.config_revision), RangeEmpty(self._keys.nodes))
+        try:
+            await self._backend.txn(compares, [Put(self._keys.config, encode(config), door.config.run_lease)])
+        except LeaseGone:
+            return
+
+    async def _put_closed(self, door: Door, record: ClosedRecord, only_if_empty: bool) -> bool:
+        compares: list[ModRevisionIs | RangeEmpty] = [ModRevisionIs(self._keys.closed, door.closed_revision)]
+        if only_if_empty:
+            compares.append(RangeEmpty(self._keys.nodes))
+        try:
+            result = await self._backend.txn(compares, [Put(self._keys.closed, encode(record), door.config.run_lease)])
+        except LeaseGone:
+            return False
+        return result.committed
+
+    async def _put_drain(self, node: NodeRecord, record: DrainRecord) -> None:
+        try:
+            await self._backend.txn((), [Put(self._keys.drain(node.id), encode(record), node.session)])
+        except LeaseGone:
+            return  # it has gone by itself
+
+    # --- sentences ----------------------------------------------------------------------------------------------------
+
+    def _differences(self, config: ConfigRecord) -> dict[str, tuple[object, object]]:
+        ours = self._settings.shared()
+        names = [*ours, *(name for name in config.shared if name not in ours)]
+        return {
+            name: (ours.get(name), config.shared.get(name))
+            for name in names
+            if ours.get(name) != config.shared.get(name)
+        }
+
+    def _mismatch_sentence(self, config: ConfigRecord, different: dict[str, tuple[object, object]]) -> str:
+        pairs = "; ".join(f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in different.items())
+        return (
+            f"this node's settings are not those of run {self._keys.run_id!r}, which {config.by or 'another node'} "
+            f"started: {pairs}. Give all nodes the same values, or use another run id"
+        )
+
+    def _closed_sentence(self, closed: ClosedRecord) -> str:
+        return closed_sentence(self._keys.run_id, closed, self._settings.reopen_after_s)
+
+
+def closed_sentence(run_id: str, closed: ClosedRecord, reopen_after_s: float) -> str:
+    """What someone who wanted in is told."""
+    return (
+        f"run {run_id!r} was closed by {closed.by or 'somebody'}: {closed.why or 'no reason given'}. "
+        f"It can be reopened, and its id is free again {reopen_after_s:g} s after its last node has gone"
+    )

@@ -1,0 +1,95 @@
+"""The coordinator's writes: each one compares its term and the `state/round` that it was decided on.
+
+A coordinator whose session has ended, and one whose view is old, cannot commit anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from quorate.backends.contract import Backend
+from quorate.errors import LeaseGone
+from quorate.kv.types import BranchOp, Compare, CreateRevisionIs, GotItem, ModRevisionIs, Put, TxnResult
+from quorate.rendezvous.keys import RunKeys
+
+
+class Deposed(Exception):
+    """Another term has begun, or none: this coordinator must not write any more."""
+
+
+class LookAgain(Exception):
+    """The view was old: scan and decide again."""
+
+
+@dataclass(slots=True)
+class Writes:
+    """Puts in the order in which they must happen; `marker` is the index of the write of `state/round` among them."""
+
+    ops: list[Put] = field(default_factory=list)
+    marker: int = 0
+
+
+class FencedWriter:
+    """Writes for one term. Every method raises `Deposed` or `LookAgain` instead of committing on an old view."""
+
+    def __init__(self, backend: Backend, keys: RunKeys, term: int) -> None:
+        self._backend = backend
+        self._keys = keys
+        self._term = term
+
+    async def write(self, round_revision: int, ops: Sequence[BranchOp], compares: Sequence[Compare] = ()) -> TxnResult:
+        """One transaction on top of the `state/round` of that revision."""
+        fence = (
+            CreateRevisionIs(self._keys.coordinator, self._term),
+            ModRevisionIs(self._keys.round, round_revision),
+        )
+        try:
+            result = await self._backend.txn((*fence, *compares), ops)
+        except LeaseGone as error:
+            raise LookAgain from error  # a node, or the whole run, has just gone
+        if result.committed:
+            return result
+        holder = result.results[0]
+        assert isinstance(holder, GotItem)
+        if holder.item is None or holder.item.create_revision != self._term:
+            raise Deposed("a write was refused by the fence: its session had ended")
+        raise LookAgain
+
+    async def write_round(
+        self,
+        round_revision: int,
+        closed_revision: int,
+        writes: Writes,
+        on_marker: Callable[[], None],
+        compares: Sequence[Compare] = (),
+    ) -> None:
+        """All puts in order, in as few transactions as the backend's limits allow.
+
+        Up to the marker they compare the `state/round` that was decided on, after it the one that the marker wrote;
+        the marker's transaction also compares `state/closed` and `compares`. `on_marker` is called when it is
+        committed. If an outcome is unknown the error goes to the caller, who scans again: an attempt that turns out to
+        be there is then nobody's plan, and the next one takes a new number.
+        """
+        closed = ModRevisionIs(self._keys.closed, closed_revision)
+        for start, end in self._packed(writes):
+            has_marker = start <= writes.marker < end
+            extra = (closed, *compares) if has_marker else ()
+            result = await self.write(round_revision, writes.ops[start:end], extra)
+            if has_marker:
+                round_revision = result.revision
+                on_marker()
+
+    def _packed(self, writes: Writes) -> list[tuple[int, int]]:
+        """Consecutive slices that fit into one transaction each; what follows the marker directly stays with it."""
+        limits = self._backend.limits
+        slices: list[tuple[int, int]] = []
+        start = size = 0
+        for index, op in enumerate(writes.ops):
+            too_big = size + len(op.value) > limits.max_txn_bytes or index - start >= limits.max_txn_ops - 1
+            if index > start and too_big and index != writes.marker + 1:
+                slices.append((start, index))
+                start, size = index, 0
+            size += len(op.value)
+        slices.append((start, len(writes.ops)))
+        return slices

@@ -1,0 +1,54 @@
+"""The words of a node: who it is, what it joined, and why its world is no longer the one it joined."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A node. `id` is drawn anew for every handler of every process; sticky ranks go by `name`."""
+
+    id: str
+    name: str
+    addr: str
+    pid: int
+    local_id: int
+    labels: Mapping[str, str]
+    node_rank: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.addr}_{self.pid}_{self.local_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A place in an active round: what `next_rendezvous` returns, without its store.
+
+    `own_revision` is the revision of the node's confirmation: as long as its key has it, the node is a member.
+    """
+
+    number: int
+    rank: int
+    size: int
+    addr: str
+    port: int
+    own_revision: int
+    data_lease: int
+
+
+class Cause(enum.Enum):
+    """Why a member should look up from its work."""
+
+    SESSION_LOST = "session lost"
+    ROUND_OVER = "round over"
+    DRAIN = "drain"
+    LOSS = "loss"
+    WAITING = "waiting"
+
+
+Bootstrap: TypeAlias = Callable[[int, int], Awaitable[tuple[str, int]]]
+"""Called on the node that is to be rank 0 of a round, with its number and size: the address and port to publish."""

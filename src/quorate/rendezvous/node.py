@@ -1,0 +1,470 @@
+"""The node driver: gets one node into rounds and tells it when its round is no longer what it was.
+
+It writes one key, its own, and compares that key's revision each time, so that no write of its past (an earlier join,
+a request sent again, an earlier session) can pass. It decides nothing about rounds: it follows `state/` and its own
+`assign/` key, confirms, and returns when its confirmed round is active.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from quorate.backends.contract import Backend, Session
+from quorate.errors import (
+    BackendError,
+    LeaseGone,
+    OutcomeUnknown,
+    Rejected,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+    SessionLostError,
+    Unavailable,
+)
+from quorate.events import (
+    Confirmed,
+    Emitter,
+    JoinFailed,
+    JoinStarted,
+    NodeLeft,
+    RoundEntered,
+    RunClosed,
+    RunReopened,
+    WaitingFor,
+    WorldChanged,
+)
+from quorate.kv.types import ModRevisionIs
+from quorate.rendezvous.backoff import Backoff
+from quorate.rendezvous.candidate import Candidate
+from quorate.rendezvous.entry import DATA_TTL_S, Door, Entry, closed_sentence
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined
+from quorate.rendezvous.presence import JoinAnew, Presence
+from quorate.rendezvous.reach import Reach
+from quorate.rendezvous.records import (
+    CoordinatorRecord,
+    NodePhase,
+    RosterMember,
+    RoundPhase,
+    join_roster,
+)
+from quorate.rendezvous.sight import Sight
+from quorate.settings import Settings
+
+ChangeListener = Callable[[Cause, str], None]
+
+
+class Node:
+    """One node of one run on one backend. Lives on one event loop; one `next_round` at a time."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings,
+        identity: Identity,
+        *,
+        bootstrap: Bootstrap,
+        emit: Emitter,
+        rng: random.Random,
+        wall: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.identity = identity
+        self.keys = RunKeys(settings.etcd_prefix, settings.run_id)
+        self.backend = backend
+        self.current: Joined | None = None
+        """The round that the node last returned from and has not left; its session may be lost."""
+        self._listener: ChangeListener | None = None
+        self._bootstrap = bootstrap
+        self._emit = emit
+        self._rng = rng
+        self._wall = wall
+        self._loop = asyncio.get_running_loop()
+        self._entry = Entry(backend, self.keys, settings, identity.name, self._new_id, wall)
+        self._reach = Reach(emit, settings.run_id, identity.name)
+        self._backoff = Backoff(rng)
+        self._wake = asyncio.Event()
+        self.sight = Sight(backend, self.keys, identity.id, rng, self._look_up, self._reach)
+        self._presence = Presence(
+            backend,
+            self.keys,
+            settings,
+            identity,
+            emit=emit,
+            rng=rng,
+            reach=self._reach,
+            while_open=self._start_session_tasks,
+            on_lost=self._look_up,
+        )
+        self._door: Door | None = None
+        self._told_cause: Cause | None = None
+        self._told_reason = ""
+        self._said = ""
+        self._busy = False
+        self._left_because: str | None = None
+        self._scope: asyncio.Timeout | None = None
+        self._deadline = 0.0
+        self._is_spare = False
+
+    # --- the public verbs ---------------------------------------------------------------------------------------------
+
+    async def next_round(self) -> Joined:
+        """Leave the current round, if any, and wait for a place in the next.
+
+        Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or asked to go),
+        RendezvousTimeoutError, RendezvousConnectionError, SettingsMismatchError, RendezvousStateError. After any of
+        them, and when it is cancelled, the node has withdrawn.
+        """
+        if self._busy:
+            raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
+        self._busy = True
+        self.current = None
+        self._is_spare = False
+        self._reach.restart()
+        started_at = self._loop.time()
+        self._deadline = started_at + self.settings.join_timeout_s
+        try:
+            async with asyncio.timeout_at(self._deadline) as self._scope:
+                joined = await self._join_until_in()
+        except TimeoutError:
+            error = self._timeout_error(self._loop.time() - started_at)
+            await self._fail(error)
+            raise error from None
+        except RendezvousError as error:
+            await self._fail(error)
+            raise
+        except BaseException as error:
+            await self._presence.end(f"its call was interrupted ({type(error).__name__})")
+            raise
+        finally:
+            self._busy = False
+            self._left_because = None
+            self._scope = None  # it refers to the call's task, and so to its error
+        return joined
+
+    async def leave(self, why: str) -> None:
+        """Go, without closing the run. The node may join again. Takes at most a few seconds, whatever the backend.
+
+        A call of `next_round` that is under way ends with an error that says so.
+        """
+        self.current = None
+        if self._busy:
+            self._left_because = why
+            self._wake.set()
+        if await self._presence.end(why):
+            self._emit(NodeLeft(run_id=self.settings.run_id, by=self.identity.name, reason=why))
+
+    async def close_run(self, why: str) -> None:
+        """Close the run for everybody. Raises RendezvousTimeoutError after `close_timeout`."""
+        if await self._within_close_timeout(lambda: self._entry.close(why), "closed"):
+            self._emit(RunClosed(run_id=self.settings.run_id, by=self.identity.name, reason=why))
+
+    async def reopen_run(self, why: str) -> bool:
+        """Reopen a closed run; False if it is not closed. Raises RendezvousTimeoutError after `close_timeout`."""
+        reopened = await self._within_close_timeout(lambda: self._entry.reopen(why), "reopened")
+        if reopened:
+            self._emit(RunReopened(run_id=self.settings.run_id, by=self.identity.name, reason=why))
+        return reopened
+
+    async def stop(self) -> None:
+        """End the session if there is one, and everything that runs for this node. Idempotent."""
+        await self.leave("the process let go of it")
+        self.sight.stop()
+
+    def abandon(self) -> None:
+        """Stop everything without a word: what a dead process does. The backend learns of it by time alone."""
+        self.current = None
+        self._presence.abandon()
+        self.sight.stop()
+
+    async def roster(self, joined: Joined) -> tuple[RosterMember, ...]:
+        """The members of a round that this node returned from, in rank order. Read when asked for."""
+        record = self.sight.round
+        if record is None or record.number != joined.number:
+            raise SessionLostError(f"round {joined.number} is over: its members are no longer kept")
+        return join_roster(record, (await self.backend.scan(self.keys.roster(joined.number))).items)
+
+    def listen(self, listener: ChangeListener) -> None:
+        """Call when the round that the node is in changes, and at once if it has. One listener; the last one counts."""
+        self._listener = listener
+        if self.current is not None and self._told_cause is not None:
+            listener(self._told_cause, self._told_reason)
+
+    def waiting_count(self) -> int:
+        """What `num_nodes_waiting()` answers, from what was pushed last."""
+        if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
+            return 1  # whoever polls this has to join again to learn more
+        record, told = self.sight.round, self.sight.waiting
+        if record is None or told is None or record.phase is not RoundPhase.ACTIVE or told.number != record.number:
+            return 0
+        if self.sight.is_closed:
+            return 0
+        survivors = record.size - told.lost
+        return told.waiting + (told.lost if survivors >= self.settings.min_nodes else 0)
+
+    # --- joining ------------------------------------------------------------------------------------------------------
+
+    async def _join_until_in(self) -> Joined:
+        while True:
+            if self._left_because is not None:
+                raise RendezvousError(f"this node left the run while it was joining: {self._left_because}")
+            try:
+                session = await self._presence.ensure()
+                await self._write_join()
+                return await self._await_round(session)
+            except JoinAnew:
+                continue
+            except (Unavailable, OutcomeUnknown) as error:
+                self._reach.failed(error)
+                await self._backoff.sleep()
+            except LeaseGone:
+                await self._presence.drop("its lease had ended")
+            except Rejected as error:
+                raise RendezvousConnectionError(f"{self._endpoint()} refused this node: {error}") from error
+
+    async def _write_join(self) -> None:
+        """Write the node's key as joining, with a new join number, through a door that is as it was checked."""
+        self.sight.start()
+        self._presence.join += 1
+        self._emit(JoinStarted(run_id=self.settings.run_id, by=self.identity.name, join=self._presence.join))
+        while True:
+            door = await self._entry.check()
+            self._reach.succeeded()
+            self._door = door
+            compares = (
+                ModRevisionIs(self.keys.config, door.config_revision),
+                ModRevisionIs(self.keys.closed, door.closed_revision),
+            )
+            if await self._presence.write(NodePhase.JOINING, compares=compares):
+                return
+
+    # --- waiting for a round ------------------------------------------------------------------------------------------
+
+    async def _await_round(self, session: Session) -> Joined:
+        while True:
+            self._wake.clear()
+            if session.lost.is_set() or session is not self._presence.session:
+                raise JoinAnew
+            joined = await self._advance()
+            if joined is not None:
+                return joined
+            self._set_deadline()
+            self._say()
+            if not self._wake.is_set():
+                await self._wake.wait()
+
+    async def _advance(self) -> Joined | None:
+        """Do what is to be done on what is seen now: return, confirm, give up, or nothing."""
+        sight, own, door = self.sight, self._presence.record, self._door
+        assert own is not None
+        assert door is not None
+        sight.raise_if_unreadable()
+        record, assign = sight.round, sight.assign
+        if own.phase is NodePhase.MEMBER and sight.is_synced and (record is None or record.number < own.round):
+            await self._presence.drop("the run's state was lost")
+            raise JoinAnew
+        if assign is not None and assign.join != own.join:
+            assign = None
+        if record is not None and assign is not None and record.number == assign.number:
+            if own.phase is NodePhase.MEMBER and own.round == record.number and record.phase is RoundPhase.ACTIVE:
+                return self._enter(assign.rank)
+            if record.phase is RoundPhase.FORMING and assign.number > own.round:
+                await self._confirm(assign.number, assign.rank, record.size)
+                return None
+        if sight.closed is not None and sight.closed.closed and sight.closed_revision > door.closed_revision:
+            text = closed_sentence(self.settings.run_id, sight.closed, self.settings.reopen_after_s)
+            raise RendezvousGracefulExitError(text) if self._is_spare else RendezvousClosedError(text)
+        if sight.drain is not None:
+            who, why = sight.drain.by or "an operator", sight.drain.why or "no reason given"
+            raise RendezvousGracefulExitError(f"this node was asked to go by {who}: {why}")
+        return None
+
+    async def _confirm(self, number: int, rank: int, size: int) -> None:
+        zero = await self._bootstrap(number, size) if rank == 0 else ("", 0)
+        if await self._presence.write(NodePhase.MEMBER, number, zero):
+            self._emit(Confirmed(run_id=self.settings.run_id, by=self.identity.name, round=number, rank=rank))
+        self._wake.set()
+
+    def _enter(self, rank: int) -> Joined:
+        record, door = self.sight.round, self._door
+        assert record is not None
+        assert door is not None
+        joined = Joined(
+            number=record.number,
+            rank=rank,
+            size=record.size,
+            addr=record.addr,
+            port=record.port,
+            own_revision=self._presence.revision,
+            data_lease=door.config.data_lease,
+        )
+        self.current = joined
+        self._told_cause = None
+        self._said = ""
+        self._emit(
+            RoundEntered(
+                run_id=self.settings.run_id,
+                by=self.identity.name,
+                round=joined.number,
+                rank=rank,
+                world_size=joined.size,
+            )
+        )
+        self._look_up()
+        return joined
+
+    def _set_deadline(self) -> None:
+        """A spare has none; it gets a fresh one when a place is free. Who confirmed may wait for the outcome."""
+        record, told, own = self.sight.round, self.sight.waiting, self._presence.record
+        is_spare = (
+            record is not None
+            and told is not None
+            and record.phase is RoundPhase.ACTIVE
+            and told.number == record.number
+            and told.spare > 0
+            and told.waiting == 0
+        )
+        if self._is_spare and not is_spare:
+            self._deadline = self._loop.time() + self.settings.join_timeout_s
+        self._is_spare = is_spare
+        wanted: float | None = None if is_spare else self._deadline
+        in_attempt = record is not None and own is not None and own.round == record.number
+        if wanted is not None and in_attempt and record is not None and record.phase is RoundPhase.FORMING:
+            wanted += self.settings.confirm_timeout_s
+        assert self._scope is not None
+        if self._scope.when() != wanted:
+            self._scope.reschedule(wanted)
+
+    def _say(self) -> None:
+        reason = self.sight.reason()
+        if reason and reason != self._said:
+            self._said = reason
+            self._emit(WaitingFor(run_id=self.settings.run_id, by=self.identity.name, reason=reason))
+
+    # --- what is pushed -----------------------------------------------------------------------------------------------
+
+    def _look_up(self) -> None:
+        """Something was pushed: wake whoever waits, and tell a member once what changed (again if it gets worse)."""
+        self._wake.set()
+        if self.current is None:
+            return
+        cause, reason = self._what_changed(self.current)
+        if cause is None or cause is self._told_cause:
+            return
+        if self._told_cause is not None and list(Cause).index(cause) > list(Cause).index(self._told_cause):
+            return
+        self._told_cause, self._told_reason = cause, reason
+        self._emit(
+            WorldChanged(
+                run_id=self.settings.run_id,
+                by=self.identity.name,
+                round=self.current.number,
+                cause=cause.value,
+                reason=reason,
+            )
+        )
+        if self._listener is not None:
+            self._listener(cause, reason)
+
+    def _what_changed(self, current: Joined) -> tuple[Cause | None, str]:
+        sight = self.sight
+        lost = self._presence.lost_reason
+        if lost is not None:
+            return Cause.SESSION_LOST, lost
+        if sight.round is None or sight.round.number != current.number:
+            return Cause.ROUND_OVER, "the run's state says that this round is no longer current"
+        if sight.drain is not None:
+            return Cause.DRAIN, f"asked to go by {sight.drain.by or 'an operator'}: {sight.drain.why}"
+        told = sight.waiting
+        if told is None or told.number != current.number:
+            return None, ""
+        if told.lost > 0:
+            return Cause.LOSS, told.reason
+        if told.waiting > 0:
+            return Cause.WAITING, told.reason
+        return None, ""
+
+    # --- while there is a session -------------------------------------------------------------------------------------
+
+    def _start_session_tasks(self, session: Session) -> list[asyncio.Task[None]]:
+        name = self.identity.name
+        tasks = [asyncio.create_task(self._renew_run(session), name=f"run lease of {name}")]
+        if not self.backend.has_coordinator:
+            record = CoordinatorRecord(id=self.identity.id, name=name)
+            candidate = Candidate(
+                self.backend, self.keys, session, record, self._emit, self._rng, self._wall, self._first_in_line
+            )
+            tasks.append(asyncio.create_task(candidate.run(), name=f"candidate {name}"))
+        return tasks
+
+    def _first_in_line(self) -> bool:
+        return self.current is not None and self.current.rank < 3
+
+    async def _renew_run(self, session: Session) -> None:
+        """Keep the run's own leases alive as long as this session: they end `reopen_after` after the last one."""
+        data_renewed_at = self._loop.time()
+        while not session.lost.is_set():
+            await asyncio.sleep(session.ttl_s / 1.5)
+            if self._door is None:
+                continue
+            try:
+                await self.backend.keep_alive(self._door.config.run_lease)
+                if self._loop.time() - data_renewed_at > DATA_TTL_S / 4:
+                    await self.backend.keep_alive(self._door.config.data_lease)
+                    data_renewed_at = self._loop.time()
+            except BackendError as error:
+                self._reach.failed(error)
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    async def _fail(self, error: RendezvousError) -> None:
+        await self._presence.end(str(error))
+        self._emit(
+            JoinFailed(
+                run_id=self.settings.run_id, by=self.identity.name, error=type(error).__name__, reason=str(error)
+            )
+        )
+
+    def _timeout_error(self, after_s: float) -> RendezvousError:
+        waited = f"no round after {after_s:.0f} s"
+        trouble = self._reach.sentence()
+        if not self._reach.ever_reached:
+            return RendezvousConnectionError(
+                f"could not reach {self._endpoint()} within {after_s:.0f} s: {trouble or 'no answer'}. "
+                f"Is it running there, and can this machine reach it?"
+            )
+        parts = [part for part in (self.sight.reason() or "the run said nothing", trouble) if part]
+        return RendezvousTimeoutError(f"{waited}: {'; '.join(parts)}")
+
+    def _endpoint(self) -> str:
+        return f"{self.settings.scheme}://{','.join(self.settings.endpoints)}"
+
+    def _new_id(self) -> str:
+        return f"{self._rng.getrandbits(64):016x}"
+
+    async def _within_close_timeout(self, attempt: Callable[[], Awaitable[bool]], verb: str) -> bool:
+        """Try until it is known to have worked. Every attempt compares what it read, so trying again is safe."""
+        self._reach.restart()
+        started_at = self._loop.time()
+        try:
+            async with asyncio.timeout(self.settings.close_timeout_s):
+                while True:
+                    try:
+                        result = await attempt()
+                        self._reach.succeeded()
+                        return result
+                    except (Unavailable, OutcomeUnknown) as error:
+                        self._reach.failed(error)
+                        await self._backoff.sleep()
+        except TimeoutError:
+            after_s = self._loop.time() - started_at
+            raise RendezvousTimeoutError(
+                f"run {self.settings.run_id!r} could not be {verb} within {after_s:.0f} s: "
+                f"{self._reach.sentence() or 'no answer from ' + self._endpoint()}"
+            ) from None
+        except Rejected as error:
+            raise RendezvousConnectionError(f"{self._endpoint()} refused: {error}") from error

@@ -1,0 +1,44 @@
+"""The rules of one run as the coordinator applies them: what all nodes share, and the first node's timing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quorate.errors import RendezvousStateError
+from quorate.options import LastCallMode
+from quorate.rendezvous.records import ConfigRecord
+from quorate.settings import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Sizes, policies and times of a run."""
+
+    min_nodes: int
+    max_nodes: int
+    step: int
+    last_call_mode: LastCallMode
+    ranks: str
+    rank0: str | None
+    timing: Timing
+
+    @classmethod
+    def of(cls, config: ConfigRecord) -> Rules:
+        """From the `config` record. RendezvousStateError if it does not say all of it."""
+        shared = config.shared
+        try:
+            return cls(
+                min_nodes=int(shared["min_nodes"]),
+                max_nodes=int(shared["max_nodes"]),
+                step=int(shared["step"]),
+                last_call_mode=LastCallMode(shared["last_call_mode"]),
+                ranks=str(shared["ranks"]),
+                rank0=str(shared["rank0"]) or None,
+                timing=config.timing,
+            )
+        except (KeyError, ValueError) as error:
+            raise RendezvousStateError(f"the run's config does not say what its rules are: {error!r}") from error
+
+    def usable(self, nodes: int) -> int:
+        """The size of the largest round that this many nodes could form, whatever the minimum."""
+        return min(nodes, self.max_nodes) // self.step * self.step

@@ -1,0 +1,426 @@
+"""What the coordinator knows of a run: its control keys at one revision, kept ready to decide on.
+
+Pure: changes and times come in as arguments, nothing is read or sent. A change costs O(1); only a change of
+`state/round` sorts all nodes anew. Times are the coordinator's own clock and are compared with nothing else.
+
+Every node with a readable key is in exactly one group:
+
+    members      confirmed the active round, still there
+    candidates   wants in (joining, or confirmed an attempt that was given up) and may be chosen
+    aside        wants in and may not be chosen now: asked to go, held back, or did not confirm in time
+    (none)       said goodbye
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from quorate.errors import RendezvousStateError
+from quorate.kv.types import Change, Item
+from quorate.rendezvous.holdback import HoldBack
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import (
+    ClosedRecord,
+    ConfigRecord,
+    DrainRecord,
+    HealthRecord,
+    NodePhase,
+    NodeRecord,
+    Record,
+    RosterMember,
+    RoundPhase,
+    RoundRecord,
+    WaitingRecord,
+    decode,
+)
+from quorate.rendezvous.rules import Rules
+
+FEW = 5
+"""How many names a sentence holds at most."""
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """A node's key as it was seen. `order` and `joined_at` belong to its current join."""
+
+    record: NodeRecord
+    lease: int
+    mod_revision: int
+    order: int
+    joined_at: float
+
+
+@dataclass(slots=True)
+class Plan:
+    """The attempt that this coordinator is forming."""
+
+    number: int
+    ranks: dict[str, tuple[int, int]]
+    """id -> (join, rank)"""
+    pending: dict[str, None]
+    """Who has not confirmed yet."""
+    started_at: float
+    why: str
+    broken: str | None = None
+    last_confirmed: deque[str] = field(default_factory=lambda: deque(maxlen=FEW))
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A node that went away, with a word (`left`) or without one. Ages count from `View.started_at`."""
+
+    name: str
+    joined_s: float
+    gone_s: float
+    round: int
+    left: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A key whose content was skipped."""
+
+    key: str
+    why: str
+
+
+class View:
+    """The run at `revision`. See the module for its groups."""
+
+    def __init__(self, keys: RunKeys, now: float) -> None:
+        self.keys = keys
+        self.revision = 0
+        self.started_at = now
+        """When this coordinator began to look, or the last round became active."""
+        self.unreadable: dict[str, str] = {}
+        """Keys of the whole run (config, state/...) that cannot be read, and why."""
+        self.config: ConfigRecord | None = None
+        self.rules: Rules | None = None
+        self.coordinator_revision = 0
+        self.round: RoundRecord | None = None
+        self.round_revision = 0
+        self.closed: ClosedRecord | None = None
+        self.closed_revision = 0
+        self.told: WaitingRecord | None = None
+        self.nodes: dict[str, SeenNode] = {}
+        self.members: dict[str, SeenNode] = {}
+        self.candidates: dict[str, SeenNode] = {}
+        self.aside: dict[str, SeenNode] = {}
+        self.above: dict[str, None] = {}
+        """Members of attempts above `state/round`: memory was lost; nothing may form until they have gone."""
+        self.rejoined: dict[str, None] = {}
+        """Members of the active round's roster that want in again."""
+        self.drains: dict[str, DrainRecord] = {}
+        self.hold_back = HoldBack()
+        self.left_out: dict[str, int] = {}
+        """id -> mod revision of the key that did not confirm in time."""
+        self.roster: dict[str, RosterMember] = {}
+        self.roster_number = 0
+        self.last_ranks: dict[str, tuple[int, str]] = {}
+        """name -> (rank, id) in the last active round"""
+        self.plan: Plan | None = None
+        self.minimum_since: float | None = None
+        self.first_arrival_at: float | None = None
+        self.last_arrival_at = now
+        self.departures: deque[Departure] = deque(maxlen=FEW)
+        self.facts: list[Departure | Unreadable] = []
+        """What happened since somebody last took it: for events."""
+        self._ids_of: dict[str, dict[str, None]] = {}
+        self._seen: dict[str, int] = {}
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def load(self, items: Iterable[Item], revision: int, now: float) -> None:
+        """Make the view equal to a scan of all control keys, as if the changes since then had been seen one by one."""
+        present = {item.key: item for item in items}
+        for key in [key for key in self._seen if key not in present]:
+            self._change(key, None, now)
+        for key, item in present.items():
+            if self._seen.get(key) != item.mod_revision:
+                self._change(key, item, now)
+        self.revision = revision
+
+    def apply(self, changes: Sequence[Change], revision: int, now: float) -> None:
+        """Take in one batch of a watch on the control keys."""
+        for change in changes:
+            self._change(change.key, change.item, now)
+        self.revision = revision
+
+    def _change(self, key: str, item: Item | None, now: float) -> None:
+        if item is None:
+            self._seen.pop(key, None)
+        else:
+            self._seen[key] = item.mod_revision
+        keys = self.keys
+        if key.startswith(keys.nodes):
+            self._node(key[len(keys.nodes) :], item, now)
+        elif key == keys.round:
+            self._round(item, now)
+        elif key == keys.waiting:
+            self.told = self._read(WaitingRecord, key, item)
+        elif key == keys.closed:
+            self.closed = self._read(ClosedRecord, key, item)
+            self.closed_revision = item.mod_revision if item else 0
+        elif key == keys.config:
+            self._config(item)
+        elif key == keys.coordinator:
+            self.coordinator_revision = item.create_revision if item else 0
+        elif key.startswith(keys.drains):
+            self._drain(key, item, now)
+        elif key.startswith(keys.healths):
+            self._health(key, item, now)
+
+    def _read(self, kind: type[R], key: str, item: Item | None) -> R | None:
+        self.unreadable.pop(key, None)
+        if item is None:
+            return None
+        try:
+            return decode(kind, item)
+        except RendezvousStateError as error:
+            self.facts.append(Unreadable(key, str(error)))
+            if not key.startswith((self.keys.nodes, self.keys.drains, self.keys.healths)):
+                self.unreadable[key] = str(error)
+            return None
+
+    def _config(self, item: Item | None) -> None:
+        self.config = self._read(ConfigRecord, self.keys.config, item)
+        self.rules = None
+        if self.config is not None:
+            try:
+                self.rules = Rules.of(self.config)
+            except RendezvousStateError as error:
+                self.unreadable[self.keys.config] = str(error)
+
+    def _round(self, item: Item | None, now: float) -> None:
+        before = self.round
+        self.round = self._read(RoundRecord, self.keys.round, item)
+        self.round_revision = item.mod_revision if item else 0
+        if self.plan is not None and (self.round is None or self.round.number != self.plan.number):
+            self.plan = None
+        if self.is_active and (before is None or before.phase is not RoundPhase.ACTIVE):
+            self.started_at = now
+            self.departures.clear()
+            self.minimum_since = None
+            self.plan = None
+        self.above.clear()
+        for node_id in self.nodes:
+            self._sort(node_id, now)
+        self.last_arrival_at = now
+        self.first_arrival_at = now if self.is_active and self.candidates else None
+
+    def _drain(self, key: str, item: Item | None, now: float) -> None:
+        node_id = key[len(self.keys.drains) :]
+        record = self._read(DrainRecord, key, item)
+        if record is None:
+            self.drains.pop(node_id, None)
+        else:
+            self.drains[node_id] = record
+        self._sort(node_id, now)
+
+    def _health(self, key: str, item: Item | None, now: float) -> None:
+        record = self._read(HealthRecord, key, item)
+        if record is not None:
+            self.hold_back.note_record(record, self.rules.timing if self.rules else None, now)
+            self._sort_name(record.name, now)
+            return
+        for name in [name for name in self.hold_back.records if self.keys.health(name) == key]:
+            self.hold_back.note_gone(name)
+            self._sort_name(name, now)
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def _node(self, node_id: str, item: Item | None, now: float) -> None:
+        before = self.nodes.get(node_id)
+        record = self._read(NodeRecord, self.keys.node(node_id), item)
+        if item is None or record is None:
+            if before is not None:
+                self._remove(node_id, before, now)
+            return
+        same_join = before is not None and before.record.join == record.join
+        seen = SeenNode(
+            record,
+            item.lease,
+            item.mod_revision,
+            before.order if before is not None and same_join else item.mod_revision,
+            before.joined_at if before is not None and same_join else now,
+        )
+        self.nodes[node_id] = seen
+        self._ids_of.setdefault(record.name, {})[node_id] = None
+        if record.phase is NodePhase.LEFT and (before is None or before.record.phase is not NodePhase.LEFT):
+            self._note_departure(before or seen, record.why or "it said goodbye", left=True, now=now)
+        self._check_plan(node_id, seen)
+        self._sort(node_id, now)
+
+    def _remove(self, node_id: str, before: SeenNode, now: float) -> None:
+        del self.nodes[node_id]
+        ids = self._ids_of[before.record.name]
+        del ids[node_id]
+        if not ids:
+            del self._ids_of[before.record.name]
+        if before.record.phase is not NodePhase.LEFT:
+            planned = self.plan is not None and node_id in self.plan.ranks
+            if self.rules is not None and (node_id in self.members or planned):
+                self.hold_back.note_loss(before.record.name, self.rules.timing, now)
+                self._sort_name(before.record.name, now)
+            self._note_departure(before, "its session ended", left=False, now=now)
+        self._check_plan(node_id, None)
+        self.left_out.pop(node_id, None)
+        self._sort(node_id, now)
+        if not self.nodes:
+            self.hold_back.forget_losses()
+
+    def _note_departure(self, node: SeenNode, why: str, *, left: bool, now: float) -> None:
+        number = node.record.round if node.record.id in self.members else 0
+        joined_s = max(0.0, node.joined_at - self.started_at)
+        gone = Departure(node.record.name, joined_s, now - self.started_at, number, left, why)
+        self.departures.append(gone)
+        self.facts.append(gone)
+
+    def _check_plan(self, node_id: str, seen: SeenNode | None) -> None:
+        """Does a node's new state confirm its place in the plan, or break it?"""
+        plan = self.plan
+        if plan is None or node_id not in plan.ranks or plan.broken is not None:
+            return
+        join, rank = plan.ranks[node_id]
+        if seen is None:
+            plan.broken = f"the node of rank {rank} was lost before the round was active"
+        elif seen.record.phase is NodePhase.LEFT:
+            plan.broken = f"{seen.record.name} (rank {rank}) left before the round was active"
+        elif seen.record.join != join:
+            plan.broken = f"{seen.record.name} (rank {rank}) joined anew before the round was active"
+        elif seen.record.phase is NodePhase.MEMBER and seen.record.round == plan.number and node_id in plan.pending:
+            del plan.pending[node_id]
+            plan.last_confirmed.append(seen.record.name)
+
+    def _sort(self, node_id: str, now: float) -> None:
+        """Put one node into its group."""
+        node = self.nodes.get(node_id)
+        groups = (self.members, self.candidates, self.aside)
+        if node is None or node.record.phase is NodePhase.LEFT:
+            for group in groups:
+                group.pop(node_id, None)
+            self.above.pop(node_id, None)
+            self.rejoined.pop(node_id, None)
+            return
+        target = self._group(node)
+        if target is self.candidates and node_id not in target and node_id not in self.roster and self.is_active:
+            self.last_arrival_at = now
+            if self.first_arrival_at is None:
+                self.first_arrival_at = now
+        for group in groups:
+            if group is not target:
+                group.pop(node_id, None)
+        target[node_id] = node
+        number = self.round.number if self.round else 0
+        _set(self.above, node_id, node.record.phase is NodePhase.MEMBER and node.record.round > number)
+        _set(self.rejoined, node_id, self.is_active and target is not self.members and node_id in self.roster)
+
+    def _group(self, node: SeenNode) -> dict[str, SeenNode]:
+        record = node.record
+        number = self.round.number if self.is_active and self.round is not None else None
+        if record.phase is NodePhase.MEMBER and record.round == number:
+            return self.members
+        held = self.hold_back.is_held(record.name)
+        if record.id in self.drains or held or self.left_out.get(record.id) == node.mod_revision:
+            return self.aside
+        return self.candidates
+
+    def _sort_name(self, name: str, now: float) -> None:
+        for node_id in list(self._ids_of.get(name, ())):
+            self._sort(node_id, now)
+
+    # --- what the coordinator tells its view --------------------------------------------------------------------------
+
+    def set_roster(self, number: int, members: Sequence[RosterMember], now: float) -> None:
+        """The members of the last active round: for sticky ranks, and to know who is lost."""
+        self.roster_number = number
+        self.roster = {member.id: member for member in members}
+        self.last_ranks = {}
+        for rank, member in enumerate(members):
+            self.last_ranks.setdefault(member.name, (rank, member.id))
+        for node_id in self.nodes:
+            self._sort(node_id, now)
+
+    def start_plan(self, plan: Plan) -> None:
+        """This coordinator's attempt was committed."""
+        self.plan = plan
+        for node_id in plan.ranks:
+            self._check_plan(node_id, self.nodes.get(node_id))
+
+    def give_up(self, late: Iterable[str], now: float) -> None:
+        """The attempt is over; those that did not confirm in time are left out until their keys change."""
+        self.plan = None
+        for node_id in late:
+            node = self.nodes.get(node_id)
+            if node is not None:
+                self.left_out[node_id] = node.mod_revision
+                self._sort(node_id, now)
+
+    def tick(self, now: float) -> None:
+        """Let time pass: holds end, the last call starts or is cancelled."""
+        for name in self.hold_back.released(now):
+            self._sort_name(name, now)
+        if not self.candidates:
+            self.first_arrival_at = None
+        if self.plan is not None or self.rules is None:
+            return
+        if self.is_gathering and self.rules.usable(len(self.candidates)) >= self.rules.min_nodes:
+            if self.minimum_since is None:
+                self.minimum_since = now
+        else:
+            self.minimum_since = None
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """`state/round` says active (its members may be gone already)."""
+        return self.round is not None and self.round.phase is RoundPhase.ACTIVE
+
+    @property
+    def is_gathering(self) -> bool:
+        """No round is current and this coordinator forms none: the next may be decided."""
+        return self.plan is None and not self.members and not self.above
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed is not None and self.closed.closed
+
+    def is_present(self, name: str) -> bool:
+        """Some node of this name has a key."""
+        return name in self._ids_of
+
+    @property
+    def ever_active(self) -> bool:
+        """A round of this incarnation has been active."""
+        return (
+            self.round is not None
+            and self.config is not None
+            and self.round.last_active > 0
+            and self.round.incarnation == self.config.incarnation
+        )
+
+    @property
+    def lost(self) -> int:
+        """Members of the active round that are neither in it nor joining again."""
+        if not self.is_active or self.round is None:
+            return 0
+        return max(0, self.round.size - len(self.members) - len(self.rejoined))
+
+    def next_number(self) -> int:
+        """A number that nobody has ever seen."""
+        floors = (max(node.record.floor, node.record.round) for node in self.nodes.values())
+        return 1 + max(self.round.number if self.round else 0, max(floors, default=0))
+
+
+def _set(group: dict[str, None], key: str, wanted: bool) -> None:
+    if wanted:
+        group[key] = None
+    else:
+        group.pop(key, None)

@@ -1,0 +1,436 @@
+"""The round's key-value store for user code: what `torch.distributed.Store` does, and what it lacks.
+
+`AsyncStore` is the implementation, on any backend; `Store` is its blocking face. Keys live under the round's own
+prefix, so that no round ever sees another's. Every write compares that the writer is still a member of the round: a
+node that lost its session cannot change anything (`StoreFencedError`).
+
+A call ends within its time-out. While the backend cannot be reached it is tried again until then. A write whose
+outcome is not known is never sent again by this layer: it raises `OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
+
+from quorate.backends.contract import Backend
+from quorate.errors import HistoryGone, Rejected, StoreError, StoreFencedError, StoreTimeoutError, Unavailable
+from quorate.kv.types import (
+    BranchOp,
+    Compare,
+    Delete,
+    Deleted,
+    Exists,
+    Get,
+    GotItem,
+    GotRange,
+    Item,
+    ModRevisionIs,
+    Put,
+    Range,
+    TxnResult,
+    ValueIs,
+)
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.membership import Joined
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 300.0
+RETRY_S = 0.1
+NAMED = 20
+"""How many keys or ranks an error names."""
+
+
+class AsyncStore:
+    """The store of one round, for one member. Values are bytes; a str is taken as UTF-8."""
+
+    def __init__(
+        self, backend: Backend, keys: RunKeys, node_id: str, joined: Joined, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.round = joined.number
+        self.rank = joined.rank
+        self.world_size = joined.size
+        self._backend = backend
+        self._root = keys.store(joined.number)
+        self._lease = joined.data_lease
+        self._fence: tuple[Compare, ...] = (ModRevisionIs(keys.node(node_id), joined.own_revision),)
+        self._uses: dict[str, int] = {}
+
+    # --- the familiar calls -------------------------------------------------------------------------------------------
+
+    async def set(self, key: str, value: bytes | str) -> None:
+        """Write a key."""
+        await self._write(f"set({key!r})", [self._put(key, _bytes(value))])
+
+    async def get(self, key: str, timeout_s: float | None = None) -> bytes:
+        """The value of a key; waits until it exists."""
+        async with self._limit(f"get({key!r})", timeout_s, [key]):
+            return (await self._await_item(self._path(key))).value
+
+    async def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
+        """Until all keys exist. The error names those that did not."""
+        async with self._limit("wait", timeout_s, keys):
+            for key in keys:
+                await self._await_item(self._path(key))
+
+    async def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys exist now."""
+        async with self._limit("check", None, keys):
+            return all(item is not None for item in await self._get_many(keys))
+
+    async def add(self, key: str, amount: int) -> int:
+        """Add to the decimal number under a key (absent: 0); the new number. Counted once, also if it was resent."""
+        async with self._limit(f"add({key!r})", None, [key]):
+            try:
+                result = await self._reach(
+                    lambda: self._backend.add(self._path(key), amount, compares=self._fence, lease=self._lease)
+                )
+            except Rejected as error:
+                raise StoreError(f"add({key!r}): {error}") from error
+        if not result.committed:
+            raise self._fenced(f"add({key!r})")
+        return result.value
+
+    async def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Write `desired` if the key holds `expected`, or is absent and `expected` is empty. What it holds then.
+
+        As with torch's store, an absent key with an expected value answers that expected value: nothing was written.
+        """
+        path, wanted, new = self._path(key), _bytes(expected), _bytes(desired)
+        what = f"compare_set({key!r})"
+        async with self._limit(what, None, [key]):
+            if not wanted:
+                result = await self._transact(what, [Exists(path, False)], [self._put(key, new)])
+                if result.committed:
+                    return new
+            result = await self._transact(what, [ValueIs(path, wanted)], [self._put(key, new)])
+        if result.committed:
+            return new
+        item = _item(result, 1)
+        return item.value if item is not None else wanted
+
+    async def delete_key(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        result = await self._write(f"delete_key({key!r})", [Delete(self._path(key))])
+        (deleted,) = result.results
+        assert isinstance(deleted, Deleted)
+        return deleted.count > 0
+
+    async def num_keys(self) -> int:
+        """How many keys the round's store holds."""
+        async with self._limit("num_keys", None, ()):
+            result = await self._reach(lambda: self._backend.txn((), [Range(self._path(""), count_only=True)]))
+        (counted,) = result.results
+        assert isinstance(counted, GotRange)
+        return counted.count
+
+    async def append(self, key: str, value: bytes | str) -> None:
+        """Add bytes at the end of a key's value (absent: empty)."""
+        path, tail, what = self._path(key), _bytes(value), f"append({key!r})"
+        async with self._limit(what, None, [key]):
+            while True:
+                item = (await self._reach(lambda: self._backend.get(path))).item
+                unchanged = ModRevisionIs(path, item.mod_revision if item else 0)
+                whole = (item.value if item else b"") + tail
+                if (await self._transact(what, [unchanged], [self._put(key, whole)])).committed:
+                    return
+
+    async def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
+        """The values of all keys; waits until all exist."""
+        async with self._limit("multi_get", timeout_s, keys):
+            items = await self._get_many(keys)
+            return [
+                (item if item is not None else await self._await_item(self._path(key))).value
+                for key, item in zip(keys, items, strict=True)
+            ]
+
+    async def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        """Write several keys, in as few requests as the backend allows (not as one atomic step)."""
+        if len(keys) != len(values):
+            raise StoreError(f"multi_set needs as many values as keys: {len(keys)} keys, {len(values)} values")
+        puts = [self._put(key, _bytes(value)) for key, value in zip(keys, values, strict=True)]
+        for part in self._parts(puts):
+            await self._write("multi_set", part)
+
+    # --- what the familiar one lacks ----------------------------------------------------------------------------------
+
+    async def barrier(self, name: str, timeout_s: float | None = None) -> None:
+        """Until every rank of the round has called it as often as this one. The error names the absent ranks."""
+        await self._meet("barrier", name, b"", timeout_s)
+
+    async def gather(self, name: str, value: bytes | str, timeout_s: float | None = None) -> list[bytes]:
+        """Everyone's value, in rank order, to everyone. The error names the absent ranks."""
+        base = await self._meet("gather", name, _bytes(value), timeout_s)
+        async with self._limit(f"gather({name!r})", timeout_s, ()):
+            return [item.value for item in (await self._reach(lambda: self._backend.scan(base + "in/"))).items]
+
+    async def watch(self, key: str) -> AsyncIterator[bytes | None]:
+        """The value of a key now (if it exists) and after every change; None: it was deleted. Has no end."""
+        path = self._path(key)
+        seen = 0
+        while True:
+            got = await self._reach(lambda: self._backend.get(path))
+            if got.item is not None and got.item.mod_revision > seen:
+                yield got.item.value
+            elif got.item is None and seen:
+                yield None
+            seen = got.revision
+            watch = self._backend.watch(path, got.revision)
+            try:
+                async for batch in watch:
+                    seen = batch.revision
+                    for change in batch.changes:
+                        if change.key == path:
+                            yield change.item.value if change.item else None
+            except (HistoryGone, Unavailable):
+                await asyncio.sleep(RETRY_S)
+            finally:
+                watch.cancel()
+
+    async def _meet(self, verb: str, name: str, value: bytes, timeout_s: float | None) -> str:
+        """Arrive, and wait until everybody has. Each costs its own write and one small push, not one per rank."""
+        use = self._uses[f"{verb} {name}"] = self._uses.get(f"{verb} {name}", 0) + 1
+        base = f"{self._root}{verb}/{quote(name, safe='')}/{use}/"
+        arrive: list[BranchOp] = [
+            Put(f"{base}in/{self.rank:08d}", value, self._lease),
+            Range(base + "in/", count_only=True),
+        ]
+        what = f"{verb}({name!r})"
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                arrived = (await self._transact(what, (), arrive)).results[1]
+                assert isinstance(arrived, GotRange)
+                if arrived.count == self.world_size:
+                    await self._transact(what, (), [Put(base + "done", b"", self._lease)])
+                else:
+                    await self._await_item(base + "done")
+        except TimeoutError:
+            raise await self._absent(what, base, limit_s) from None
+        return base
+
+    async def _absent(self, what: str, base: str, limit_s: float) -> StoreTimeoutError:
+        try:
+            async with asyncio.timeout(min(5.0, limit_s)):
+                items = (await self._backend.scan(base + "in/")).items
+        except (TimeoutError, Unavailable):
+            return StoreTimeoutError(f"{what} of round {self.round}: no answer from the store within {limit_s:g} s")
+        present = {int(item.key.rpartition("/")[2]) for item in items}
+        absent = [rank for rank in range(self.world_size) if rank not in present]
+        return StoreTimeoutError(
+            f"{what} of round {self.round}: {len(present)} of {self.world_size} ranks came within {limit_s:g} s; "
+            f"absent: {_listed(absent)}",
+            missing=absent,
+        )
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}k/{key}"
+
+    def _put(self, key: str, value: bytes) -> Put:
+        return Put(self._path(key), value, self._lease)
+
+    async def _write(self, what: str, ops: Sequence[BranchOp]) -> TxnResult:
+        async with self._limit(what, None, ()):
+            return await self._transact(what, (), ops)
+
+    async def _transact(self, what: str, compares: Sequence[Compare], ops: Sequence[BranchOp]) -> TxnResult:
+        """A fenced transaction; it may be refused by `compares`, never by the fence."""
+        result = await self._reach(lambda: self._backend.txn((*self._fence, *compares), ops))
+        if not result.committed:
+            own, fence = _item(result, 0), self._fence[0]
+            assert isinstance(fence, ModRevisionIs)
+            if own is None or own.mod_revision != fence.revision:
+                raise self._fenced(what)
+        return result
+
+    def _fenced(self, what: str) -> StoreFencedError:
+        return StoreFencedError(
+            f"{what}: this node is no longer a member of round {self.round} (it left, or its session was lost): "
+            f"nothing was written; join again"
+        )
+
+    async def _get_many(self, keys: Sequence[str]) -> list[Item | None]:
+        found: list[Item | None] = []
+        for part in self._parts([Get(self._path(key)) for key in keys]):
+            result = await self._reach(lambda part=part: self._backend.txn((), part))  # type: ignore[misc]
+            found += [got.item for got in result.results if isinstance(got, GotItem)]
+        return found
+
+    def _parts(self, ops: Sequence[T]) -> Iterator[Sequence[T]]:
+        most = self._backend.limits.max_txn_ops
+        for start in range(0, len(ops), most):
+            yield ops[start : start + most]
+
+    async def _await_item(self, path: str) -> Item:
+        while True:
+            got = await self._reach(lambda: self._backend.get(path))
+            if got.item is not None:
+                return got.item
+            watch = self._backend.watch(path, got.revision)
+            try:
+                async for batch in watch:
+                    for change in batch.changes:
+                        if change.key == path and change.item is not None:
+                            return change.item
+            except (HistoryGone, Unavailable):
+                await asyncio.sleep(RETRY_S)
+            finally:
+                watch.cancel()
+
+    @staticmethod
+    async def _reach(request: Callable[[], Awaitable[T]]) -> T:
+        """Try until the backend answers; the caller's limit ends it. Only requests that did not happen are repeated."""
+        while True:
+            try:
+                return await request()
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
+
+    def _limit(self, what: str, timeout_s: float | None, keys: Sequence[str]) -> _Limit:
+        return _Limit(self, what, self.timeout_s if timeout_s is None else timeout_s, keys)
+
+
+class _Limit:
+    """A time limit whose error names the keys that are missing."""
+
+    def __init__(self, store: AsyncStore, what: str, limit_s: float, keys: Sequence[str]) -> None:
+        self._store = store
+        self._what = what
+        self._limit_s = limit_s
+        self._keys = keys
+        self._scope = asyncio.timeout(limit_s)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(self, *exc: Any) -> None:
+        try:
+            await self._scope.__aexit__(*exc)
+        except TimeoutError:
+            raise await self._error() from None
+
+    async def _error(self) -> StoreTimeoutError:
+        what = f"{self._what} in the store of round {self._store.round}"
+        missing: Sequence[str] = self._keys
+        try:
+            async with asyncio.timeout(min(1.0, self._limit_s)):
+                items = await self._store._get_many(self._keys)
+        except TimeoutError:
+            return StoreTimeoutError(f"{what}: no answer within {self._limit_s:g} s", missing=missing)
+        missing = [key for key, item in zip(self._keys, items, strict=True) if item is None]
+        return StoreTimeoutError(f"{what}: not there within {self._limit_s:g} s: {_listed(missing)}", missing=missing)
+
+
+class Caller(Protocol):
+    """Runs a coroutine somewhere else and waits for it."""
+
+    def __call__(self, coro: Coroutine[Any, Any, T], /) -> T: ...
+
+
+class Store:
+    """The blocking face of a round's store; may be used from any thread. Time-outs are timedeltas or seconds."""
+
+    def __init__(self, store: AsyncStore, call: Caller, owner: object) -> None:
+        self._store = store
+        self._call = call
+        self._owner = owner  # whoever keeps the session alive lives at least as long as the store
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call may take that is given no time-out of its own."""
+        return timedelta(seconds=self._store.timeout_s)
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        """Change it."""
+        self._store.timeout_s = _checked_s(timeout)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._call(self._store.set(key, value))
+
+    def get(self, key: str, timeout: timedelta | float | None = None) -> bytes:
+        return self._call(self._store.get(key, _seconds(timeout)))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
+        self._call(self._store.wait(keys, _seconds(timeout)))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._call(self._store.check(keys))
+
+    def add(self, key: str, amount: int) -> int:
+        return self._call(self._store.add(key, amount))
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        return self._call(self._store.compare_set(key, expected, desired))
+
+    def delete_key(self, key: str) -> bool:
+        return self._call(self._store.delete_key(key))
+
+    def num_keys(self) -> int:
+        return self._call(self._store.num_keys())
+
+    def append(self, key: str, value: bytes | str) -> None:
+        self._call(self._store.append(key, value))
+
+    def multi_get(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> list[bytes]:
+        return self._call(self._store.multi_get(keys, _seconds(timeout)))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        self._call(self._store.multi_set(keys, values))
+
+    def barrier(self, name: str, timeout: timedelta | float | None = None) -> None:
+        self._call(self._store.barrier(name, _seconds(timeout)))
+
+    def gather(self, name: str, value: bytes | str, timeout: timedelta | float | None = None) -> list[bytes]:
+        return self._call(self._store.gather(name, value, _seconds(timeout)))
+
+    def watch(self, key: str) -> Iterator[bytes | None]:
+        """As `AsyncStore.watch`. Each step blocks until there is something; close the iterator to stop."""
+        changes = self._store.watch(key)
+        try:
+            while True:
+                yield self._call(_step(changes))
+        finally:
+            self._call(_finish(changes))
+
+
+async def _step(changes: AsyncIterator[T]) -> T:
+    return await anext(changes)
+
+
+async def _finish(changes: AsyncIterator[object]) -> None:
+    close = getattr(changes, "aclose", None)
+    if close is not None:
+        await close()
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _seconds(timeout: timedelta | float | None) -> float | None:
+    return None if timeout is None else _checked_s(timeout)
+
+
+def _checked_s(timeout: timedelta | float) -> float:
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not 0 < seconds < float("inf"):
+        raise StoreError(f"a time-out must be a positive number of seconds, not {timeout!r}")
+    return seconds
+
+
+def _item(result: TxnResult, index: int) -> Item | None:
+    got = result.results[index]
+    assert isinstance(got, GotItem)
+    return got.item
+
+
+def _listed(things: Sequence[object]) -> str:
+    shown = ", ".join(str(thing) for thing in things[:NAMED])
+    return shown if len(things) <= NAMED else f"{shown} and {len(things) - NAMED} more"

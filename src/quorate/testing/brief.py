@@ -1,0 +1,45 @@
+"""Keys of a run and what they hold, in a line that a person can compare with another."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+LEFT_OUT = {
+    *("v", "id", "session", "addr", "pid", "local_id", "incarnation", "run_lease", "data_lease", "digest", "chunks"),
+    *("term", "timing", "at", "formed_at", "kept_from"),
+}
+"""Fields that are drawn, or that say nothing which the key or the other fields do not say."""
+
+
+def brief_key(key: str) -> str:
+    """The key without the zeros in front of its numbers."""
+    return "/".join(re.sub(r"^0+(?=\d)", "", part) if len(part) in (6, 12) else part for part in key.split("/"))
+
+
+def brief_value(value: bytes) -> str:
+    """The fields of a record that are set and worth a look; anything else as it is."""
+    try:
+        fields = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return repr(value)
+    if not isinstance(fields, dict):
+        return repr(value)
+    return ", ".join(_fields(fields)) or "-"
+
+
+def _fields(fields: dict[str, object]) -> list[str]:
+    shown = []
+    for name, content in fields.items():
+        if name in LEFT_OUT or content in (0, "", None, [], {}):
+            continue
+        if name == "members" and isinstance(content, list):
+            shown.append("members " + " ".join(str(member[2]) for member in content))
+        elif isinstance(content, dict):
+            shown += _fields(content)
+        elif isinstance(content, bool):
+            shown.append(name if content else f"not {name}")
+        else:
+            shown.append(f"{name} {content}")
+    return shown

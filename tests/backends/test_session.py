@@ -1,0 +1,266 @@
+"""A session made of leases: it is never believed in for longer than the backend believes in it."""
+
+import asyncio
+import random
+
+import pytest
+
+from quorate.backends.memory import MemoryBackend, MemoryServer
+from quorate.errors import OutcomeUnknown, Rejected, Unavailable
+from quorate.kv.types import Put
+from quorate.testing.chaos import ChaosBackend, Faults
+from quorate.testing.loop import run
+
+TTL_S = 6.0
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Scripted(MemoryBackend):
+    """Renewals do what the test says: `fault` is awaited before each one is sent, `after` before it is answered."""
+
+    def __init__(self, server=None, fault=None, after=None):
+        super().__init__(server or MemoryServer())
+        self.fault = fault
+        self.after = after
+        self.sent_at = []
+
+    async def keep_alive(self, lease):
+        self.sent_at.append(now())
+        if self.fault is not None:
+            await self.fault()
+        alive = await super().keep_alive(lease)
+        if self.after is not None:
+            await self.after()
+        return alive
+
+
+def failing(error):
+    async def fault():
+        raise error
+
+    return fault
+
+
+async def hang():
+    await asyncio.get_running_loop().create_future()
+
+
+async def lost_at(session) -> float:
+    await session.lost
+    return now()
+
+
+async def gone_at(server, session) -> float:
+    """Write a key under the session and say when the backend takes it away."""
+    backend = MemoryBackend(server)
+    revision = (await backend.txn((), (Put("/node", b"", session.lease),))).revision
+    batch = await anext(backend.watch("/node", revision))
+    assert batch.changes[0].item is None
+    return now()
+
+
+# --- renewing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("interval_s", "wanted"), [(None, 2.0), (1.0, 1.0), (100.0, TTL_S / 2)])
+def test_session_is_renewed_every_interval(interval_s, wanted):
+    async def main():
+        backend = Scripted()
+        session = await backend.open_session(TTL_S, interval_s=interval_s)
+        await asyncio.sleep(12.5)
+        await session.close()
+        return backend.sent_at
+
+    assert run(main()) == [wanted * n for n in range(1, int(12.5 / wanted) + 1)]
+
+
+def test_missed_renewals_are_reported_and_made_up_for():
+    missed = []
+
+    async def main():
+        backend = Scripted(fault=failing(Unavailable("no way there")))
+        session = await backend.open_session(TTL_S, on_missed=missed.append)
+        await asyncio.sleep(4.1)
+        backend.fault = failing(OutcomeUnknown("no answer"))
+        await asyncio.sleep(1.0)
+        backend.fault = None
+        await asyncio.sleep(100.0)
+        lost = session.lost.is_set()
+        await session.close()
+        return lost
+
+    assert run(main()) is False
+    assert missed == ["no way there"] * 5 + ["no answer"] * 2
+
+
+def test_renewal_that_takes_too_long_counts_as_missed():
+    missed = []
+
+    async def main():
+        backend = Scripted(fault=hang)
+        session = await backend.open_session(TTL_S, renew_timeout_s=0.5, on_missed=missed.append)
+        await asyncio.sleep(3.0)
+        backend.fault = None
+        await asyncio.sleep(100.0)
+        return session.lost.is_set()
+
+    assert run(main()) is False
+    assert missed == ["no answer in time"]
+
+
+# --- losing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault", [failing(Unavailable("down")), failing(OutcomeUnknown("?")), failing(RuntimeError("a defect")), hang]
+)
+def test_session_is_lost_when_nothing_was_renewed_for_its_time_to_live(fault):
+    async def main():
+        server = MemoryServer()
+        backend = Scripted(server)
+        session = await backend.open_session(TTL_S)
+        gone = asyncio.create_task(gone_at(server, session))
+        await asyncio.sleep(2.5)
+        backend.fault = fault
+        return await lost_at(session), await gone, session.lost.reason, backend.sent_at
+
+    lost, gone, reason, sent_at = run(main(), limit_s=100.0)
+    assert sent_at[0] == 2.0
+    assert lost == gone == 2.0 + TTL_S
+    assert reason == "the session was not renewed within its time to live of 6 s"
+
+
+def test_slow_renewal_counts_from_when_it_was_sent():
+    async def main():
+        server = MemoryServer()
+        backend = Scripted(server, fault=lambda: asyncio.sleep(1.5), after=lambda: asyncio.sleep(1.0))
+        session = await backend.open_session(TTL_S)
+        gone = asyncio.create_task(gone_at(server, session))
+        await asyncio.sleep(5.0)
+        backend.fault = hang
+        return await lost_at(session), await gone
+
+    lost, gone = run(main(), limit_s=100.0)
+    assert (lost, gone) == (2.0 + TTL_S, 3.5 + TTL_S)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_session_is_never_believed_in_for_longer_than_by_the_backend(seed):
+    rng = random.Random(seed)
+    faults = Faults(
+        delay_s=(0.0, rng.choice([0.0, 0.5, 3.0])),
+        unavailable=rng.uniform(0.0, 0.4),
+        unknown_done=rng.uniform(0.0, 0.2),
+        unknown_not_done=rng.uniform(0.0, 0.2),
+        unknown_late=rng.uniform(0.0, 0.2),
+        call_timeout_s=rng.choice([0.5, 5.0]),
+    )
+
+    async def main():
+        server = MemoryServer()
+        chaos = ChaosBackend(MemoryBackend(server), rng, Faults.none())
+        session = await chaos.open_session(TTL_S)
+        lost, gone = asyncio.create_task(lost_at(session)), asyncio.create_task(gone_at(server, session))
+        chaos.faults = faults
+        await asyncio.sleep(rng.uniform(0.0, 60.0))
+        chaos.cut()
+        return await lost, await gone
+
+    lost, gone = run(main(), seed=seed, limit_s=10_000.0)
+    assert lost <= gone
+
+
+def test_session_that_was_revoked_elsewhere_is_lost_at_the_next_renewal():
+    async def main():
+        server = MemoryServer()
+        session = await MemoryBackend(server).open_session(TTL_S)
+        await asyncio.sleep(3.0)
+        await MemoryBackend(server).revoke(session.lease)
+        return await lost_at(session), session.lost.reason
+
+    lost, reason = run(main(), limit_s=100.0)
+    assert lost == 4.0
+    assert "the backend ended the session" in reason
+
+
+def test_session_that_the_backend_refuses_to_renew_is_lost_at_once():
+    async def main():
+        session = await Scripted(fault=failing(Rejected("who are you?"))).open_session(TTL_S)
+        return await lost_at(session), session.lost.reason
+
+    assert run(main(), limit_s=100.0) == (2.0, "the backend refused to renew the session: who are you?")
+
+
+def test_process_paused_beyond_the_time_to_live_learns_that_its_session_is_lost():
+    async def main():
+        backend = Scripted()
+        session = await backend.open_session(TTL_S)
+        await asyncio.sleep(3.0)
+        asyncio.get_running_loop().pause(TTL_S)
+        lost = await lost_at(session)
+        return lost, backend.sent_at
+
+    assert run(main(), limit_s=100.0) == (9.0, [2.0])
+
+
+def test_process_paused_for_less_than_the_time_to_live_notices_nothing():
+    async def main():
+        backend = Scripted()
+        session = await backend.open_session(TTL_S)
+        for _ in range(5):
+            await asyncio.sleep(3.0)
+            asyncio.get_running_loop().pause(TTL_S / 2)
+        await asyncio.sleep(10.0)
+        alive = await backend.keep_alive(session.lease)
+        return alive, session.lost.is_set()
+
+    assert run(main(), limit_s=100.0) == (True, False)
+
+
+# --- ending -----------------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_the_lease_and_is_not_losing():
+    async def main():
+        server = MemoryServer()
+        backend = Scripted(server)
+        session = await backend.open_session(TTL_S)
+        gone = asyncio.create_task(gone_at(server, session))
+        await asyncio.sleep(1.0)
+        await session.close()
+        await session.close()
+        gone_when = await gone
+        await asyncio.sleep(20.0)
+        return gone_when, session.lost.is_set(), backend.sent_at
+
+    assert run(main(), limit_s=100.0) == (1.0, False, [])
+
+
+def test_abandoned_session_is_never_renewed_again():
+    async def main():
+        server = MemoryServer()
+        backend = Scripted(server)
+        session = await backend.open_session(TTL_S)
+        gone = asyncio.create_task(gone_at(server, session))
+        await asyncio.sleep(3.0)
+        session.abandon()
+        return await gone, backend.sent_at
+
+    assert run(main(), limit_s=100.0) == (2.0 + TTL_S, [2.0])
+
+
+@pytest.mark.parametrize("fault", [failing(Unavailable("down")), failing(OutcomeUnknown("?")), hang])
+def test_closing_does_not_raise_or_hang_when_the_backend_is_out_of_reach(fault):
+    class Unreachable(MemoryBackend):
+        async def revoke(self, lease):
+            await fault()
+
+    async def main():
+        session = await Unreachable(MemoryServer()).open_session(TTL_S)
+        await session.close()
+        return now()
+
+    assert run(main(), limit_s=100.0) <= TTL_S

@@ -1,0 +1,19 @@
+"""What all tests share: how Hypothesis draws its examples, and the `--rewrite` option."""
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# No deadline: a slow machine is not a bug. In CI the same commit draws the same examples, so a red run is the commit's.
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite",
+        action="store_true",
+        help="rewrite the expected output of text traces instead of comparing with it",
+    )

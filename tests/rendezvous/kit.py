@@ -1,0 +1,337 @@
+"""What the tests of the rendezvous layer share: backends that count, record or interfere, and worlds made of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from quorate.backends.contract import Backend, BackendStatus, Got, Limits, Scanned, Session, Watch
+from quorate.backends.session import LeaseSession
+from quorate.errors import RendezvousStateError
+from quorate.events import Event
+from quorate.kv.types import AddResult, Batch, BranchOp, Compare, CreateRevisionIs, Item, Put, TxnResult
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.membership import Joined
+from quorate.rendezvous.node import Node
+from quorate.rendezvous.records import (
+    ClosedRecord,
+    ConfigRecord,
+    CoordinatorRecord,
+    NodePhase,
+    NodeRecord,
+    Record,
+    RosterMember,
+    RoundPhase,
+    RoundRecord,
+    WaitingRecord,
+    decode,
+    join_roster,
+)
+from quorate.rendezvous.rules import Rules
+from quorate.testing import loop as virtual
+from quorate.testing.world import Process, World
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Record)
+E = TypeVar("E", bound=Event)
+
+
+class Through(Backend):
+    """Hands everything on to another backend; sessions renew through it as well."""
+
+    def __init__(self, inner: Backend, limits: Limits | None = None) -> None:
+        self.name = inner.name
+        self.limits = limits or inner.limits
+        self.has_coordinator = inner.has_coordinator
+        self.inner = inner
+
+    async def get(self, key: str) -> Got:
+        return await self.call("get", lambda: self.inner.get(key))
+
+    async def scan(self, prefix: str) -> Scanned:
+        return await self.call("scan", lambda: self.inner.scan(prefix))
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
+    ) -> TxnResult:
+        return await self.call("txn", lambda: self.inner.txn(compares, then, otherwise))
+
+    async def add(self, key: str, amount: int, *, compares: Sequence[Compare] = (), lease: int = 0) -> AddResult:
+        return await self.call("add", lambda: self.inner.add(key, amount, compares=compares, lease=lease))
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        return self.inner.watch(prefix, after_revision)
+
+    async def grant(self, ttl_s: float) -> int:
+        return await self.call("grant", lambda: self.inner.grant(ttl_s))
+
+    async def keep_alive(self, lease: int) -> bool:
+        return await self.call("keep_alive", lambda: self.inner.keep_alive(lease))
+
+    async def revoke(self, lease: int) -> None:
+        await self.call("revoke", lambda: self.inner.revoke(lease))
+
+    async def open_session(
+        self,
+        ttl_s: float,
+        *,
+        interval_s: float | None = None,
+        renew_timeout_s: float | None = None,
+        on_missed: Callable[[str], None] | None = None,
+    ) -> Session:
+        return await LeaseSession.open(
+            self, ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
+        )
+
+    async def status(self) -> BackendStatus:
+        return await self.inner.status()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def call(self, name: str, execute: Callable[[], Awaitable[T]]) -> T:
+        """One request; to be overridden."""
+        return await execute()
+
+
+class Counting(Through):
+    """Counts requests by kind, delivered batches as `batch`, and the bytes of what was pushed by key."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.counts: Counter[str] = Counter()
+        self.pushed: dict[str, int] = {}
+        """key -> the largest value that was pushed"""
+
+    async def call(self, name: str, execute: Callable[[], Awaitable[T]]) -> T:
+        self.counts[name] += 1
+        return await execute()
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        self.counts["watch"] += 1
+        return CountingWatch(self, self.inner.watch(prefix, after_revision))
+
+
+class CountingWatch(Watch):
+    def __init__(self, owner: Counting, inner: Watch) -> None:
+        self._owner = owner
+        self._inner = inner
+
+    async def __anext__(self) -> Batch:
+        return self._note(await anext(self._inner))
+
+    def ready(self) -> Batch | None:
+        batch = self._inner.ready()
+        return None if batch is None else self._note(batch)
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+    def _note(self, batch: Batch) -> Batch:
+        self._owner.counts["batch"] += 1
+        for change in batch.changes:
+            if change.item is not None:
+                pushed = self._owner.pushed
+                pushed[change.key] = max(pushed.get(change.key, 0), len(change.item.value))
+        return batch
+
+
+def is_decision(compares: Sequence[Compare]) -> bool:
+    """Whether a transaction is a coordinator's: only those compare the create revision of its key."""
+    return any(isinstance(compare, CreateRevisionIs) for compare in compares)
+
+
+def kinds(then: Sequence[BranchOp]) -> set[str]:
+    """What a transaction writes, in words: join, confirm, goodbye, form, active, roster, assign, tell, config, ..."""
+    return {_kind(op) for op in then if isinstance(op, Put)}
+
+
+def _kind(op: Put) -> str:
+    last_two = "/".join(op.key.split("/")[-2:])
+    if "/nodes/" in op.key:
+        return {b'"joining"': "join", b'"member"': "confirm"}.get(_field(op.value, b"phase"), "goodbye")
+    if last_two == "state/round":
+        return "active" if _field(op.value, b"phase") == b'"active"' else "form"
+    if last_two == "state/waiting":
+        return "tell"
+    for part in ("roster", "assign", "history", "health", "drain"):
+        if f"/{part}/" in op.key:
+            return part
+    return op.key.rsplit("/", 1)[-1]
+
+
+def _field(value: bytes, name: bytes) -> bytes:
+    return value.partition(b'"' + name + b'":')[2].partition(b",")[0].rstrip(b"}")
+
+
+TxnHook = Callable[[set[str], bool, Callable[[], Awaitable[TxnResult]]], Awaitable[TxnResult]]
+
+
+class Meddling(Through):
+    """Lets a hook decide what becomes of each transaction: it gets what is written, whether a coordinator does."""
+
+    def __init__(self, inner: Backend, hook: TxnHook | None = None, limits: Limits | None = None) -> None:
+        super().__init__(inner, limits)
+        self.hook = hook
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
+    ) -> TxnResult:
+        if self.limits.max_txn_ops < max(len(compares), len(then)):
+            raise AssertionError(f"{len(compares)} compares and {len(then)} operations in one transaction")
+        if self.hook is None:
+            return await self.inner.txn(compares, then, otherwise)
+        return await self.hook(kinds(then), is_decision(compares), lambda: self.inner.txn(compares, then, otherwise))
+
+
+# --- worlds ---------------------------------------------------------------------------------------------------------
+
+
+class Town(World):
+    """A world that remembers all of its processes and whose past can be checked."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.all: list[Process] = []
+        self.keys = RunKeys("quorate", options.get("run_id", "run"))
+
+    def start(self, name: str, **options: object) -> Process:
+        process = super().start(name, **options)
+        self.all.append(process)
+        return process
+
+    def enter(self, *names: str, **options: object) -> list[asyncio.Task[Joined]]:
+        """Start processes on these machines, unless they are there, and let all of them join."""
+        for name in names:
+            if name not in self.processes:
+                self.start(name, **options)
+        return [self.join(name) for name in names]
+
+    async def gathered(self, *names: str, **options: object) -> dict[str, Joined]:
+        """`enter`, and wait until all of them are in."""
+        joined = await asyncio.gather(*self.enter(*names, **options))
+        return dict(zip(names, joined, strict=True))
+
+    def node(self, name: str) -> Node:
+        return self.processes[name].node
+
+    def record(self, kind: type[R], key: str) -> R | None:
+        """What a key holds now."""
+        item = self.server.engine.items.get(key)
+        return None if item is None else decode(kind, item)
+
+    @property
+    def round(self) -> RoundRecord | None:
+        return self.record(RoundRecord, self.keys.round)
+
+    @property
+    def told(self) -> WaitingRecord | None:
+        return self.record(WaitingRecord, self.keys.waiting)
+
+    def present(self) -> dict[str, NodeRecord]:
+        """The nodes that have a key, by name."""
+        items = [item for key, item in self.server.engine.items.items() if key.startswith(self.keys.nodes)]
+        return {record.name: record for record in (decode(NodeRecord, item) for item in items)}
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of one kind so far."""
+        return [event for _, event in self.events if isinstance(event, kind)]
+
+    def coordinator(self) -> str:
+        """The name of the node that decides now."""
+        record = self.record(CoordinatorRecord, self.keys.coordinator)
+        return record.name if record else ""
+
+    def check(self) -> None:
+        """Nothing that ever happened in this world breaks a guarantee. AssertionError with its name otherwise."""
+        past = Past(self.keys)
+        for batch in self.server.engine.history.batches:
+            past.take(batch)
+        for process in self.all:
+            numbers = [joined.number for joined in process.rounds]
+            assert numbers == sorted(set(numbers)), f"Monotonicity: {process.name} saw {numbers}"
+            for joined in process.rounds:
+                roster = past.active[joined.number]
+                assert joined.size == len(roster), f"Agreement: {process.name} has another size of {joined.number}"
+                own = roster[joined.rank].id
+                assert own == process.node.identity.id, f"Agreement: {process.name} has another's rank"
+
+
+class Past:
+    """Replays all changes of a run and checks at each revision what must hold there."""
+
+    def __init__(self, keys: RunKeys) -> None:
+        self.active: dict[int, tuple[RosterMember, ...]] = {}
+        """The members of every round that ever was active."""
+        self._keys = keys
+        self._items: dict[str, Item] = {}
+        self._numbers: list[int] = []
+
+    def take(self, batch: Batch) -> None:
+        touched = {change.key for change in batch.changes}
+        before = self._items.get(self._keys.round)
+        for change in batch.changes:
+            if change.item is None:
+                self._items.pop(change.key, None)
+            else:
+                self._items[change.key] = change.item
+        now = self._items.get(self._keys.round)
+        if self._keys.round in touched and now is not None and now.value != getattr(before, "value", None):
+            self._round(decode(RoundRecord, now), decode(RoundRecord, before) if before else None)
+
+    def _round(self, record: RoundRecord, before: RoundRecord | None) -> None:
+        closed = self._items.get(self._keys.closed)
+        assert closed is None or not decode(ClosedRecord, closed).closed, "Finality: a round was decided after close"
+        nodes = {record.id: record for record in self._nodes()}
+        current = before.number if before is not None and before.phase is RoundPhase.ACTIVE else None
+        left = [node.name for node in nodes.values() if node.phase is NodePhase.MEMBER and node.round == current]
+        assert not left, f"Exclusivity: round {record.number} was decided while {left} were in round {current}"
+        if record.phase is RoundPhase.FORMING:
+            assert record.number not in self._numbers, f"number {record.number} was used twice"
+            assert record.number > max(self._numbers, default=0), "Monotonicity: numbers went back"
+            self._numbers.append(record.number)
+            return
+        assert before is not None
+        assert (before.number, before.phase) == (record.number, RoundPhase.FORMING)
+        roster = join_roster(record, [i for k, i in self._items.items() if k.startswith(self._keys.roster(record.number))])
+        rules = Rules.of(decode(ConfigRecord, self._items[self._keys.config]))
+        assert rules.min_nodes <= record.size <= rules.max_nodes, f"Barrier: {record.size} members"
+        assert record.size % rules.step == 0, f"Barrier: {record.size} is no multiple of {rules.step}"
+        assert len({member.id for member in roster}) == record.size, "Ranks: a member twice"
+        for member in roster:
+            node = nodes.get(member.id)
+            assert node is not None, f"Freshness: {member.name} of round {record.number} had gone"
+            confirmed = (node.phase, node.round, node.join) == (NodePhase.MEMBER, record.number, member.join)
+            assert confirmed, f"Barrier: {member.name} had not confirmed round {record.number}"
+        self.active[record.number] = roster
+
+    def _nodes(self) -> list[NodeRecord]:
+        found = []
+        for key, item in self._items.items():
+            if key.startswith(self._keys.nodes):
+                with suppress(RendezvousStateError):
+                    found.append(decode(NodeRecord, item))
+        return found
+
+
+def play(
+    scene: Callable[[Town], Awaitable[T]], *, seed: int | None = None, limit_s: float = 100_000.0, **options: Any
+) -> T:
+    """Run a scene in a town of its own under virtual time; then its whole past is checked, and that no task failed."""
+    complaints: list[str] = []
+
+    async def main() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
+        town = Town(seed=seed or 0, **options)
+        result = await scene(town)
+        town.check()
+        await town.stop()
+        town.check()
+        return result
+
+    result = virtual.run(main(), seed=seed, limit_s=limit_s)
+    assert not complaints, complaints
+    return result

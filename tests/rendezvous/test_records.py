@@ -1,0 +1,298 @@
+"""What the keys hold: round trips, other versions, damage, rosters."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.errors import NewerSchemaError, RendezvousStateError
+from quorate.kv.types import Item
+from quorate.rendezvous.records import (
+    ROSTER_CHUNK,
+    SCHEMA,
+    AssignRecord,
+    ClosedRecord,
+    ConfigRecord,
+    CoordinatorRecord,
+    DrainRecord,
+    HealthRecord,
+    HistoryRecord,
+    NodePhase,
+    NodeRecord,
+    Record,
+    RosterMember,
+    RosterRecord,
+    RoundPhase,
+    RoundRecord,
+    WaitingRecord,
+    decode,
+    encode,
+    join_roster,
+    roster_digest,
+    split_roster,
+)
+from quorate.settings import Timing
+
+KEY = "/quorate/run/some/key"
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+NUMBERS = st.integers(0, 2**53)
+TIMES = st.floats(0, 1e9).filter(lambda number: math.isfinite(number))
+MEMBERS = st.builds(RosterMember, TEXT, NUMBERS, TEXT, TEXT)
+RECORDS: dict[type[Record], st.SearchStrategy[Any]] = {
+    ConfigRecord: st.builds(
+        ConfigRecord,
+        incarnation=TEXT,
+        shared=st.dictionaries(TEXT, NUMBERS | TEXT, max_size=4),
+        timing=st.builds(Timing, confirm_timeout_s=TIMES, hold_back_losses=NUMBERS),
+        run_lease=NUMBERS,
+        data_lease=NUMBERS,
+        by=TEXT,
+    ),
+    NodeRecord: st.builds(
+        NodeRecord,
+        id=TEXT,
+        name=TEXT,
+        addr=TEXT,
+        session=NUMBERS,
+        join=NUMBERS,
+        phase=st.sampled_from(NodePhase),
+        labels=st.dictionaries(TEXT, TEXT, max_size=3),
+        node_rank=st.none() | NUMBERS,
+        round=NUMBERS,
+        floor=NUMBERS,
+        port0=NUMBERS,
+        why=TEXT,
+    ),
+    CoordinatorRecord: st.builds(CoordinatorRecord, id=TEXT, name=TEXT),
+    RoundRecord: st.builds(
+        RoundRecord,
+        number=NUMBERS,
+        phase=st.sampled_from(RoundPhase),
+        incarnation=TEXT,
+        size=NUMBERS,
+        term=NUMBERS,
+        addr=TEXT,
+        digest=TEXT,
+        why=TEXT,
+    ),
+    WaitingRecord: st.builds(WaitingRecord, number=NUMBERS, waiting=NUMBERS, lost=NUMBERS, reason=TEXT),
+    ClosedRecord: st.builds(ClosedRecord, closed=st.booleans(), by=TEXT, why=TEXT, at=TIMES),
+    AssignRecord: st.builds(AssignRecord, number=NUMBERS, rank=NUMBERS, join=NUMBERS),
+    RosterRecord: st.builds(RosterRecord, number=NUMBERS, members=st.lists(MEMBERS, max_size=3).map(tuple)),
+    DrainRecord: st.builds(DrainRecord, by=TEXT, why=TEXT, at=TIMES),
+    HealthRecord: st.builds(HealthRecord, name=TEXT, losses=NUMBERS, hold_s=TIMES, why=TEXT),
+    HistoryRecord: st.builds(
+        HistoryRecord,
+        number=NUMBERS,
+        size=NUMBERS,
+        formed_at=TIMES,
+        why=TEXT,
+        gather_s=TIMES,
+        last_call_s=TIMES,
+        confirm_s=TIMES,
+        last_arrivals=st.lists(st.tuples(TEXT, TIMES), max_size=3).map(tuple),
+        last_confirmed=st.lists(TEXT, max_size=3).map(tuple),
+        ended=TEXT,
+    ),
+}
+ANY_RECORD = st.one_of(*RECORDS.values())
+
+
+def item(value: bytes, key: str = KEY) -> Item:
+    return Item(key, value, 1, 1, 1)
+
+
+def with_fields(record: Record, **fields: object) -> bytes:
+    """The record with other or further fields, as another version would have written it."""
+    return msgspec.json.encode({**msgspec.json.decode(encode(record)), **fields})
+
+
+def test_every_kind_of_record_is_tried() -> None:
+    assert set(RECORDS) == set(Record.__subclasses__())
+
+
+# Round trips and versions
+
+
+@given(ANY_RECORD)
+def test_record_comes_back_as_it_was(record: Record) -> None:
+    assert decode(type(record), item(encode(record))) == record
+
+
+@given(ANY_RECORD)
+def test_equal_records_give_equal_bytes(record: Record) -> None:
+    copy = decode(type(record), item(encode(record)))
+    assert encode(copy) == encode(record)
+
+
+def test_order_of_labels_does_not_change_the_bytes() -> None:
+    one, other = (
+        NodeRecord(id="i", name="a", addr="a", session=1, join=1, phase=NodePhase.JOINING, labels=labels)
+        for labels in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"})
+    )
+    assert encode(one) == encode(other)
+
+
+def test_records_are_json_that_a_person_can_read() -> None:
+    text = encode(ClosedRecord(closed=True, by="ops", why="done", at=1.5)).decode()
+    assert text == '{"v":1,"closed":true,"by":"ops","why":"done","at":1.5}'
+
+
+@given(ANY_RECORD)
+def test_record_of_one_schema_ahead_is_understood(record: Record) -> None:
+    ahead = with_fields(record, v=SCHEMA + 1, something_new={"a": [1, 2]})
+    assert decode(type(record), item(ahead)) == msgspec.structs.replace(record, v=SCHEMA + 1)
+
+
+@given(ANY_RECORD, st.integers(SCHEMA + 2, 10**6))
+def test_record_of_two_schemas_ahead_is_refused_with_its_key(record: Record, version: int) -> None:
+    with pytest.raises(NewerSchemaError, match="upgrade quorate") as caught:
+        decode(type(record), item(with_fields(record, v=version)))
+    assert caught.value.key == KEY
+    assert KEY in str(caught.value)
+    assert str(version) in str(caught.value)
+
+
+def test_record_from_far_ahead_is_newer_even_if_its_fields_are_unknown() -> None:
+    with pytest.raises(NewerSchemaError):
+        decode(AssignRecord, item(b'{"v": 7, "place": "other"}'))
+
+
+def test_fields_with_defaults_may_be_missing() -> None:
+    assert decode(WaitingRecord, item(b'{"number": 3}')) == WaitingRecord(number=3)
+
+
+# Damage
+
+
+@given(st.sampled_from(sorted(RECORDS, key=lambda kind: kind.__name__)), st.binary(max_size=40))
+def test_arbitrary_bytes_are_a_state_error_that_names_the_key(kind: type[Record], value: bytes) -> None:
+    try:
+        decode(kind, item(value))
+    except RendezvousStateError as error:
+        assert error.key == KEY
+        assert KEY in str(error)
+
+
+@given(ANY_RECORD, st.data())
+def test_damaged_record_is_a_state_error_or_another_record(record: Record, data: st.DataObject) -> None:
+    value = bytearray(encode(record))
+    for _ in range(data.draw(st.integers(1, 3))):
+        value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        assert isinstance(decode(type(record), item(bytes(value))), type(record))
+    except RendezvousStateError as error:
+        assert error.key == KEY
+
+
+@given(ANY_RECORD, st.data())
+def test_record_that_was_cut_off_is_a_state_error(record: Record, data: st.DataObject) -> None:
+    value = encode(record)
+    with pytest.raises(RendezvousStateError) as caught:
+        decode(type(record), item(value[: data.draw(st.integers(0, len(value) - 1))]))
+    assert caught.value.key == KEY
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b'"\xff"',
+        b'{"number": "one"}',
+        b'{"number": 1, "v": "new"}',
+        b'{"number": 99999999999999999999999999}',
+        b'{"number": 1, "unknown": ' + b"[" * 100_000,
+        b"[" * 100_000,
+    ],
+    ids=["empty", "null", "list", "no utf-8", "no text", "wrong type", "wrong version", "too large", "deep", "deeper"],
+)
+def test_what_is_no_record_is_a_state_error_that_says_what_to_do(value: bytes) -> None:
+    with pytest.raises(RendezvousStateError, match="remove the key, or use another run id") as caught:
+        decode(WaitingRecord, item(value))
+    assert caught.value.key == KEY
+    assert "WaitingRecord" in str(caught.value)
+
+
+# Rosters
+
+
+def members(count: int) -> list[RosterMember]:
+    return [RosterMember(f"id{index}", index % 3 + 1, f"host{index}", f"10.0.0.{index}") for index in range(count)]
+
+
+def roster(count: int, number: int = 7) -> tuple[RoundRecord, list[Item]]:
+    chunks = split_roster(number, members(count))
+    record = RoundRecord(
+        number=number,
+        phase=RoundPhase.ACTIVE,
+        incarnation="i",
+        size=count,
+        term=1,
+        chunks=len(chunks),
+        digest=roster_digest(chunks),
+    )
+    return record, [item(chunk, f"/roster/{index:06d}") for index, chunk in enumerate(chunks)]
+
+
+@pytest.mark.parametrize("count", [1, ROSTER_CHUNK - 1, ROSTER_CHUNK, ROSTER_CHUNK + 1, 3 * ROSTER_CHUNK, 1000])
+def test_roster_comes_back_in_rank_order(count: int) -> None:
+    record, items = roster(count)
+    assert len(items) == math.ceil(count / ROSTER_CHUNK)
+    assert join_roster(record, items) == tuple(members(count))
+    assert join_roster(record, items[::-1]) == tuple(members(count))
+
+
+def test_missing_chunk_is_told() -> None:
+    record, items = roster(600)
+    for missing in range(len(items)):
+        with pytest.raises(RendezvousStateError, match="roster of round 7 is not whole: 2 of 3 parts"):
+            join_roster(record, items[:missing] + items[missing + 1 :])
+    with pytest.raises(RendezvousStateError, match="0 of 3 parts"):
+        join_roster(record, [])
+
+
+def test_chunk_too_many_at_the_end_is_ignored() -> None:
+    record, items = roster(600)
+    assert join_roster(record, [*items, item(items[0].value, "/roster/000003")]) == tuple(members(600))
+
+
+def test_altered_chunk_is_told() -> None:
+    record, items = roster(600)
+    altered = encode(RosterRecord(number=7, members=tuple(members(257)[:256][::-1])))
+    with pytest.raises(RendezvousStateError, match="not what was decided"):
+        join_roster(record, [item(altered, items[0].key), *items[1:]])
+
+
+def test_chunks_in_another_order_are_told() -> None:
+    record, items = roster(600)
+    swapped = [item(items[1].value, items[0].key), item(items[0].value, items[1].key), items[2]]
+    with pytest.raises(RendezvousStateError, match="not what was decided"):
+        join_roster(record, swapped)
+
+
+def test_roster_of_another_size_is_told() -> None:
+    record, items = roster(600)
+    with pytest.raises(RendezvousStateError, match="600 members instead of 599"):
+        join_roster(msgspec.structs.replace(record, size=599), items)
+
+
+@given(st.lists(MEMBERS, max_size=20), NUMBERS)
+def test_any_roster_comes_back(listed: list[RosterMember], number: int) -> None:
+    chunks = split_roster(number, listed)
+    record = RoundRecord(
+        number=number,
+        phase=RoundPhase.FORMING,
+        incarnation="",
+        size=len(listed),
+        term=1,
+        chunks=len(chunks),
+        digest=roster_digest(chunks),
+    )
+    assert join_roster(record, [item(chunk, f"/{i:06d}") for i, chunk in enumerate(chunks)]) == tuple(listed)

@@ -1,0 +1,30 @@
+"""The Python in the README runs as it stands there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_readme_has_python_to_run():
+    assert BLOCKS
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_python_of_the_readme_runs_without_error(block):
+    done = subprocess.run([sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_demo_tells_its_story_and_ends():
+    demo = README.parent / "examples" / "demo.py"
+    done = subprocess.run([sys.executable, "-W", "error", demo], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    chapters = [line for line in done.stdout.splitlines() if "===" in line]
+    for words in ("a round formed", "re-formed with the late node", "re-formed without the lost node", "done"):
+        assert any(words in chapter for chapter in chapters), words

@@ -1,0 +1,55 @@
+"""Pages that are made from the definitions the code uses are what those definitions say. `--rewrite` makes them anew."""
+
+from pathlib import Path
+
+import pytest
+
+from quorate.backends import schemes
+from quorate.options import OPTIONS, Option
+
+ROOT = Path(__file__).parents[2]
+
+OPTIONS_HEAD = """# Options
+
+Given in a URL (`scheme://endpoint/run-id?option=value`), as keyword arguments of `create_handler` and `join`, or in the
+configuration of `RendezvousParameters`. Seconds may have decimals. An unknown option is an error that suggests the nearest
+name. *Shared* options must be the same on all nodes of a run: a node with others is refused, with both values named.
+
+| option | default | shared | meaning |
+|---|---|---|---|
+"""
+
+
+def shown_default(option: Option) -> str:
+    """The default as one would write it."""
+    default = getattr(option.default, "value", option.default)
+    if default is None or default == {} or default == "":
+        return "-"
+    return f"{default:g}" if isinstance(default, int | float) and not isinstance(default, bool) else str(default)
+
+
+def options_page(options: tuple[Option, ...], available: set[str]) -> str:
+    """docs/options.md for the schemes that are available."""
+    rows = []
+    for option in options:
+        if option.backends and not available & set(option.backends):
+            continue
+        names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
+        rows.append(f"| {names} | {shown_default(option)} | {'yes' if option.shared else ''} | {option.meaning} |")
+    return OPTIONS_HEAD + "\n".join(rows) + "\n"
+
+
+PAGES = {"docs/options.md": lambda: options_page(OPTIONS, set(schemes._openers))}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_pages_are_up_to_date(name, request):
+    page = ROOT / name
+    if request.config.getoption("--rewrite"):
+        page.write_text(PAGES[name](), encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == PAGES[name](), "run: make check ARGS=--rewrite"
+
+
+def test_a_changed_option_would_be_noticed():
+    changed = (*OPTIONS[:-1], OPTIONS[0])
+    assert options_page(changed, {"memory"}) != options_page(OPTIONS, {"memory"})

@@ -1,0 +1,107 @@
+"""No module can be made to run code by the bytes it reads, and none judges anything by a wall clock."""
+
+import ast
+
+import pytest
+
+from tests.tidy.sources import imports, modules
+
+CODE_LOADERS = frozenset({"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"})
+WALL_CLOCKS = frozenset(
+    {
+        "time.time",
+        "time.time_ns",
+        "datetime.datetime.now",
+        "datetime.datetime.utcnow",
+        "datetime.datetime.today",
+        "datetime.date.today",
+    }
+)
+# Where a wall clock may be read, "module:qualified name of the function" -> reason. To show a person the time is a
+# reason; to decide anything is not. "module:" is the top of the module.
+WALL_CLOCK_ALLOWED: dict[str, str] = {
+    "quorate.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
+}
+
+
+def code_loader_imports(module: str, source: str) -> list[str]:
+    """The imports of a module that can turn bytes into running code."""
+    return [
+        f"{module}:{one.line}: imports {one}"
+        for one in imports(module, source)
+        if one.module.split(".")[0] in CODE_LOADERS
+    ]
+
+
+def wall_clock_places(module: str, source: str) -> dict[str, str]:
+    """Where a module names a wall clock: "module:qualified name" -> what and in which line."""
+    tree = ast.parse(source)
+    full_names = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                full_names |= {alias.asname or alias.name: alias.name for alias in names}
+            case ast.ImportFrom(module=str(base), names=names, level=0):
+                full_names |= {alias.asname or alias.name: f"{base}.{alias.name}" for alias in names}
+    found: dict[str, str] = {}
+
+    def visit(node: ast.AST, scope: tuple[str, ...]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            scope = (*scope, node.name)
+        elif isinstance(node, ast.Attribute | ast.Name):
+            head, _, rest = ast.unparse(node).partition(".")
+            full = f"{full_names.get(head, head)}.{rest}" if rest else full_names.get(head, head)
+            if full in WALL_CLOCKS:
+                found[f"{module}:{'.'.join(scope)}"] = f"line {node.lineno}: {full}"
+        for child in ast.iter_child_nodes(node):
+            visit(child, scope)
+
+    visit(tree, ())
+    return found
+
+
+def test_nothing_imports_pickle_or_its_kin():
+    found = [line for module, source in modules().items() for line in code_loader_imports(module, source)]
+    assert not found, "\n".join(found)
+
+
+def test_wall_clocks_are_read_only_where_it_is_allowed():
+    found = {}
+    for module, source in modules().items():
+        found |= wall_clock_places(module, source)
+    assert found.keys() == WALL_CLOCK_ALLOWED.keys(), found
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import pickle", "from marshal import loads", "def f():\n    import dill as d", "__import__('shelve')"],
+)
+def test_import_of_a_code_loader_is_caught(source):
+    assert len(code_loader_imports("quorate.wire.frames", source)) == 1
+
+
+def test_other_serialisers_are_no_code_loaders():
+    assert code_loader_imports("quorate.wire.frames", "import json, msgspec\nfrom .pickle import x") == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import time\ndef f():\n    return time.time()",
+        "import time as t\ndef f(clock=t.time_ns): ...",
+        "from time import time as now\ndef f():\n    return now()",
+        "from datetime import datetime, UTC\ndef f():\n    return datetime.now(UTC)",
+        "import datetime as dt\ndef f():\n    return dt.date.today()",
+    ],
+)
+def test_wall_clock_is_caught_with_the_function_that_reads_it(use):
+    assert wall_clock_places("quorate.x", use).keys() == {"quorate.x:f"}
+
+
+def test_wall_clock_in_a_method_or_at_the_top_is_caught():
+    source = "import time\nSTART = time.time()\nclass A:\n    def f(self):\n        return time.time()\n"
+    assert wall_clock_places("quorate.x", source).keys() == {"quorate.x:", "quorate.x:A.f"}
+
+
+def test_monotonic_clocks_are_no_wall_clocks():
+    assert wall_clock_places("quorate.x", "import time\ntime.monotonic()\nself.time.time()\n") == {}

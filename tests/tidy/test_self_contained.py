@@ -1,0 +1,62 @@
+"""The repository speaks only of itself: no paths of somebody's machine, no pages that a reader cannot open."""
+
+import re
+
+import pytest
+
+from tests.tidy.sources import ROOT, project_files
+
+# Written in pieces, because this file is read as well.
+FORBIDDEN = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"\.\./" + "shared",
+        r"(?<![\w.-])/" + "work" + r"\b/?(?![\w-]*\.)",
+        r"\bissue" + r" ?#",
+        r"\bwork" + r"places?\b",
+        r"\b(DESI" + r"GN|STY" + r"LE|TEST" + r"ING|COM" + r"PAT|SCENA" + r"RIOS|ANCH" + r"ORS)(\.md\b| sections?\b)",
+        r"\bmodel/mo" + r"del\.py\b",
+        r"\b(cla" + r"ude|anth" + r"ropic|sub-?" + r"agents?|language mo" + r"dels?)\b",
+    )
+)
+
+
+def foreign_words(name: str, text: str) -> list[str]:
+    """The words of a text that mean nothing outside the place where it was written, a line each."""
+    return [
+        f"{name}:{number}: {match.group()!r}"
+        for number, line in enumerate(text.splitlines(), start=1)
+        for pattern in FORBIDDEN
+        for match in pattern.finditer(line)
+    ]
+
+
+def test_no_file_mentions_what_is_not_in_the_repository():
+    found = []
+    for path in project_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # not a text
+        found += foreign_words(str(path.relative_to(ROOT)), text)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see .." + "/shared/notes",
+        "cd /" + "work/main",
+        "fixes issue" + " #12",
+        "from another work" + "place",
+        "as in DESIGN" + ".md",
+        "as in DESIGN" + " section 5",
+    ],
+)
+def test_foreign_word_is_caught(text):
+    assert foreign_words("a.txt", f"first line\n{text}\n") != []
+
+
+@pytest.mark.parametrize("text", ["a shared store", "the workers' work/life", "src/work/x", "design", "this issue"])
+def test_ordinary_word_is_not_caught(text):
+    assert foreign_words("a.txt", text) == []
