@@ -1,5 +1,8 @@
 """One background event loop per process, for the blocking API. Starts with its first user and ends with its last.
 
+Whoever blocks on a call is always released: by its outcome, or by an error if the loop ends first. Handlers are dropped
+by the garbage collector at any moment and on any thread, so nothing here waits for a lock that its own thread holds.
+
 After a fork the child has none of it: the parent's loop is left alone (touching it would disturb the parent), and the
 child's first user starts a new one.
 """
@@ -12,7 +15,10 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from quorate.errors import RendezvousError
 
 T = TypeVar("T")
 
@@ -20,101 +26,159 @@ INTERRUPTED_S = 6.0
 """How long an interrupted call may take to clean up before the interruption goes on."""
 EXIT_S = 2.0
 """How long all users together may take to clean up when the process ends."""
+ENDED = "the handler was shut down, or the process is ending: the call did not finish"
 
 
 class BackgroundLoop:
     """An event loop in a daemon thread. Use `acquire` and `release`; the loop stops when nobody holds it."""
 
     def __init__(self) -> None:
-        self._users = 0
+        self._lock = threading.RLock()
+        self._calls: set[_Call[Any]] = set()
+        self._ended = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="quorate", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            pending = asyncio.all_tasks(self._loop)
-            for task in pending:
-                task.cancel()
-            if pending:
-                self._loop.run_until_complete(asyncio.wait(pending))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        finally:
-            self._loop.close()
-
     def call(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and block for its result.
+        """Run a coroutine on the loop and block for its result. RendezvousError if the loop ends meanwhile.
 
         If the caller is interrupted (Ctrl-C), the coroutine is cancelled and given a few seconds to clean up.
         """
         if threading.current_thread() is self._thread:
             coro.close()
             raise RuntimeError("a blocking call was made on the background loop itself (from an event sink?)")
-        done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        started: list[asyncio.Task[T]] = []
-        self._loop.call_soon_threadsafe(_start, self._loop, coro, done, started)
+        call = _Call(coro)
         try:
-            return done.result()
+            self._submit(call)
+            return call.outcome.result()
         except BaseException:
-            if not done.done():
-                self._loop.call_soon_threadsafe(_cancel, started)
-                concurrent.futures.wait([done], timeout=INTERRUPTED_S)
+            if not call.outcome.done():
+                with suppress(RuntimeError):  # the loop has just been closed
+                    self._loop.call_soon_threadsafe(call.cancel)
+                concurrent.futures.wait([call.outcome], timeout=INTERRUPTED_S)
             raise
         finally:
-            started.clear()
-            del done  # or an error would refer to itself through this frame, and keep the caller's objects alive
+            del call  # or an error would refer to itself through this frame, and keep the caller's objects alive
 
     def spawn(self, coro: Coroutine[Any, Any, None], then: Callable[[], None]) -> None:
-        """Run a coroutine on the loop without waiting for it; call `then` on the loop when it has ended."""
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        done.add_done_callback(lambda _: then())
-        self._loop.call_soon_threadsafe(_start, self._loop, coro, done, [])
+        """Run a coroutine on the loop without waiting for it; call `then` when it has ended, however it did."""
+        call = _Call(coro)
+        call.outcome.add_done_callback(lambda _: then())
+        with suppress(RendezvousError):
+            self._submit(call)
 
     def stop(self) -> None:
         """End the loop and its thread (does not wait for it when called on it)."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self.join()
+
+    def join(self) -> None:
+        """Wait a moment for the thread to end, unless this is it."""
         if threading.current_thread() is not self._thread:
             self._thread.join(EXIT_S)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
-def _cancel(tasks: list[asyncio.Task[T]]) -> None:
-    for task in tasks:
-        task.cancel()
+    def leave_to_the_parent(self) -> None:
+        """This process is a fork: see to it that nothing is said about tasks that will never run here."""
+        for task in asyncio.all_tasks(self._loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    def _submit(self, call: _Call[Any]) -> None:
+        with self._lock:
+            if not self._ended:
+                self._calls.add(call)
+                self._loop.call_soon_threadsafe(self._start, call)
+                return
+        call.fail(RendezvousError(ENDED))
+        raise RendezvousError(ENDED)
+
+    def _start(self, call: _Call[Any]) -> None:
+        call.outcome.add_done_callback(lambda _: self._calls.discard(call))
+        call.start(self._loop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            with self._lock:
+                self._ended = True
+            try:
+                self._wind_up()
+            finally:
+                self._loop.close()
+                for call in list(self._calls):
+                    call.fail(RendezvousError(ENDED))
+
+    def _wind_up(self) -> None:
+        loop = self._loop
+        loop.run_until_complete(asyncio.sleep(0))  # what was submitted before the end is started, then cancelled
+        pending = asyncio.all_tasks(loop)
+        for task in pending:
+            task.cancel()
+        if pending:
+            loop.run_until_complete(asyncio.wait(pending, timeout=INTERRUPTED_S))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
 
 
-def _start(
-    loop: asyncio.AbstractEventLoop,
-    coro: Coroutine[Any, Any, T],
-    done: concurrent.futures.Future[T],
-    started: list[asyncio.Task[T]],
-) -> None:
-    """Run `coro` as a task (noted in `started`) and hand its outcome to `done`."""
-    task = loop.create_task(coro)
-    started.append(task)
+class _Call(Generic[T]):
+    """A coroutine on its way to the loop, and its outcome for whoever waits. All but `fail` run on the loop."""
 
-    def finished(task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            done.set_exception(concurrent.futures.CancelledError())
-        elif (error := task.exception()) is not None:
-            done.set_exception(error)
+    def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._coro: Coroutine[Any, Any, T] | None = coro
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run it as a task, unless it was cancelled before that."""
+        coro, self._coro = self._coro, None
+        if coro is not None:
+            self._task = loop.create_task(coro)
+            self._task.add_done_callback(self._finished)
+
+    def cancel(self) -> None:
+        """Whoever waited does not any more."""
+        if self._task is not None:
+            self._task.cancel()
         else:
-            done.set_result(task.result())
+            self.fail(concurrent.futures.CancelledError())
 
-    task.add_done_callback(finished)
+    def fail(self, error: Exception) -> None:
+        """It will not run, or not to its end."""
+        coro, self._coro = self._coro, None
+        if coro is not None:
+            coro.close()
+        with suppress(concurrent.futures.InvalidStateError):
+            self.outcome.set_exception(error)
+
+    def _finished(self, task: asyncio.Task[T]) -> None:
+        self._task = None
+        if task.cancelled():
+            self.outcome.set_exception(RendezvousError(ENDED))
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
 
 
 class _Shared:
     """The process's background loop and what to do for its users at exit."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.loop: BackgroundLoop | None = None
         self.users: dict[int, Callable[[], Coroutine[Any, Any, None]]] = {}
         self.next_user = 0
-        self.left_behind: list[BackgroundLoop] = []
+        self.stopped: list[BackgroundLoop] = []
+        """Told to stop; their threads may still run."""
+        self.of_the_parent: _Shared | None = None
+        """Never collected: closing any of it would hurt the parent."""
 
 
 _shared = _Shared()
@@ -123,11 +187,11 @@ _shared = _Shared()
 def acquire(close: Callable[[], Coroutine[Any, Any, None]]) -> tuple[BackgroundLoop, int]:
     """The loop, held until `release` with the number that comes with it. `close` is what to do if that never comes."""
     with _shared.lock:
-        if _shared.loop is None:
-            _shared.loop = BackgroundLoop()
+        loop = _shared.loop or BackgroundLoop()
+        _shared.loop = loop
         _shared.next_user += 1
         _shared.users[_shared.next_user] = close
-        return _shared.loop, _shared.next_user
+        return loop, _shared.next_user
 
 
 def release(user: int) -> None:
@@ -136,6 +200,9 @@ def release(user: int) -> None:
         if _shared.users.pop(user, None) is None or _shared.users:
             return
         loop, _shared.loop = _shared.loop, None
+        _shared.stopped = [stopped for stopped in _shared.stopped if stopped.is_alive]
+        if loop is not None:
+            _shared.stopped.append(loop)
     if loop is not None:
         loop.stop()
 
@@ -145,25 +212,31 @@ def _at_exit() -> None:
         loop, users = _shared.loop, list(_shared.users.values())
         _shared.users.clear()
         _shared.loop = None
-    if loop is None:
-        return
-    try:
-        loop.call(_close_all(users))
-    finally:
+        stopped = list(_shared.stopped)
+    if loop is not None:
+        finished = threading.Event()
+        loop.spawn(_close_all(users), finished.set)
+        finished.wait(EXIT_S + 1.0)
         loop.stop()
+    for other in stopped:
+        other.join()
 
 
 async def _close_all(users: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
     tasks = [asyncio.create_task(close()) for close in users]
     if tasks:
-        await asyncio.wait(tasks, timeout=EXIT_S)
+        done, _ = await asyncio.wait(tasks, timeout=EXIT_S)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # nobody is left to be told
 
 
 def _after_fork_in_child() -> None:
     global _shared
     parent, _shared = _shared, _Shared()
+    _shared.of_the_parent = parent
     if parent.loop is not None:
-        _shared.left_behind = [*parent.left_behind, parent.loop]  # never collected: closing it would hurt the parent
+        parent.loop.leave_to_the_parent()
 
 
 atexit.register(_at_exit)

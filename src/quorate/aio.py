@@ -19,11 +19,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 from quorate.api import RendezvousStoreInfo, free_port
 from quorate.backends.contract import Backend
 from quorate.backends.schemes import backend_opener
-from quorate.errors import BackendError, RendezvousError, RendezvousGracefulExitError
+from quorate.errors import (
+    BackendError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+)
 from quorate.events import Emitter, ShutdownFailed, Sink
 from quorate.parameters import RendezvousParameters
 from quorate.rendezvous.membership import Cause, Identity, Joined
@@ -31,6 +37,9 @@ from quorate.rendezvous.node import Node
 from quorate.rendezvous.records import RosterMember
 from quorate.settings import Settings
 from quorate.store import AsyncStore
+from quorate.urls import shown
+
+RETRY_S = 0.1
 
 _local_ids = itertools.count()
 
@@ -80,8 +89,24 @@ class AsyncWorld:
         self._joined = joined
 
     async def members(self) -> tuple[RosterMember, ...]:
-        """All members in rank order, with name and address. One read."""
-        return await self._node.roster(self._joined)
+        """All members in rank order, with name and address. One read, tried again until `read_timeout`.
+
+        SessionLostError if the round is over, RendezvousConnectionError if the backend does not answer.
+        """
+        limit_s = self._node.settings.read_timeout_s
+        trouble = "no answer"
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    try:
+                        return await self._node.roster(self._joined)
+                    except BackendError as error:
+                        trouble = str(error)
+                        await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise RendezvousConnectionError(
+                f"the members of round {self.round} could not be read within {limit_s:g} s: {trouble}"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<AsyncWorld round={self.round} rank={self.rank} world_size={self.world_size}>"
@@ -100,20 +125,25 @@ class AsyncHandler:
         self._backend: Backend | None = None
         self._node: Node | None = None
         self._changed: AsyncChanged | None = None
+        self._stores: WeakSet[AsyncStore] = WeakSet()
+        self.has_left = False
+        """Whether the node was told to leave since it last asked to join."""
 
     async def next_rendezvous(self) -> AsyncWorld:
         """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
+        self.has_left = False
         node = await self._open()
-        self._changed = None
         joined = await node.next_round()
         changed = self._changed = AsyncChanged()
         store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
+        self._stores.add(store)
         node.listen(self._on_changed)
         return AsyncWorld(node, joined, store, changed)
 
     def num_nodes_waiting(self) -> int:
         """From what was pushed last; never raises, costs microseconds. 0 until the node has looked at the run."""
-        return self._node.waiting_count() if self._node is not None else 0
+        node = self._node
+        return node.waiting_count() if node is not None else 0
 
     async def observe(self) -> None:
         """Begin to follow the run without joining it. Returns once it was read, or after `read_timeout`."""
@@ -128,9 +158,8 @@ class AsyncHandler:
     @property
     def closed_now(self) -> bool | None:
         """Whether the run is closed, from what was pushed last; None: nothing was yet."""
-        if self._node is None or not self._node.sight.is_synced:
-            return None
-        return self._node.sight.is_closed
+        node = self._node
+        return node.sight.is_closed if node is not None and node.sight.is_synced else None
 
     async def is_closed(self) -> bool:
         """Whether the run is closed; False for one that does not exist, or that could not be read yet."""
@@ -147,9 +176,11 @@ class AsyncHandler:
         return await (await self._open()).reopen_run(why)
 
     async def leave(self, why: str = "leave() was called") -> None:
-        """Leave the run without closing it. The handler can join again."""
+        """Leave the run without closing it. The handler can join again. Who waits for a change of its world is told."""
+        self.has_left = True
         if self._node is not None:
             await self._node.leave(why)
+        self._tell_left(why)
 
     async def shutdown(self, why: str = "shutdown() was called") -> bool:
         """Leave, close the run, and let go of everything. False, with a warning event, if closing did not work."""
@@ -169,10 +200,14 @@ class AsyncHandler:
         async with self._opening:
             node, self._node = self._node, None
             backend, self._backend = self._backend, None
+        self.has_left = True
+        for store in list(self._stores):
+            store.end("its handler let go of the run")
         if node is not None:
             await node.stop()
         if backend is not None:
             await backend.close()
+        self._tell_left("its handler let go of the run")
 
     async def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
@@ -225,6 +260,11 @@ class AsyncHandler:
         if self._changed is not None:
             self._changed.set(cause, reason)
 
+    def _tell_left(self, why: str) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and changed.cause not in (Cause.SESSION_LOST, Cause.ROUND_OVER):
+            changed.set(Cause.ROUND_OVER, f"this node left: {why}")
+
 
 class AsyncRun:
     """Worlds as they come. Leaving the block leaves the run; it never closes it."""
@@ -238,22 +278,26 @@ class AsyncRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.handler.leave("its block ended" if error is None else f"its block raised {error!r}")
+        await self.handler.leave(end_of_block(error))
         await self.handler.aclose()
 
     async def rounds(self) -> AsyncIterator[AsyncWorld]:
         """A world, and a new one each time it has changed: asking for the next waits for the change, then re-joins.
 
-        Ends when this node is a spare of a run that ended, or was asked to go; raises what `next_rendezvous` raises.
-        Break out of the loop when the work is done.
+        Ends when this node is a spare of a run that ended, was asked to go, or was told to leave; raises what
+        `next_rendezvous` raises. Break out of the loop when the work is done.
         """
         while True:
             try:
                 world = await self.handler.next_rendezvous()
-            except RendezvousGracefulExitError:
-                return
+            except RendezvousError as error:
+                if isinstance(error, RendezvousGracefulExitError) or self.handler.has_left:
+                    return
+                raise
             yield world
             await world.changed.wait()
+            if self.handler.has_left:
+                return
 
 
 def create_handler(
@@ -266,6 +310,11 @@ def create_handler(
 def join(target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object) -> AsyncRun:
     """Join a run: use it as `async with`."""
     return AsyncRun(create_handler(target, sinks=sinks, **options))
+
+
+def end_of_block(error: BaseException | None) -> str:
+    """The reason that the others are told."""
+    return "its block ended" if error is None else f"its block raised {shown(error)}"
 
 
 def settings_of(target: str | RendezvousParameters | Settings, options: dict[str, object]) -> Settings:

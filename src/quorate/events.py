@@ -141,13 +141,13 @@ class BackendUnreachable(Event, frozen=True, kw_only=True):
 
 
 class BackendReachable(Event, frozen=True, kw_only=True):
-    """The backend answers again."""
+    """The backend answers, after it did not."""
 
     level = logging.INFO
     after_s: float
 
     def text(self) -> str:
-        return f"reaches the backend again after {self.after_s:.1f} s"
+        return f"reaches the backend after {self.after_s:.1f} s"
 
 
 class RunClosed(Event, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ class RoundForming(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"round {self.round} forms with {self.size} nodes: {self.reason}"
+        return f"round {self.round} forms with {self.size} node{'s' * (self.size != 1)}: {self.reason}"
 
 
 class RoundGivenUp(Event, frozen=True, kw_only=True):
@@ -232,7 +232,7 @@ class RoundActive(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"round {self.round} is active with {self.size} members: {self.reason}"
+        return f"round {self.round} is active with {self.size} member{'s' * (self.size != 1)}: {self.reason}"
 
 
 class RoundOver(Event, frozen=True, kw_only=True):
@@ -272,14 +272,14 @@ class NodeHeldBack(Event, frozen=True, kw_only=True):
 
 
 class RecordUnreadable(Event, frozen=True, kw_only=True):
-    """A record in the backend was skipped because it cannot be read."""
+    """A record in the backend cannot be read; the reason names its key."""
 
     level = logging.WARNING
     key: str
     reason: str
 
     def text(self) -> str:
-        return f"ignores {self.key}: {self.reason}"
+        return f"cannot use a record: {self.reason}"
 
 
 Sink: TypeAlias = Callable[[Event], None]
@@ -305,6 +305,6 @@ class Emitter:
         for sink in list(self._sinks):
             try:
                 sink(event)
-            except Exception:
+            except (Exception, SystemExit):  # the latter would end the event loop
                 logger.exception("an event sink failed and is not called again: %r", sink)
                 self._sinks.remove(sink)

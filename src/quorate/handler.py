@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from quorate import _background
-from quorate.aio import AsyncHandler, AsyncWorld, settings_of
+from quorate.aio import AsyncHandler, AsyncWorld, end_of_block, settings_of
 from quorate.api import RendezvousHandler, RendezvousInfo
 from quorate.errors import ForkedProcessError, RendezvousError, RendezvousGracefulExitError
 from quorate.events import Sink
@@ -63,6 +63,7 @@ class Handler(RendezvousHandler):
         self._core = core
         self._loop = loop
         self._pid = os.getpid()
+        self._shut_down: bool | None = None
         self._finalizer = weakref.finalize(self, _let_go, core, loop, user, self._pid)
         self._finalizer.atexit = False  # the background loop cleans up at exit itself
 
@@ -105,9 +106,12 @@ class Handler(RendezvousHandler):
         self._call(self._core.leave(reason))
 
     def shutdown(self) -> bool:
-        closed = self._call(self._core.shutdown())
-        self._finalizer()
-        return closed
+        """As in the interface. Again, and the answer is the same."""
+        self._check_process()
+        if self._shut_down is None:
+            self._shut_down = self._call(self._core.shutdown())
+            self._finalizer()
+        return self._shut_down
 
     def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
@@ -120,6 +124,16 @@ class Handler(RendezvousHandler):
         if self._finalizer.alive:
             self._call(self._core.aclose())
             self._finalizer()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it can be used: it was not shut down or closed, and this is the process that made it."""
+        return os.getpid() == self._pid and self._finalizer.alive
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the node was told to leave since it last asked to join."""
+        return self._core.has_left
 
     def _call(self, coro: Coroutine[Any, Any, T]) -> T:
         try:
@@ -170,22 +184,27 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.handler.leave("its block ended" if error is None else f"its block raised {error!r}")
-        self.handler.close()
+        if self.handler.in_use:  # in a fork the block ends too, and that is no end for the parent
+            self.handler.leave(end_of_block(error))
+            self.handler.close()
 
     def rounds(self) -> Iterator[World]:
         """A world, and a new one each time it has changed: asking for the next waits for the change, then re-joins.
 
-        Ends when this node is a spare of a run that ended, or was asked to go; raises what `next_rendezvous` raises.
-        Break out of the loop when the work is done.
+        Ends when this node is a spare of a run that ended, was asked to go, or was told to leave; raises what
+        `next_rendezvous` raises. Break out of the loop when the work is done.
         """
         while True:
             try:
                 world = self.handler.next_rendezvous()
-            except RendezvousGracefulExitError:
-                return
+            except RendezvousError as error:
+                if isinstance(error, RendezvousGracefulExitError) or self.handler.has_left:
+                    return
+                raise
             yield world
             world.changed.wait()
+            if self.handler.has_left:
+                return
 
 
 def join(target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object) -> Run:

@@ -35,7 +35,7 @@ class RendezvousHandlerRegistry:
         if not backend:
             raise SettingsError("the name of a rendezvous backend must not be empty", option="backend", value=backend)
         taken = self._creators.setdefault(backend, creator)
-        if taken is not creator:
+        if taken != creator:
             raise SettingsError(
                 f"backend {backend!r} is registered already, with {taken!r}: not replaced by {creator!r}",
                 option="backend",
@@ -86,5 +86,7 @@ def create_handler(
     that names what is wrong. Does not block: nothing is opened yet.
     """
     if isinstance(target, RendezvousParameters) and not options:
+        if sinks:
+            raise TypeError("sinks can be given with a URL or settings only: parameters may mean anybody's handler")
         return rendezvous_handler_registry.create_handler(target)
     return Handler(settings_of(target, options), sinks=sinks)

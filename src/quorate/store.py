@@ -4,25 +4,38 @@
 prefix, so that no round ever sees another's. Every write compares that the writer is still a member of the round: a
 node that lost its session cannot change anything (`StoreFencedError`).
 
-A call ends within its time-out. While the backend cannot be reached it is tried again until then. A write whose
-outcome is not known is never sent again by this layer: it raises `OutcomeUnknown`.
+A call ends within its time-out (and the second that finding out what was missing may take). While the backend cannot
+be reached it is tried again until then. A write whose outcome is not known is never sent again by this layer: it raises
+`OutcomeUnknown`. Reading, and coming to a barrier or a gather, is harmless to repeat and is repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
-from quorate.backends.contract import Backend
-from quorate.errors import HistoryGone, Rejected, StoreError, StoreFencedError, StoreTimeoutError, Unavailable
+from quorate.backends.contract import Backend, Watch
+from quorate.errors import (
+    HistoryGone,
+    OutcomeUnknown,
+    Rejected,
+    RendezvousError,
+    StoreError,
+    StoreFencedError,
+    StoreTimeoutError,
+    Unavailable,
+)
 from quorate.kv.types import (
     BranchOp,
     Compare,
     Delete,
     Deleted,
+    DeleteRange,
     Exists,
     Get,
     GotItem,
@@ -41,6 +54,8 @@ T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 300.0
 RETRY_S = 0.1
+LOOK_S = 1.0
+"""What may be spent, after a time-out, on finding out what was missing."""
 NAMED = 20
 """How many keys or ranks an error names."""
 
@@ -58,42 +73,46 @@ class AsyncStore:
         self._backend = backend
         self._root = keys.store(joined.number)
         self._lease = joined.data_lease
-        self._fence: tuple[Compare, ...] = (ModRevisionIs(keys.node(node_id), joined.own_revision),)
+        self._fence = ModRevisionIs(keys.node(node_id), joined.own_revision)
         self._uses: dict[str, int] = {}
+        self._ended: str | None = None
+
+    def end(self, why: str) -> None:
+        """The connection is about to go: whatever waits ends with a StoreError, and so does every later call."""
+        self._ended = why
 
     # --- the familiar calls -------------------------------------------------------------------------------------------
 
     async def set(self, key: str, value: bytes | str) -> None:
         """Write a key."""
-        await self._write(f"set({key!r})", [self._put(key, _bytes(value))])
+        await self._write(f"set({key!r})", self._put(key, _bytes(value)))
 
     async def get(self, key: str, timeout_s: float | None = None) -> bytes:
         """The value of a key; waits until it exists."""
-        async with self._limit(f"get({key!r})", timeout_s, [key]):
-            return (await self._await_item(self._path(key))).value
+        what = f"get({key!r})"
+        async with self._limit(what, timeout_s, [key]):
+            return (await self._await_item(what, self._path(key))).value
 
     async def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
         """Until all keys exist. The error names those that did not."""
-        async with self._limit("wait", timeout_s, keys):
+        async with self._limit("wait", timeout_s, _several(keys)):
             for key in keys:
-                await self._await_item(self._path(key))
+                await self._await_item("wait", self._path(key))
 
     async def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist now."""
-        async with self._limit("check", None, keys):
-            return all(item is not None for item in await self._get_many(keys))
+        async with self._limit("check"):
+            return all(item is not None for item in await self._get_many("check", _several(keys)))
 
     async def add(self, key: str, amount: int) -> int:
         """Add to the decimal number under a key (absent: 0); the new number. Counted once, also if it was resent."""
-        async with self._limit(f"add({key!r})", None, [key]):
-            try:
-                result = await self._reach(
-                    lambda: self._backend.add(self._path(key), amount, compares=self._fence, lease=self._lease)
-                )
-            except Rejected as error:
-                raise StoreError(f"add({key!r}): {error}") from error
+        path, what = self._path(key), f"add({key!r})"
+        async with self._limit(what):
+            result = await self._reach(
+                what, lambda: self._backend.add(path, amount, compares=(self._fence,), lease=self._lease)
+            )
         if not result.committed:
-            raise self._fenced(f"add({key!r})")
+            raise self._fenced(what)
         return result.value
 
     async def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
@@ -103,28 +122,32 @@ class AsyncStore:
         """
         path, wanted, new = self._path(key), _bytes(expected), _bytes(desired)
         what = f"compare_set({key!r})"
-        async with self._limit(what, None, [key]):
-            if not wanted:
-                result = await self._transact(what, [Exists(path, False)], [self._put(key, new)])
+        absent = not wanted
+        async with self._limit(what):
+            while True:
+                compare = Exists(path, False) if absent else ValueIs(path, wanted)
+                result = await self._transact(what, [compare], [self._put(key, new)])
                 if result.committed:
                     return new
-            result = await self._transact(what, [ValueIs(path, wanted)], [self._put(key, new)])
-        if result.committed:
-            return new
-        item = _item(result, 1)
-        return item.value if item is not None else wanted
+                item = _item(result, 1)
+                if item is not None and item.value != wanted:
+                    return item.value
+                if item is None and wanted:
+                    return wanted
+                absent = item is None  # nothing was expected, and the key is there and empty, or was until just now
 
     async def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
-        result = await self._write(f"delete_key({key!r})", [Delete(self._path(key))])
+        result = await self._write(f"delete_key({key!r})", Delete(self._path(key)))
         (deleted,) = result.results
         assert isinstance(deleted, Deleted)
         return deleted.count > 0
 
     async def num_keys(self) -> int:
         """How many keys the round's store holds."""
-        async with self._limit("num_keys", None, ()):
-            result = await self._reach(lambda: self._backend.txn((), [Range(self._path(""), count_only=True)]))
+        count = Range(self._path(""), count_only=True)
+        async with self._limit("num_keys"):
+            result = await self._reach("num_keys", lambda: self._backend.txn((), [count]), harmless=True)
         (counted,) = result.results
         assert isinstance(counted, GotRange)
         return counted.count
@@ -132,9 +155,9 @@ class AsyncStore:
     async def append(self, key: str, value: bytes | str) -> None:
         """Add bytes at the end of a key's value (absent: empty)."""
         path, tail, what = self._path(key), _bytes(value), f"append({key!r})"
-        async with self._limit(what, None, [key]):
+        async with self._limit(what):
             while True:
-                item = (await self._reach(lambda: self._backend.get(path))).item
+                item = (await self._reach(what, lambda: self._backend.get(path), harmless=True)).item
                 unchanged = ModRevisionIs(path, item.mod_revision if item else 0)
                 whole = (item.value if item else b"") + tail
                 if (await self._transact(what, [unchanged], [self._put(key, whole)])).committed:
@@ -142,20 +165,21 @@ class AsyncStore:
 
     async def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
         """The values of all keys; waits until all exist."""
-        async with self._limit("multi_get", timeout_s, keys):
-            items = await self._get_many(keys)
+        async with self._limit("multi_get", timeout_s, _several(keys)):
+            items = await self._get_many("multi_get", keys)
             return [
-                (item if item is not None else await self._await_item(self._path(key))).value
+                (item if item is not None else await self._await_item("multi_get", self._path(key))).value
                 for key, item in zip(keys, items, strict=True)
             ]
 
     async def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         """Write several keys, in as few requests as the backend allows (not as one atomic step)."""
-        if len(keys) != len(values):
+        if len(_several(keys)) != len(values):
             raise StoreError(f"multi_set needs as many values as keys: {len(keys)} keys, {len(values)} values")
         puts = [self._put(key, _bytes(value)) for key, value in zip(keys, values, strict=True)]
-        for part in self._parts(puts):
-            await self._write("multi_set", part)
+        async with self._limit("multi_set"):
+            for part in self._parts(puts):
+                await self._transact("multi_set", (), part)
 
     # --- what the familiar one lacks ----------------------------------------------------------------------------------
 
@@ -165,60 +189,51 @@ class AsyncStore:
 
     async def gather(self, name: str, value: bytes | str, timeout_s: float | None = None) -> list[bytes]:
         """Everyone's value, in rank order, to everyone. The error names the absent ranks."""
-        base = await self._meet("gather", name, _bytes(value), timeout_s)
-        async with self._limit(f"gather({name!r})", timeout_s, ()):
-            return [item.value for item in (await self._reach(lambda: self._backend.scan(base + "in/"))).items]
+        return await self._meet("gather", name, _bytes(value), timeout_s)
 
-    async def watch(self, key: str) -> AsyncIterator[bytes | None]:
-        """The value of a key now (if it exists) and after every change; None: it was deleted. Has no end."""
-        path = self._path(key)
-        seen = 0
-        while True:
-            got = await self._reach(lambda: self._backend.get(path))
-            if got.item is not None and got.item.mod_revision > seen:
-                yield got.item.value
-            elif got.item is None and seen:
-                yield None
-            seen = got.revision
-            watch = self._backend.watch(path, got.revision)
-            try:
-                async for batch in watch:
-                    seen = batch.revision
-                    for change in batch.changes:
-                        if change.key == path:
-                            yield change.item.value if change.item else None
-            except (HistoryGone, Unavailable):
-                await asyncio.sleep(RETRY_S)
-            finally:
-                watch.cancel()
+    async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
+        """The value of a key now (if it exists) and after every change; None: it was deleted. Has no end.
 
-    async def _meet(self, verb: str, name: str, value: bytes, timeout_s: float | None) -> str:
-        """Arrive, and wait until everybody has. Each costs its own write and one small push, not one per rank."""
+        Where the backend no longer knows what happened meanwhile, the last of several changes stands for all.
+        """
+        async with aclosing(self._follow(f"watch({key!r})", self._path(key))) as items:
+            async for item in items:
+                yield None if item is None else item.value
+
+    async def _meet(self, verb: str, name: str, value: bytes, timeout_s: float | None) -> list[bytes]:
+        """Arrive, wait until everybody has, and read what they brought.
+
+        Each costs its own write and one small push, not one per rank. Arriving twice is arriving, so a write whose
+        outcome is unknown is sent again. Whoever comes last removes the use before: all have returned from that one.
+        """
         use = self._uses[f"{verb} {name}"] = self._uses.get(f"{verb} {name}", 0) + 1
-        base = f"{self._root}{verb}/{quote(name, safe='')}/{use}/"
-        arrive: list[BranchOp] = [
-            Put(f"{base}in/{self.rank:08d}", value, self._lease),
-            Range(base + "in/", count_only=True),
-        ]
+        place = f"{self._root}{verb}/{quote(name, safe='')}/"
+        base = f"{place}{use}/"
+        own = Put(f"{base}in/{self.rank:08d}", value, self._lease)
+        arrive: list[BranchOp] = [own, Range(base + "in/", count_only=True)]
+        finish: list[BranchOp] = [Put(base + "done", b"", self._lease), DeleteRange(f"{place}{use - 1}/")]
         what = f"{verb}({name!r})"
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                arrived = (await self._transact(what, (), arrive)).results[1]
+                arrived = (await self._transact(what, (), arrive, harmless=True)).results[1]
                 assert isinstance(arrived, GotRange)
                 if arrived.count == self.world_size:
-                    await self._transact(what, (), [Put(base + "done", b"", self._lease)])
+                    await self._transact(what, (), finish, harmless=True)
                 else:
-                    await self._await_item(base + "done")
+                    await self._await_item(what, base + "done")
+                if verb == "barrier":
+                    return []
+                brought = await self._reach(what, lambda: self._backend.scan(base + "in/"), harmless=True)
+                return [item.value for item in brought.items]
         except TimeoutError:
             raise await self._absent(what, base, limit_s) from None
-        return base
 
     async def _absent(self, what: str, base: str, limit_s: float) -> StoreTimeoutError:
         try:
-            async with asyncio.timeout(min(5.0, limit_s)):
-                items = (await self._backend.scan(base + "in/")).items
-        except (TimeoutError, Unavailable):
+            async with asyncio.timeout(min(LOOK_S, limit_s)):
+                items = (await self._reach(what, lambda: self._backend.scan(base + "in/"), harmless=True)).items
+        except (TimeoutError, StoreError):
             return StoreTimeoutError(f"{what} of round {self.round}: no answer from the store within {limit_s:g} s")
         present = {int(item.key.rpartition("/")[2]) for item in items}
         absent = [rank for rank in range(self.world_size) if rank not in present]
@@ -236,17 +251,19 @@ class AsyncStore:
     def _put(self, key: str, value: bytes) -> Put:
         return Put(self._path(key), value, self._lease)
 
-    async def _write(self, what: str, ops: Sequence[BranchOp]) -> TxnResult:
-        async with self._limit(what, None, ()):
-            return await self._transact(what, (), ops)
+    async def _write(self, what: str, op: BranchOp) -> TxnResult:
+        async with self._limit(what):
+            return await self._transact(what, (), [op])
 
-    async def _transact(self, what: str, compares: Sequence[Compare], ops: Sequence[BranchOp]) -> TxnResult:
+    async def _transact(
+        self, what: str, compares: Sequence[Compare], ops: Sequence[BranchOp], *, harmless: bool = False
+    ) -> TxnResult:
         """A fenced transaction; it may be refused by `compares`, never by the fence."""
-        result = await self._reach(lambda: self._backend.txn((*self._fence, *compares), ops))
+        fenced = (self._fence, *compares)
+        result = await self._reach(what, lambda: self._backend.txn(fenced, ops), harmless=harmless)
         if not result.committed:
-            own, fence = _item(result, 0), self._fence[0]
-            assert isinstance(fence, ModRevisionIs)
-            if own is None or own.mod_revision != fence.revision:
+            own = _item(result, 0)
+            if own is None or own.mod_revision != self._fence.revision:
                 raise self._fenced(what)
         return result
 
@@ -256,55 +273,88 @@ class AsyncStore:
             f"nothing was written; join again"
         )
 
-    async def _get_many(self, keys: Sequence[str]) -> list[Item | None]:
+    async def _get_many(self, what: str, keys: Sequence[str]) -> list[Item | None]:
         found: list[Item | None] = []
         for part in self._parts([Get(self._path(key)) for key in keys]):
-            result = await self._reach(lambda part=part: self._backend.txn((), part))  # type: ignore[misc]
+            result = await self._reach(what, partial(self._backend.txn, (), part), harmless=True)
             found += [got.item for got in result.results if isinstance(got, GotItem)]
         return found
 
-    def _parts(self, ops: Sequence[T]) -> Iterator[Sequence[T]]:
-        most = self._backend.limits.max_txn_ops
-        for start in range(0, len(ops), most):
-            yield ops[start : start + most]
+    def _parts(self, ops: Sequence[BranchOp]) -> Iterator[list[BranchOp]]:
+        """As few transactions as the backend's limits allow; a value that is too large by itself stays alone."""
+        limits = self._backend.limits
+        part: list[BranchOp] = []
+        size = 0
+        for op in ops:
+            more = len(op.value) if isinstance(op, Put) else 0
+            if part and (len(part) >= limits.max_txn_ops or size + more > limits.max_txn_bytes):
+                yield part
+                part, size = [], 0
+            part.append(op)
+            size += more
+        if part:
+            yield part
 
-    async def _await_item(self, path: str) -> Item:
+    async def _await_item(self, what: str, path: str) -> Item:
+        async with aclosing(self._follow(what, path)) as items:
+            async for item in items:
+                if item is not None:
+                    return item
+        raise AssertionError("it has no end")
+
+    async def _follow(self, what: str, path: str) -> AsyncGenerator[Item | None, None]:
+        """A key now (if it exists) and after every change; None: it was deleted. Has no end."""
+        seen, present = 0, False
         while True:
-            got = await self._reach(lambda: self._backend.get(path))
-            if got.item is not None:
-                return got.item
-            watch = self._backend.watch(path, got.revision)
+            got = await self._reach(what, lambda: self._backend.get(path), harmless=True)
+            was_present, present = present, got.item is not None
+            if (got.item is None and was_present) or (got.item is not None and got.item.mod_revision > seen):
+                yield got.item
+            seen = got.revision
+            watch: Watch | None = None
             try:
+                watch = self._backend.watch(path, seen)
                 async for batch in watch:
+                    seen = batch.revision
                     for change in batch.changes:
-                        if change.key == path and change.item is not None:
-                            return change.item
+                        if change.key == path:
+                            present = change.item is not None
+                            yield change.item
             except (HistoryGone, Unavailable):
                 await asyncio.sleep(RETRY_S)
             finally:
-                watch.cancel()
+                if watch is not None:
+                    watch.cancel()
 
-    @staticmethod
-    async def _reach(request: Callable[[], Awaitable[T]]) -> T:
-        """Try until the backend answers; the caller's limit ends it. Only requests that did not happen are repeated."""
+    async def _reach(self, what: str, request: Callable[[], Awaitable[T]], *, harmless: bool = False) -> T:
+        """Try until the backend answers; the caller's limit ends it.
+
+        Only requests that did not happen are repeated, and those of which it does not matter: `harmless` ones.
+        """
         while True:
+            if self._ended is not None:
+                raise StoreError(f"{what}: the store of round {self.round} can no longer be used: {self._ended}")
             try:
                 return await request()
-            except Unavailable:
+            except (Unavailable, OutcomeUnknown) as error:
+                if isinstance(error, OutcomeUnknown) and not harmless:
+                    raise
                 await asyncio.sleep(RETRY_S)
+            except Rejected as error:
+                raise StoreError(f"{what} in the store of round {self.round}: {error}") from error
 
-    def _limit(self, what: str, timeout_s: float | None, keys: Sequence[str]) -> _Limit:
-        return _Limit(self, what, self.timeout_s if timeout_s is None else timeout_s, keys)
+    def _limit(self, what: str, timeout_s: float | None = None, awaited: Sequence[str] = ()) -> _Limit:
+        return _Limit(self, what, self.timeout_s if timeout_s is None else timeout_s, awaited)
 
 
 class _Limit:
-    """A time limit whose error names the keys that are missing."""
+    """A time limit whose error names those of the awaited keys that are missing."""
 
-    def __init__(self, store: AsyncStore, what: str, limit_s: float, keys: Sequence[str]) -> None:
+    def __init__(self, store: AsyncStore, what: str, limit_s: float, awaited: Sequence[str]) -> None:
         self._store = store
         self._what = what
         self._limit_s = limit_s
-        self._keys = keys
+        self._awaited = awaited
         self._scope = asyncio.timeout(limit_s)
 
     async def __aenter__(self) -> None:
@@ -318,14 +368,19 @@ class _Limit:
 
     async def _error(self) -> StoreTimeoutError:
         what = f"{self._what} in the store of round {self._store.round}"
-        missing: Sequence[str] = self._keys
-        try:
-            async with asyncio.timeout(min(1.0, self._limit_s)):
-                items = await self._store._get_many(self._keys)
-        except TimeoutError:
-            return StoreTimeoutError(f"{what}: no answer within {self._limit_s:g} s", missing=missing)
-        missing = [key for key, item in zip(self._keys, items, strict=True) if item is None]
+        missing = await self._missing() if self._awaited else None
+        if missing is None:
+            return StoreTimeoutError(f"{what}: no answer within {self._limit_s:g} s", missing=self._awaited)
         return StoreTimeoutError(f"{what}: not there within {self._limit_s:g} s: {_listed(missing)}", missing=missing)
+
+    async def _missing(self) -> list[str] | None:
+        """The awaited keys that are not there; None: that could not be found out."""
+        try:
+            async with asyncio.timeout(min(LOOK_S, self._limit_s)):
+                items = await self._store._get_many(self._what, self._awaited)
+        except (TimeoutError, StoreError):
+            return None
+        return [key for key, item in zip(self._awaited, items, strict=True) if item is None]
 
 
 class Caller(Protocol):
@@ -397,21 +452,31 @@ class Store:
             while True:
                 yield self._call(_step(changes))
         finally:
-            self._call(_finish(changes))
+            # Whoever drops the iterator where it cannot be waited for leaves the rest to the loop that owns `changes`.
+            with suppress(RendezvousError, RuntimeError):
+                self._call(_finish(changes))
 
 
-async def _step(changes: AsyncIterator[T]) -> T:
+async def _step(changes: AsyncGenerator[T, None]) -> T:
     return await anext(changes)
 
 
-async def _finish(changes: AsyncIterator[object]) -> None:
-    close = getattr(changes, "aclose", None)
-    if close is not None:
-        await close()
+async def _finish(changes: AsyncGenerator[object, None]) -> None:
+    await changes.aclose()
 
 
 def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"a value is bytes or a str, not {type(value).__name__}: encode it first")
+
+
+def _several(keys: Sequence[str]) -> Sequence[str]:
+    if isinstance(keys, str | bytes):
+        raise TypeError(f"several keys are a list, not {keys!r}: write [{keys!r}]")
+    return keys
 
 
 def _seconds(timeout: timedelta | float | None) -> float | None:

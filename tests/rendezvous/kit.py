@@ -28,6 +28,7 @@ from quorate.rendezvous.records import (
     RoundRecord,
     WaitingRecord,
     decode,
+    encode,
     join_roster,
 )
 from quorate.rendezvous.rules import Rules

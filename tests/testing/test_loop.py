@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from quorate.testing.loop import BusyLoop, Deadlock, OutOfTime, VirtualTimeLoop, run
+from quorate.testing.loop import MACHINE, BusyLoop, Deadlock, OutOfTime, VirtualTimeLoop, run
 
 
 def now() -> float:
@@ -271,3 +271,81 @@ def test_closed_loop_takes_no_more_timers():
     loop.close()
     with pytest.raises(RuntimeError, match="closed"):
         loop.call_later(1.0, print)
+
+
+# --- machines that stand still ---------------------------------------------------------------------------------------
+
+
+async def _on_machine(name, coro):
+    MACHINE.set(name)
+    return await coro
+
+
+def test_frozen_machine_stands_still_while_the_others_go_on():
+    seen = []
+
+    async def tick(name):
+        for _ in range(3):
+            await asyncio.sleep(1)
+            seen.append((name, asyncio.get_running_loop().time()))
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        tasks = [asyncio.create_task(_on_machine(name, tick(name))) for name in "ab"]
+        await asyncio.sleep(1.5)
+        loop.freeze("b")
+        await asyncio.sleep(10)
+        loop.thaw("b")
+        await asyncio.gather(*tasks)
+
+    run(main())
+    assert seen == [("a", 1), ("b", 1), ("a", 2), ("a", 3), ("b", 11.5), ("b", 12.5)]
+
+
+def test_task_of_a_frozen_machine_is_frozen_with_it():
+    async def parent():
+        return await asyncio.create_task(asyncio.sleep(1, "done"))
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(_on_machine("a", parent()))
+        await asyncio.sleep(0.5)
+        loop.freeze("a")
+        await asyncio.sleep(5)
+        frozen = not task.done()
+        loop.thaw("a")
+        return frozen, await task, loop.time()
+
+    assert run(main()) == (True, "done", 5.5)
+
+
+def test_thawing_what_is_not_frozen_is_fine():
+    async def main():
+        asyncio.get_running_loop().thaw("nobody")
+
+    run(main())
+
+
+def test_tasks_of_a_machine_that_stays_frozen_end_with_the_loop():
+    async def main():
+        asyncio.create_task(_on_machine("a", asyncio.sleep(1)), name="left over")  # noqa: RUF006
+        asyncio.get_running_loop().freeze("a")
+        await asyncio.sleep(5)
+
+    run(main())
+
+
+def test_loop_is_idle_when_only_later_timers_are_left():
+    async def main():
+        loop = asyncio.get_running_loop()
+        idle = [loop.is_idle]
+        loop.call_soon(lambda: None)
+        idle.append(loop.is_idle)
+        await asyncio.sleep(0)
+        loop.call_later(1.0, lambda: None)
+        idle.append(loop.is_idle)
+        loop.call_later(0.0, lambda: None)
+        idle.append(loop.is_idle)
+        return idle
+
+    assert run(main()) == [True, False, True, False]

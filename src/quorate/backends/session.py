@@ -91,7 +91,7 @@ class LeaseSession(Session):
                 self._expires_at = sent_at + self.ttl_s
                 pause_s = self._interval_s
             else:
-                pause_s = min(self._interval_s, RETRY_S)
+                pause_s = min(self._interval_s / 5, RETRY_S)
                 if self._on_missed is not None:
                     self._on_missed(missed)
 

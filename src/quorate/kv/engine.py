@@ -68,11 +68,11 @@ MOST_DIGITS = 19
 class Engine:
     """One store. `history` bounds how many changes a watch may lag behind before it has to scan again."""
 
-    def __init__(self, history: int = DEFAULT_HISTORY) -> None:
-        self.revision = 1
+    def __init__(self, history: int = DEFAULT_HISTORY, first: int = 1) -> None:
+        self.revision = first
         self.now = float("-inf")
         self.items: dict[str, Item] = {}
-        self.leases = Leases()
+        self.leases = Leases(first)
         self.dedupe = Dedupe()
         self.history = watching.History(history, self.revision - 1)
         self._keys: SortedList[str] = SortedList()

@@ -28,8 +28,8 @@ class Lease:
 class Leases:
     """All leases of one engine. Knows no keys' values and makes no changes to keys."""
 
-    def __init__(self) -> None:
-        self.next_id = 1
+    def __init__(self, first: int = 1) -> None:
+        self.next_id = first
         self._alive: dict[int, Lease] = {}
         self._heap: list[tuple[float, int]] = []
 

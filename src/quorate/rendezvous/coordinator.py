@@ -35,7 +35,19 @@ from quorate.kv.types import (
     Put,
 )
 from quorate.rendezvous.backoff import Backoff
-from quorate.rendezvous.decide import Activate, Decision, Forgive, Form, GiveUp, Hold, Wait, decide, summarise
+from quorate.rendezvous.decide import (
+    Activate,
+    Decision,
+    Forgive,
+    Form,
+    GiveUp,
+    Hold,
+    Wait,
+    active_sentence,
+    decide,
+    forming_sentence,
+    summarise,
+)
 from quorate.rendezvous.fenced import Deposed, FencedWriter, LookAgain, Writes
 from quorate.rendezvous.history import Reports
 from quorate.rendezvous.keys import RunKeys
@@ -237,7 +249,7 @@ class Coordinator:
         )
         waiting = WaitingRecord(
             number=decision.number,
-            reason=f"round {decision.number} is forming with {len(members)} nodes: {decision.why}",
+            reason=forming_sentence(decision.number, len(members), decision.why),
         )
         writes = Writes()
         for index, chunk in enumerate(chunks):
@@ -304,7 +316,7 @@ class Coordinator:
             number=plan.number,
             spare=max(0, others - open_places),
             open_places=open_places,
-            reason=f"round {plan.number} is active with {forming.size} members",
+            reason=active_sentence(plan.number, forming.size, forming.size),
         )
         report = self._reports.activated(plan, record, view, now)
         still_confirmed = [ModRevisionIs(keys.node(node_id), view.nodes[node_id].mod_revision) for node_id in by_rank]
@@ -360,6 +372,8 @@ class Coordinator:
         view = self._view
         if not view.is_active or view.round is None or view.members or self._noticed_end_of == view.round.number:
             return
+        if not view.ever_active:
+            return  # the round of an earlier life of the run
         number = view.round.number
         report, why = self._reports.ended(number, view, now)
         self._noticed_end_of = number

@@ -4,9 +4,10 @@ Level-triggered: it looks at the whole view and says the next step, whatever hap
 refused write therefore needs no code of its own: look again, decide again. The reasons are the sentences that nodes,
 logs, errors and tools show.
 
-In order: a closed run waits; an attempt of this coordinator is activated when all have confirmed, and given up when a
-planned (id, join) is gone or did not confirm in time; while members are in the active round there is nothing to form;
-otherwise the candidates are counted against `min_nodes`, `max_nodes`, `step` and the last call.
+In order: an attempt of this coordinator is given up when a planned (id, join) is gone or the run was closed meanwhile;
+a closed run waits; an attempt is activated when all have confirmed, and given up when some did not confirm in time;
+while members are in the active round there is nothing to form; otherwise the candidates are counted against
+`min_nodes`, `max_nodes`, `step` and the last call.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def decide(view: View, now: float) -> Decision:
         return Hold(record)
     if (name := view.hold_back.forgiven(now)) is not None:
         return Forgive(name)
+    if view.plan is not None and view.plan.broken is not None:
+        return GiveUp((), view.plan.broken)
     if view.is_closed and view.closed is not None:
         return Wait(f"the run is closed by {view.closed.by or 'somebody'}: {view.closed.why or 'no reason given'}")
     if view.plan is not None:
@@ -94,7 +97,7 @@ def decide(view: View, now: float) -> Decision:
         return Wait(_active_sentence(view, rules, now), until=_earliest(_window_ends_at(view, rules), view, now))
     if view.above:
         return Wait(
-            f"{_names([view.nodes[node_id] for node_id in view.above], len(view.above))} of a round above the known "
+            f"{_names((view.nodes[node_id] for node_id in view.above), len(view.above))} of a round above the known "
             f"one: memory was lost, nothing forms until they have left it"
         )
     return _gather(view, rules, now)
@@ -102,12 +105,10 @@ def decide(view: View, now: float) -> Decision:
 
 def _follow(view: View, plan: Plan, rules: Rules, now: float) -> Decision:
     """An attempt of ours is under way."""
-    if plan.broken is not None:
-        return GiveUp((), plan.broken)
     if not plan.pending:
         return Activate(plan.why)
     timeout_s = rules.timing.confirm_timeout_s
-    why = f"round {plan.number} is forming with {len(plan.ranks)} nodes: {plan.why}"
+    why = forming_sentence(plan.number, len(plan.ranks), plan.why)
     if now < plan.started_at + timeout_s / 2:
         return Wait(why, until=_earliest(plan.started_at + timeout_s / 2, view, now))
     missing = _names([view.nodes[node_id] for node_id in islice(plan.pending, FEW)], len(plan.pending))
@@ -126,16 +127,17 @@ def _gather(view: View, rules: Rules, now: float) -> Decision:
         why = f"{joined} of at least {rules.min_nodes} nodes joined{listed}{_absent(view)}"
         return Wait(why, until=_earliest(None, view, now))
     if size == rules.max_nodes:
-        return _form(view, rules, size, f"all {size} places are taken")
+        return _form(view, rules, size, f"all {size} places are taken" if size > 1 else "its one place is taken")
     if rules.last_call_mode is LastCallMode.ADAPTIVE and view.ever_active:
-        return _form(view, rules, size, f"every live node has joined: {joined}")
+        everybody = "everybody who may be admitted" if view.aside else "every live node"
+        return _form(view, rules, size, f"{everybody} has joined: {joined}")
     assert view.minimum_since is not None, "tick() comes before decide()"
     ends_at = view.minimum_since + rules.timing.last_call_timeout_s
     if now >= ends_at:
         return _form(view, rules, size, f"the last call of {rules.timing.last_call_timeout_s:g} s is over")
     why = (
-        f"last call: {joined} of at most {rules.max_nodes} nodes joined: {names}; "
-        f"more may come within {rules.timing.last_call_timeout_s:g} s{_absent(view)}"
+        f"last call of {rules.timing.last_call_timeout_s:g} s: {joined} of at most {rules.max_nodes} nodes joined: "
+        f"{names}; more may still come{_absent(view)}"
     )
     return Wait(why, until=_earliest(ends_at, view, now))
 
@@ -182,7 +184,7 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
     return WaitingRecord(
         number=number,
         waiting=waiting if tell else 0,
-        spare=len(view.candidates) - waiting,
+        spare=0 if _too_few(view, rules) else len(view.candidates) - waiting,
         held_back=held,
         lost=view.lost,
         open_places=max(0, rules.max_nodes - len(view.members)),
@@ -193,7 +195,12 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
 def _admissible(view: View, rules: Rules) -> int:
     """How many of the candidates would get in if the members re-joined now."""
     size = rules.usable(len(view.members) + len(view.candidates))
-    return max(0, size - len(view.members)) if size >= rules.min_nodes else 0
+    return 0 if _too_few(view, rules) else max(0, size - len(view.members))
+
+
+def _too_few(view: View, rules: Rules) -> bool:
+    """Members and candidates together could not form a round: then nobody is spare, all wait for more to come."""
+    return rules.usable(len(view.members) + len(view.candidates)) < rules.min_nodes
 
 
 def _window_ends_at(view: View, rules: Rules) -> float | None:
@@ -211,20 +218,34 @@ def _earliest(until: float | None, view: View, now: float) -> float | None:
 # --- sentences --------------------------------------------------------------------------------------------------------
 
 
+def active_sentence(number: int, present: int, size: int) -> str:
+    """How an active round stands."""
+    return f"round {number} is active with {present} of {size} members"
+
+
+def forming_sentence(number: int, size: int, why: str) -> str:
+    """How an attempt stands."""
+    return f"round {number} is forming with {size} node{'s' * (size != 1)}: {why}"
+
+
 def _active_sentence(view: View, rules: Rules, now: float) -> str:
     assert view.round is not None
-    parts = [f"round {view.round.number} is active with {len(view.members)} of {view.round.size} members"]
+    parts = [active_sentence(view.round.number, len(view.members), view.round.size)]
     waiting = _admissible(view, rules)
     if view.candidates:
         names = _names(view.candidates.values(), len(view.candidates))
-        if waiting == 0:
+        if _too_few(view, rules):
+            there = len(view.members) + len(view.candidates)
+            parts.append(f"too few for another round ({there} of at least {rules.min_nodes} nodes): {names}")
+        elif waiting == 0:
             why = "full" if len(view.members) >= rules.max_nodes else f"sizes are multiples of {rules.step}"
             parts.append(f"spare ({why}): {names}")
         else:
             ends_at = _window_ends_at(view, rules)
             in_window = ends_at is not None and now < ends_at and not view.lost and not view.rejoined
             note = " (admission window: more may come)" if in_window else ""
-            parts.append(f"{waiting} waiting to be admitted{note}: {names}")
+            some = f"{waiting}" if waiting == len(view.candidates) else f"place for {waiting} of {len(view.candidates)}"
+            parts.append(f"{some} waiting to be admitted{note}: {names}")
     return "; ".join(parts) + _absent(view)
 
 
@@ -232,10 +253,10 @@ def _absent(view: View) -> str:
     """Who went away and who is not admitted, as the end of a sentence."""
     parts = []
     gone_for_good = [gone for gone in view.departures if not view.is_present(gone.name)]
-    lost = [gone for gone in gone_for_good if not gone.left]
     left = [gone for gone in gone_for_good if gone.left]
-    if lost:
-        parts.append("lost: " + ", ".join(_departed(gone) for gone in lost))
+    for word, known in (("lost", False), ("gone", None)):
+        if those := [gone for gone in gone_for_good if gone.left is known]:
+            parts.append(f"{word}: " + ", ".join(_departed(gone) for gone in those))
     if left:
         parts.append("left: " + ", ".join(f"{gone.name} ({gone.why})" for gone in left))
     for name in islice(view.hold_back.held(), FEW):
@@ -249,8 +270,9 @@ def _absent(view: View) -> str:
 
 def _departed(gone: Departure) -> str:
     if gone.round:
-        return f"{gone.name} (member of round {gone.round}, at {gone.gone_s:.0f} s: {gone.why})"
-    return f"{gone.name} (joined at {gone.joined_s:.0f} s, lost at {gone.gone_s:.0f} s: {gone.why})"
+        when = "" if gone.gone_s is None else f", {gone.gone_s:.0f} s into it"
+        return f"{gone.name} (member of round {gone.round}{when}: {gone.why})"
+    return f"{gone.name} (joined at {gone.joined_s:.0f} s, lost at {gone.gone_s or 0:.0f} s: {gone.why})"
 
 
 def _names(nodes: Iterable[SeenNode], total: int) -> str:

@@ -6,18 +6,39 @@ that never did, and an operator's tool.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from quorate.backends.contract import Backend
-from quorate.errors import LeaseGone, RendezvousClosedError, RendezvousError, SettingsMismatchError
-from quorate.kv.types import BranchOp, Exists, Get, GotItem, GotRange, ModRevisionIs, Put, Range, RangeEmpty
+from quorate.errors import (
+    LeaseGone,
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousStateError,
+    SettingsMismatchError,
+)
+from quorate.kv.types import (
+    BranchOp,
+    DeleteRange,
+    Exists,
+    Get,
+    GotItem,
+    GotRange,
+    Item,
+    ModRevisionIs,
+    Put,
+    Range,
+    RangeEmpty,
+)
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import ClosedRecord, ConfigRecord, DrainRecord, NodeRecord, decode, encode
 from quorate.settings import Settings
 
 DATA_TTL_S = 7200.0
 """Rosters, history and old stores outlive the run by this much."""
+LEASE_ENDS_S = 0.1
+"""A backend may end a lease a moment before it removes its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +82,15 @@ class Entry:
         assert isinstance(nodes, GotRange)
         if config.item is None:
             return None
+        record = decode(ConfigRecord, config.item)
+        if config.item.lease != record.run_lease:
+            raise RendezvousStateError(
+                f"{config.item.key} is not under the run's own lease, so it would never go away. Something else wrote "
+                f"there: remove the key, or use another run id or prefix",
+                key=config.item.key,
+            )
         return Door(
-            decode(ConfigRecord, config.item),
+            record,
             config.item.mod_revision,
             decode(ClosedRecord, closed.item) if closed.item else ClosedRecord(closed=False),
             closed.item.mod_revision if closed.item else 0,
@@ -76,11 +104,13 @@ class Entry:
         """
         while True:
             door = await self.find_or_make()
+            if door.closed.closed and (self._settings.reopen_after_s > 0 or not door.empty):
+                # Before the renewal: those who try in vain must not keep a closed run from going away.
+                raise RendezvousClosedError(self._closed_sentence(door.closed))
             if not await self._backend.keep_alive(door.config.run_lease):
-                continue  # it ended just now: the run is free
+                await asyncio.sleep(LEASE_ENDS_S)  # it ended just now: its keys are about to go, the run is free
+                continue
             if door.closed.closed:
-                if self._settings.reopen_after_s > 0 or not door.empty:
-                    raise RendezvousClosedError(self._closed_sentence(door.closed))
                 await self._put_closed(door, ClosedRecord(closed=False, by=self._by, why="nobody was left"), door.empty)
                 continue
             different = self._differences(door.config)
@@ -122,7 +152,7 @@ class Entry:
         """Ask every node of this id or name to go; the ids that were asked. RendezvousError if there is none."""
         asked: list[str] = []
         scanned = await self._backend.scan(self._keys.nodes)
-        known = [decode(NodeRecord, item) for item in scanned.items]
+        known = [found for item in scanned.items if (found := _readable(item)) is not None]
         record = DrainRecord(by=self._by, why=why, at=self._wall())
         for found in known:
             if node in (found.id, found.name):
@@ -150,6 +180,7 @@ class Entry:
             by=self._by,
         )
         ops: list[BranchOp] = [
+            DeleteRange(self._keys.data),  # of an earlier life: its rounds had the numbers that come next
             Put(self._keys.config, encode(config), run_lease),
             Put(self._keys.closed, encode(ClosedRecord(closed=False)), run_lease),
         ]
@@ -213,6 +244,14 @@ class Entry:
 
     def _closed_sentence(self, closed: ClosedRecord) -> str:
         return closed_sentence(self._keys.run_id, closed, self._settings.reopen_after_s)
+
+
+def _readable(item: Item) -> NodeRecord | None:
+    """A node's record; None if it is damaged, which must not keep the others from being found."""
+    try:
+        return decode(NodeRecord, item)
+    except RendezvousStateError:
+        return None
 
 
 def closed_sentence(run_id: str, closed: ClosedRecord, reopen_after_s: float) -> str:

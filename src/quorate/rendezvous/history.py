@@ -71,7 +71,9 @@ class Reports:
 
     def ended(self, number: int, view: View, now: float) -> tuple[HistoryRecord | None, str]:
         """The report of a round whose last member has gone (None: it was not kept), and why in words."""
-        causes = [f"{gone.name} {'left' if gone.left else 'was lost'} ({gone.why})" for gone in view.departures]
+        members = [gone for gone in view.departures if gone.round == number]
+        verbs = {True: "left", False: "was lost", None: "is gone"}
+        causes = [f"{gone.name} {verbs[gone.left]} ({gone.why})" for gone in members]
         if view.rejoined:
             causes.append(f"{len(view.rejoined)} joined again")
         why = "; ".join(causes) or "its members have gone"

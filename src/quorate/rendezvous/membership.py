@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from quorate.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -52,3 +54,14 @@ class Cause(enum.Enum):
 
 Bootstrap: TypeAlias = Callable[[int, int], Awaitable[tuple[str, int]]]
 """Called on the node that is to be rank 0 of a round, with its number and size: the address and port to publish."""
+
+
+def goodbye(error: RendezvousError) -> str:
+    """What the others are told of a node that did not get in; short, because it becomes a part of their sentences."""
+    match error:
+        case RendezvousTimeoutError() | RendezvousConnectionError():
+            return "its join timed out"
+        case RendezvousClosedError():
+            return "the run was closed"
+        case _:
+            return str(error)

@@ -42,7 +42,7 @@ from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.candidate import Candidate
 from quorate.rendezvous.entry import DATA_TTL_S, Door, Entry, closed_sentence
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined
+from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, goodbye
 from quorate.rendezvous.presence import JoinAnew, Presence
 from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import (
@@ -105,9 +105,12 @@ class Node:
         self._told_reason = ""
         self._said = ""
         self._busy = False
+        self._shown_up_for = 0
         self._left_because: str | None = None
         self._scope: asyncio.Timeout | None = None
         self._deadline = 0.0
+        self._confirmed_at = 0.0
+        self._place_free_at: float | None = None
         self._is_spare = False
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
@@ -124,6 +127,7 @@ class Node:
         self._busy = True
         self.current = None
         self._is_spare = False
+        self._place_free_at = None
         self._reach.restart()
         started_at = self._loop.time()
         self._deadline = started_at + self.settings.join_timeout_s
@@ -209,9 +213,13 @@ class Node:
     # --- joining ------------------------------------------------------------------------------------------------------
 
     async def _join_until_in(self) -> Joined:
+        asked = 0
         while True:
             if self._left_because is not None:
                 raise RendezvousError(f"this node left the run while it was joining: {self._left_because}")
+            if (join := self._presence.new_join()) != asked:
+                asked = join
+                self._emit(JoinStarted(run_id=self.settings.run_id, by=self.identity.name, join=join))
             try:
                 session = await self._presence.ensure()
                 await self._write_join()
@@ -227,10 +235,8 @@ class Node:
                 raise RendezvousConnectionError(f"{self._endpoint()} refused this node: {error}") from error
 
     async def _write_join(self) -> None:
-        """Write the node's key as joining, with a new join number, through a door that is as it was checked."""
+        """Write the node's key as joining, through a door that is as it was checked."""
         self.sight.start()
-        self._presence.join += 1
-        self._emit(JoinStarted(run_id=self.settings.run_id, by=self.identity.name, join=self._presence.join))
         while True:
             door = await self._entry.check()
             self._reach.succeeded()
@@ -264,7 +270,7 @@ class Node:
         assert door is not None
         sight.raise_if_unreadable()
         record, assign = sight.round, sight.assign
-        if own.phase is NodePhase.MEMBER and sight.is_synced and (record is None or record.number < own.round):
+        if own.phase is NodePhase.MEMBER and sight.is_synced and self._is_forgotten(own.round):
             await self._presence.drop("the run's state was lost")
             raise JoinAnew
         if assign is not None and assign.join != own.join:
@@ -275,17 +281,35 @@ class Node:
             if record.phase is RoundPhase.FORMING and assign.number > own.round:
                 await self._confirm(assign.number, assign.rank, record.size)
                 return None
+        elif record is not None and assign is not None and own.round < assign.number < record.number:
+            await self._show_up(assign.number)
         if sight.closed is not None and sight.closed.closed and sight.closed_revision > door.closed_revision:
             text = closed_sentence(self.settings.run_id, sight.closed, self.settings.reopen_after_s)
             raise RendezvousGracefulExitError(text) if self._is_spare else RendezvousClosedError(text)
         if sight.drain is not None:
             who, why = sight.drain.by or "an operator", sight.drain.why or "no reason given"
-            raise RendezvousGracefulExitError(f"this node was asked to go by {who}: {why}")
+            raise RendezvousGracefulExitError(f"asked to go by {who}: {why}")
         return None
+
+    def _is_forgotten(self, number: int) -> bool:
+        """Whether the run no longer knows a round that this node confirmed: the backend lost its memory."""
+        record, door = self.sight.round, self._door
+        if record is None or record.number < number:
+            return True
+        return door is not None and record.incarnation != door.config.incarnation
+
+    async def _show_up(self, number: int) -> None:
+        """The node missed its place in an attempt that is over, and was left out: it writes its key, to count again."""
+        if self._shown_up_for < number:
+            self._shown_up_for = number
+            own = self._presence.record
+            assert own is not None
+            await self._presence.write(own.phase, own.round, (own.addr0, own.port0))
 
     async def _confirm(self, number: int, rank: int, size: int) -> None:
         zero = await self._bootstrap(number, size) if rank == 0 else ("", 0)
         if await self._presence.write(NodePhase.MEMBER, number, zero):
+            self._confirmed_at = self._loop.time()
             self._emit(Confirmed(run_id=self.settings.run_id, by=self.identity.name, round=number, rank=rank))
         self._wake.set()
 
@@ -325,16 +349,17 @@ class Node:
             and told is not None
             and record.phase is RoundPhase.ACTIVE
             and told.number == record.number
-            and told.spare > 0
-            and told.waiting == 0
+            and (told.open_places == 0 or (told.spare > 0 and told.waiting == 0))
+            and (own is None or own.floor < record.number)  # who was in this round has freed its own place
         )
         if self._is_spare and not is_spare:
-            self._deadline = self._loop.time() + self.settings.join_timeout_s
+            self._place_free_at = self._loop.time()
+            self._deadline = self._place_free_at + self.settings.join_timeout_s
         self._is_spare = is_spare
         wanted: float | None = None if is_spare else self._deadline
         in_attempt = record is not None and own is not None and own.round == record.number
         if wanted is not None and in_attempt and record is not None and record.phase is RoundPhase.FORMING:
-            wanted += self.settings.confirm_timeout_s
+            wanted = max(wanted, self._confirmed_at + self.settings.confirm_timeout_s)
         assert self._scope is not None
         if self._scope.when() != wanted:
             self._scope.reschedule(wanted)
@@ -375,7 +400,7 @@ class Node:
         lost = self._presence.lost_reason
         if lost is not None:
             return Cause.SESSION_LOST, lost
-        if sight.round is None or sight.round.number != current.number:
+        if sight.round is None or sight.round.number != current.number or self._is_forgotten(current.number):
             return Cause.ROUND_OVER, "the run's state says that this round is no longer current"
         if sight.drain is not None:
             return Cause.DRAIN, f"asked to go by {sight.drain.by or 'an operator'}: {sight.drain.why}"
@@ -422,7 +447,7 @@ class Node:
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     async def _fail(self, error: RendezvousError) -> None:
-        await self._presence.end(str(error))
+        await self._presence.end(goodbye(error))
         self._emit(
             JoinFailed(
                 run_id=self.settings.run_id, by=self.identity.name, error=type(error).__name__, reason=str(error)
@@ -431,6 +456,8 @@ class Node:
 
     def _timeout_error(self, after_s: float) -> RendezvousError:
         waited = f"no round after {after_s:.0f} s"
+        if self._place_free_at is not None:
+            waited += f", {self._loop.time() - self._place_free_at:.0f} s of them since a place was free"
         trouble = self._reach.sentence()
         if not self._reach.ever_reached:
             return RendezvousConnectionError(

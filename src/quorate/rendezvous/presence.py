@@ -51,6 +51,7 @@ class Presence:
         """What the key holds, as far as this node has written it under the current session."""
         self.revision = 0
         self.join = 0
+        self._sent_join = 0
         self._floor = 0
         self._backend = backend
         self._key = keys.node(identity.id)
@@ -106,6 +107,7 @@ class Presence:
         session = self.session
         assert session is not None
         record = self._make(session, phase, number, zero)
+        self._sent_join = record.join
         value = encode(record)
         while not session.lost.is_set():
             own_key = ModRevisionIs(self._key, self.revision)
@@ -131,6 +133,11 @@ class Presence:
         await self.drop("the node's key is no longer what it wrote")
         raise JoinAnew
 
+    def new_join(self) -> int:
+        """The join number to ask with: one that was never sent."""
+        self.join = self._sent_join + 1
+        return self.join
+
     async def drop(self, why: str) -> None:
         """End the session without a goodbye: it, or what it stood for, is lost already."""
         session = self._forget()
@@ -142,6 +149,7 @@ class Presence:
     async def end(self, why: str) -> bool:
         """Say goodbye, with the reason, and end the session; bounded in time. False: there was none."""
         record, revision = self.record, self.revision
+        self._sent_join = self.join
         session = self._forget()
         if session is None:
             return False

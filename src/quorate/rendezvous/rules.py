@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quorate.errors import RendezvousStateError
 from quorate.options import LastCallMode
+from quorate.rendezvous.ranks import rank
 from quorate.rendezvous.records import ConfigRecord
 from quorate.settings import Timing
 
@@ -24,10 +25,10 @@ class Rules:
 
     @classmethod
     def of(cls, config: ConfigRecord) -> Rules:
-        """From the `config` record. RendezvousStateError if it does not say all of it."""
+        """From the `config` record. RendezvousStateError if it does not say all of it, or nothing that makes sense."""
         shared = config.shared
         try:
-            return cls(
+            rules = cls(
                 min_nodes=int(shared["min_nodes"]),
                 max_nodes=int(shared["max_nodes"]),
                 step=int(shared["step"]),
@@ -36,8 +37,12 @@ class Rules:
                 rank0=str(shared["rank0"]) or None,
                 timing=config.timing,
             )
+            rank((), rules.ranks)
+            if not 0 < rules.step <= rules.min_nodes <= rules.max_nodes:
+                raise ValueError(f"sizes {rules.min_nodes} to {rules.max_nodes} in steps of {rules.step}")
         except (KeyError, ValueError) as error:
             raise RendezvousStateError(f"the run's config does not say what its rules are: {error!r}") from error
+        return rules
 
     def usable(self, nodes: int) -> int:
         """The size of the largest round that this many nodes could form, whatever the minimum."""

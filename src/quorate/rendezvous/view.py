@@ -72,13 +72,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A node that went away, with a word (`left`) or without one. Ages count from `View.started_at`."""
+    """A node that went away, with a word (`left`) or without one (None: nobody knows, it was before our time).
+
+    Ages count from `View.started_at`; None: unknown.
+    """
 
     name: str
     joined_s: float
-    gone_s: float
+    gone_s: float | None
     round: int
-    left: bool
+    """The active round that it was a member of; 0: none."""
+    left: bool | None
     why: str
 
 
@@ -141,7 +145,7 @@ class View:
         present = {item.key: item for item in items}
         for key in [key for key in self._seen if key not in present]:
             self._change(key, None, now)
-        for key, item in present.items():
+        for key, item in sorted(present.items(), key=lambda pair: pair[1].mod_revision):
             if self._seen.get(key) != item.mod_revision:
                 self._change(key, item, now)
         self.revision = revision
@@ -167,6 +171,8 @@ class View:
         elif key == keys.closed:
             self.closed = self._read(ClosedRecord, key, item)
             self.closed_revision = item.mod_revision if item else 0
+            if self.plan is not None:  # even if it is open again: an attempt from before a close is over
+                self.plan.broken = "the run was closed while it was forming"
         elif key == keys.config:
             self._config(item)
         elif key == keys.coordinator:
@@ -238,6 +244,9 @@ class View:
     def _node(self, node_id: str, item: Item | None, now: float) -> None:
         before = self.nodes.get(node_id)
         record = self._read(NodeRecord, self.keys.node(node_id), item)
+        if record is not None and record.id != node_id:
+            self.facts.append(Unreadable(self.keys.node(node_id), f"it holds the record of node {record.id!r}"))
+            record = None
         if item is None or record is None:
             if before is not None:
                 self._remove(node_id, before, now)
@@ -254,7 +263,7 @@ class View:
         self._ids_of.setdefault(record.name, {})[node_id] = None
         if record.phase is NodePhase.LEFT and (before is None or before.record.phase is not NodePhase.LEFT):
             self._note_departure(before or seen, record.why or "it said goodbye", left=True, now=now)
-        self._check_plan(node_id, seen)
+        self._check_plan(node_id, record.name, seen)
         self._sort(node_id, now)
 
     def _remove(self, node_id: str, before: SeenNode, now: float) -> None:
@@ -269,34 +278,34 @@ class View:
                 self.hold_back.note_loss(before.record.name, self.rules.timing, now)
                 self._sort_name(before.record.name, now)
             self._note_departure(before, "its session ended", left=False, now=now)
-        self._check_plan(node_id, None)
+        self._check_plan(node_id, before.record.name, None)
         self.left_out.pop(node_id, None)
         self._sort(node_id, now)
         if not self.nodes:
             self.hold_back.forget_losses()
 
     def _note_departure(self, node: SeenNode, why: str, *, left: bool, now: float) -> None:
-        number = node.record.round if node.record.id in self.members else 0
+        number = self.round.number if self.round and self.is_active and node.record.id in self.roster else 0
         joined_s = max(0.0, node.joined_at - self.started_at)
         gone = Departure(node.record.name, joined_s, now - self.started_at, number, left, why)
         self.departures.append(gone)
         self.facts.append(gone)
 
-    def _check_plan(self, node_id: str, seen: SeenNode | None) -> None:
+    def _check_plan(self, node_id: str, name: str, seen: SeenNode | None) -> None:
         """Does a node's new state confirm its place in the plan, or break it?"""
         plan = self.plan
         if plan is None or node_id not in plan.ranks or plan.broken is not None:
             return
         join, rank = plan.ranks[node_id]
         if seen is None:
-            plan.broken = f"the node of rank {rank} was lost before the round was active"
+            plan.broken = f"{name} (rank {rank}) was lost before the round was active"
         elif seen.record.phase is NodePhase.LEFT:
-            plan.broken = f"{seen.record.name} (rank {rank}) left before the round was active"
+            plan.broken = f"{name} (rank {rank}) left before the round was active"
         elif seen.record.join != join:
-            plan.broken = f"{seen.record.name} (rank {rank}) joined anew before the round was active"
+            plan.broken = f"{name} (rank {rank}) joined anew before the round was active"
         elif seen.record.phase is NodePhase.MEMBER and seen.record.round == plan.number and node_id in plan.pending:
             del plan.pending[node_id]
-            plan.last_confirmed.append(seen.record.name)
+            plan.last_confirmed.append(name)
 
     def _sort(self, node_id: str, now: float) -> None:
         """Put one node into its group."""
@@ -344,14 +353,25 @@ class View:
         self.last_ranks = {}
         for rank, member in enumerate(members):
             self.last_ranks.setdefault(member.name, (rank, member.id))
+        if self.is_active:
+            self._note_absent([member.name for member in members if member.id not in self.nodes], number)
         for node_id in self.nodes:
             self._sort(node_id, now)
+
+    def _note_absent(self, names: Sequence[str], number: int) -> None:
+        """Members of the round that had gone before this coordinator looked: it knows who, but not how."""
+        gone = [Departure(name, 0.0, None, number, None, "it went before this coordinator took over") for name in names]
+        self.departures.extend(gone)
+        told = self.told.lost if self.told is not None and self.told.number == number else 0
+        if len(gone) > told:  # else an earlier coordinator has said it all
+            self.facts.extend(gone)
 
     def start_plan(self, plan: Plan) -> None:
         """This coordinator's attempt was committed."""
         self.plan = plan
         for node_id in plan.ranks:
-            self._check_plan(node_id, self.nodes.get(node_id))
+            seen = self.nodes.get(node_id)
+            self._check_plan(node_id, seen.record.name if seen else "a node", seen)
 
     def give_up(self, late: Iterable[str], now: float) -> None:
         """The attempt is over; those that did not confirm in time are left out until their keys change."""
@@ -360,7 +380,9 @@ class View:
             node = self.nodes.get(node_id)
             if node is not None:
                 self.left_out[node_id] = node.mod_revision
-                self._sort(node_id, now)
+                if self.rules is not None:
+                    self.hold_back.note_loss(node.record.name, self.rules.timing, now)
+                self._sort_name(node.record.name, now)
 
     def tick(self, now: float) -> None:
         """Let time pass: holds end, the last call starts or is cancelled."""

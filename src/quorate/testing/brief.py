@@ -11,6 +11,7 @@ LEFT_OUT = {
     *("term", "timing", "at", "formed_at", "kept_from"),
 }
 """Fields that are drawn, or that say nothing which the key or the other fields do not say."""
+KEPT_IF_ZERO = {"closed", "rank"}
 
 
 def brief_key(key: str) -> str:
@@ -32,7 +33,7 @@ def brief_value(value: bytes) -> str:
 def _fields(fields: dict[str, object]) -> list[str]:
     shown = []
     for name, content in fields.items():
-        if name in LEFT_OUT or content in (0, "", None, [], {}):
+        if name in LEFT_OUT or (not content and name not in KEPT_IF_ZERO):
             continue
         if name == "members" and isinstance(content, list):
             shown.append("members " + " ".join(str(member[2]) for member in content))

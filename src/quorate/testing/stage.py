@@ -24,6 +24,7 @@ from quorate.testing.world import EPOCH_S, Process, World
 
 LONGEST_S = 10_000_000.0
 RUN_ID = "run"
+DATA = {"assign", "history", "roster", "store"}
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
 
@@ -108,7 +109,10 @@ class Stage:
         self._level = level
 
     async def _advance(self, command: Command) -> None:
-        await asyncio.sleep(self._seconds(command.rest, least=0.0))
+        seconds = self._seconds(command.rest)
+        if not 0 <= seconds <= LONGEST_S:
+            raise self._error(f"{command.rest} s cannot pass")
+        await asyncio.sleep(seconds)
 
     async def _start(self, command: Command) -> None:
         for name in self._names(command):
@@ -201,15 +205,17 @@ class Stage:
             raise self._error("put takes a key and a value")
         for process in self._stage().processes.values():
             key = key.replace(f"<{process.name}>", process.node.identity.id)
-        await MemoryBackend(self._stage().server).txn((), [Put(self._keys.control + key, value.encode())])
+        root = self._keys.data if key.split("/")[0] in DATA else self._keys.control
+        await MemoryBackend(self._stage().server).txn((), [Put(root + key, value.encode())])
 
     async def _show_keys(self, command: Command) -> None:
         backend = MemoryBackend(self._stage().server)
         for prefix in (self._keys.control, self._keys.data):
-            for item in (await backend.scan(prefix)).items:
-                key = self._readable(brief_key(item.key[len(prefix) :]))
+            items = (await backend.scan(prefix)).items
+            values = {self._readable(brief_key(item.key[len(prefix) :])): item.value for item in items}
+            for key in sorted(values):
                 if key.startswith(command.rest):
-                    self._print(f"{key}: {self._readable(brief_value(item.value))}")
+                    self._print(f"{key}: {self._readable(brief_value(values[key]))}")
 
     async def _waiting(self, command: Command) -> None:
         for name in self._names(command):
@@ -338,14 +344,11 @@ class Stage:
             raise self._error(f"{command.verb} takes a name and a reason")
         return self._process(name), reason
 
-    def _seconds(self, text: str, least: float = float("-inf")) -> float:
+    def _seconds(self, text: str) -> float:
         try:
-            seconds = float(text)
+            return float(text)
         except ValueError:
             raise self._error(f"{text!r} is no number of seconds") from None
-        if not least <= seconds <= LONGEST_S:
-            raise self._error(f"{text} s cannot pass")
-        return seconds
 
     def _error(self, message: str) -> TraceError:
         return TraceError(self._line_number, message)

@@ -1,0 +1,421 @@
+"""The guarantees as checkers: one class each, raising an error named after it.
+
+They look at a run from outside: at what the store commits (with who asked for it), and at what nodes return. They know
+the records but not the algorithm, so they are the same for the simulator, the exhaustive worlds and real processes.
+Feed them every commit in order of revision (`Safety.committed`) and every return of `next_rendezvous`
+(`Safety.returned`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from quorate.errors import RendezvousStateError
+from quorate.kv.types import Change, Item
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.membership import Joined
+from quorate.rendezvous.records import (
+    ClosedRecord,
+    CoordinatorRecord,
+    NodePhase,
+    NodeRecord,
+    Record,
+    RosterMember,
+    RosterRecord,
+    RoundPhase,
+    RoundRecord,
+    WaitingRecord,
+    decode,
+)
+
+
+class Broke(AssertionError):
+    """A guarantee does not hold. The class says which one."""
+
+
+class BrokeBarrier(Broke):
+    """A round became active without enough confirmed members, or somebody returned from one that was not active."""
+
+
+class BrokeAgreement(Broke):
+    """Two views of one round differ."""
+
+
+class BrokeRanks(Broke):
+    """The ranks of a round are not 0 … n-1, each once."""
+
+
+class BrokeExclusivity(Broke):
+    """A round was decided while a member of the current one had neither left it nor lost its session."""
+
+
+class BrokeMonotonicity(Broke):
+    """A number went back or was used again."""
+
+
+class BrokeFreshness(Broke):
+    """A node without a session became a member."""
+
+
+class BrokeFencing(Broke):
+    """Somebody who had lost its session committed something."""
+
+
+class BrokeFinality(Broke):
+    """A round became active after the run was closed."""
+
+
+class BrokeCompletion(Broke):
+    """Enough nodes were up and connected, and no round became active in time."""
+
+
+class BrokeDetection(Broke):
+    """A survivor was not told of a loss in time."""
+
+
+class BrokeAdmission(Broke):
+    """A waiting node was not let in although there was room."""
+
+
+class BrokeRelease(Broke):
+    """Somebody waited past its own deadline."""
+
+
+class BrokeOutageTolerance(Broke):
+    """Losing the control plane stopped a running job."""
+
+
+@dataclass(slots=True)
+class Picture:
+    """The run as the store holds it, decoded."""
+
+    keys: RunKeys
+    nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    round: RoundRecord | None = None
+    closed: ClosedRecord | None = None
+    closed_revision: int = 0
+    waiting: WaitingRecord | None = None
+    coordinator: CoordinatorRecord | None = None
+    term: int = 0
+    rosters: dict[int, dict[str, tuple[RosterMember, ...]]] = field(default_factory=dict)
+
+    def apply(self, change: Change) -> None:
+        """Take in one change; what cannot be read counts as absent."""
+        keys, key, item = self.keys, change.key, change.item
+        if key.startswith(keys.nodes):
+            record = _read(NodeRecord, item)
+            if record is None:
+                self.nodes.pop(key[len(keys.nodes) :], None)
+            else:
+                self.nodes[record.id] = record
+        elif key == keys.round:
+            self.round = _read(RoundRecord, item)
+        elif key == keys.closed:
+            self.closed = _read(ClosedRecord, item)
+            self.closed_revision = item.mod_revision if item else 0
+        elif key == keys.waiting:
+            self.waiting = _read(WaitingRecord, item)
+        elif key == keys.coordinator:
+            self.coordinator = _read(CoordinatorRecord, item)
+            self.term = item.create_revision if item else 0
+        elif (number := self.roster_number(key)) is not None:
+            roster = _read(RosterRecord, item)
+            if roster is None:
+                self.rosters.get(number, {}).pop(key, None)
+            else:
+                self.rosters.setdefault(number, {})[key] = roster.members
+
+    def roster_number(self, key: str) -> int | None:
+        """Which round's roster a key belongs to, if any."""
+        prefix = self.keys.data + "roster/"
+        return int(key[len(prefix) :].split("/")[0]) if key.startswith(prefix) else None
+
+    def members(self, record: RoundRecord) -> tuple[RosterMember, ...]:
+        """The roster of a round as it stands in the store."""
+        chunks = self.rosters.get(record.number, {})
+        return tuple(member for key in sorted(chunks)[: record.chunks] for member in chunks[key])
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed is not None and self.closed.closed
+
+
+R = TypeVar("R", bound=Record)
+
+
+def _read(kind: type[R], item: Item | None) -> R | None:
+    try:
+        return decode(kind, item) if item is not None else None
+    except RendezvousStateError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One revision of the store. `writer` is the id of the node that asked for it, "" for time (a lease that ended)
+    and for whoever is no node (an operator)."""
+
+    revision: int
+    changes: tuple[Change, ...]
+    writer: str = ""
+
+
+class Checker:
+    """Watches one guarantee. `picture` is the run after the commit, `before` the round that it replaced, if it did."""
+
+    def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
+        """A revision was committed; the picture shows it."""
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        """`state/round` was written by this commit."""
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        """A process returned from `next_rendezvous`."""
+
+    def wiped(self) -> None:
+        """The store lost everything it held, or the run's incarnation ended: what it said before does not bind."""
+
+
+class Barrier(Checker):
+    """An active round has min to max members, all of which confirmed it; nobody returns from any other."""
+
+    def __init__(self, min_nodes: int, max_nodes: int, step: int = 1) -> None:
+        self._min, self._max, self._step = min_nodes, max_nodes, step
+        self._active: set[int] = set()
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if now.phase is not RoundPhase.ACTIVE:
+            return
+        self._active.add(now.number)
+        members = picture.members(now)
+        if not self._min <= len(members) <= self._max or len(members) % self._step or len(members) != now.size:
+            raise BrokeBarrier(
+                f"round {now.number} is active with {len(members)} members (size {now.size}), allowed are "
+                f"{self._min} to {self._max} in steps of {self._step}"
+            )
+        for member in members:
+            record = picture.nodes.get(member.id)
+            confirmed = record is not None and record.phase is NodePhase.MEMBER and record.round == now.number
+            if record is not None and (not confirmed or record.join != member.join):
+                raise BrokeBarrier(f"round {now.number} is active, but {member.name} stands at {record}")
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        if joined.number not in self._active:
+            raise BrokeBarrier(f"{process} returned from round {joined.number}, which was never active")
+
+
+class Agreement(Checker):
+    """All who return from a round return the same members and ranks; a roster never changes once it is decided."""
+
+    def __init__(self) -> None:
+        self._decided: dict[int, tuple[RosterMember, ...]] = {}
+
+    def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
+        for change in commit.changes:
+            number = picture.roster_number(change.key)
+            if number is None or change.item is None or number not in self._decided:
+                continue
+            if not self._same(picture, number):
+                raise BrokeAgreement(f"the roster of round {number} was changed after it was decided")
+
+    def _same(self, picture: Picture, number: int) -> bool:
+        chunks = picture.rosters.get(number, {})
+        return tuple(member for key in sorted(chunks) for member in chunks[key]) == self._decided[number]
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        members = picture.members(now)
+        if self._decided.setdefault(now.number, members) != members:
+            raise BrokeAgreement(f"round {now.number} was decided twice, with different members")
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        members = self._decided.get(joined.number, ())
+        if len(members) != joined.size or not 0 <= joined.rank < len(members):
+            raise BrokeAgreement(
+                f"{process} returned from round {joined.number} as rank {joined.rank} of {joined.size}; "
+                f"decided were {len(members)} members"
+            )
+        if members[joined.rank].id != node_id:
+            raise BrokeAgreement(
+                f"{process} returned from round {joined.number} as rank {joined.rank}, which is "
+                f"{members[joined.rank].name}'s"
+            )
+
+    def wiped(self) -> None:
+        self._decided.clear()
+
+
+class Ranks(Checker):
+    """The ranks of a round are 0 … n-1, each once."""
+
+    def __init__(self) -> None:
+        self._returned: dict[tuple[int, int], str] = {}
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        ids = [member.id for member in picture.members(now)]
+        if len(set(ids)) != len(ids):
+            raise BrokeRanks(f"a node is twice in round {now.number}")
+        if len(ids) != now.size:
+            raise BrokeRanks(f"round {now.number} has {len(ids)} ranks for {now.size} places")
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        holder = self._returned.setdefault((joined.number, joined.rank), node_id)
+        if holder != node_id:
+            raise BrokeRanks(f"two nodes returned from round {joined.number} as rank {joined.rank}")
+
+    def wiped(self) -> None:
+        self._returned.clear()
+
+
+class Exclusivity(Checker):
+    """At most one round is current: the next is decided only when every member of it has left or lost its session."""
+
+    def __init__(self) -> None:
+        self._active: set[int] = set()
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        for record in picture.nodes.values():
+            if record.phase is NodePhase.MEMBER and record.round in self._active and record.round != now.number:
+                raise BrokeExclusivity(
+                    f"round {now.number} was decided ({now.phase.value}) while {record.name} is in round {record.round}"
+                )
+        if now.phase is RoundPhase.ACTIVE:
+            self._active.add(now.number)
+
+    def wiped(self) -> None:
+        self._active.clear()
+
+
+class Monotonicity(Checker):
+    """Numbers never go back, for a node or for the run, and no attempt uses one again."""
+
+    def __init__(self) -> None:
+        self._used: set[int] = set()
+        self._last: dict[str, int] = {}
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if before is not None and now.number < before.number:
+            raise BrokeMonotonicity(f"state/round went back from {before.number} to {now.number}")
+        if now.phase is RoundPhase.FORMING:
+            if now.number in self._used:
+                raise BrokeMonotonicity(f"number {now.number} was used for a second attempt")
+            self._used.add(now.number)
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        last = self._last.get(process, 0)
+        if joined.number <= last:
+            raise BrokeMonotonicity(f"{process} returned from round {joined.number} after round {last}")
+        self._last[process] = joined.number
+
+    def wiped(self) -> None:
+        self._used.clear()
+
+
+class Freshness(Checker):
+    """A node whose session had ended when the round became active is not a member of it."""
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if now.phase is not RoundPhase.ACTIVE:
+            return
+        for member in picture.members(now):
+            if member.id not in picture.nodes:
+                raise BrokeFreshness(f"round {now.number} became active with {member.name}, whose session had ended")
+
+
+class Fencing(Checker):
+    """Who lost its session commits nothing: coordinators and nodes, and members to the store of their round."""
+
+    def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
+        if not commit.writer:
+            return
+        keys = picture.keys
+        for change in commit.changes:
+            if change.item is None:
+                continue
+            if change.key in (keys.round, keys.waiting) or change.key.startswith((keys.data + "assign/",)):
+                self._by_coordinator(picture, commit, change.key)
+            elif change.key.startswith(keys.nodes):
+                if change.key != keys.node(commit.writer):
+                    raise BrokeFencing(f"{commit.writer} wrote {change.key}")
+            elif change.key.startswith(keys.data + "store/"):
+                self._by_member(picture, commit, change.key)
+
+    def _by_coordinator(self, picture: Picture, commit: Commit, key: str) -> None:
+        holder = picture.coordinator.id if picture.coordinator else None
+        if holder != commit.writer:
+            raise BrokeFencing(f"{commit.writer} wrote {key} while the coordinator was {holder}")
+
+    def _by_member(self, picture: Picture, commit: Commit, key: str) -> None:
+        number = int(key[len(picture.keys.data + "store/") :].split("/")[0])
+        record = picture.nodes.get(commit.writer)
+        if record is None or record.phase is not NodePhase.MEMBER or record.round != number:
+            raise BrokeFencing(f"{commit.writer} wrote {key} without being a member of round {number}")
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if now.term != picture.term:
+            raise BrokeFencing(f"round {now.number} was written in term {now.term}; the term is {picture.term}")
+
+
+class Finality(Checker):
+    """After close no round becomes active until it is reopened; an attempt from before the close never does."""
+
+    def __init__(self) -> None:
+        self._closed_at_forming: dict[int, int] = {}
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if now.phase is RoundPhase.FORMING:
+            self._closed_at_forming[now.number] = picture.closed_revision
+            return
+        if picture.is_closed:
+            raise BrokeFinality(f"round {now.number} became active after the run was closed")
+        if self._closed_at_forming.get(now.number) != picture.closed_revision:
+            raise BrokeFinality(f"round {now.number} was decided before the run was closed, and became active after")
+
+    def wiped(self) -> None:
+        self._closed_at_forming.clear()
+
+
+class Safety:
+    """All safety checkers over one run."""
+
+    def __init__(self, keys: RunKeys, min_nodes: int, max_nodes: int, step: int = 1) -> None:
+        self.picture = Picture(keys)
+        self.checkers: tuple[Checker, ...] = (
+            Barrier(min_nodes, max_nodes, step),
+            Agreement(),
+            Ranks(),
+            Exclusivity(),
+            Monotonicity(),
+            Freshness(),
+            Fencing(),
+            Finality(),
+        )
+
+    def committed(self, revision: int, changes: Iterable[Change], writer: str = "") -> None:
+        """A revision was committed. Raises the error of the first guarantee that it breaks."""
+        commit = Commit(revision, tuple(changes), writer)
+        before = self.picture.round
+        wrote_round = False
+        for change in commit.changes:
+            self.picture.apply(change)
+            wrote_round = wrote_round or (change.key == self.picture.keys.round and change.item is not None)
+        now = self.picture.round
+        ended = any(change.key == self.picture.keys.config and change.item is None for change in commit.changes)
+        for checker in self.checkers:
+            checker.committed(self.picture, commit, before)
+            if wrote_round and now is not None:
+                checker.decided(self.picture, commit, before, now)
+            if ended:
+                checker.wiped()
+
+    def returned(self, process: str, node_id: str, joined: Joined) -> None:
+        """A process returned from `next_rendezvous`."""
+        for checker in self.checkers:
+            checker.returned(self.picture, process, node_id, joined)
+
+    def wiped(self) -> None:
+        """The store lost everything it held."""
+        self.picture = Picture(self.picture.keys)
+        for checker in self.checkers:
+            checker.wiped()

@@ -1,0 +1,164 @@
+"""Revisions and instants as symbols: what they are does not matter, only their order and their distance.
+
+The real code holds revisions and times in many places. Here they are `Rev`, whose number may be exchanged under the
+code that holds it as long as the order stays, and `Moment`, which stays one through addition and subtraction, so that
+a fingerprint can tell "7 s ago" from the number 7. Two states that differ only in how many revisions were used up, or
+in how late it is, then have one fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import msgspec
+
+from quorate.kv.types import (
+    Add,
+    AddResult,
+    Batch,
+    Change,
+    CreateRevisionIs,
+    GotItem,
+    GotRange,
+    Item,
+    ModRevisionIs,
+    Txn,
+    TxnResult,
+)
+from quorate.rendezvous import records
+
+Rename: TypeAlias = Callable[[int], int]
+
+
+class Rev(int):
+    """A revision inside a process. Compares by `at`, which may be exchanged."""
+
+    at: int
+
+    def __new__(cls, at: int) -> Rev:
+        made = super().__new__(cls, 1)
+        made.at = at
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return self.at == (other.at if isinstance(other, Rev) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: int) -> bool:
+        return self.at < number(other)
+
+    def __le__(self, other: int) -> bool:
+        return self.at <= number(other)
+
+    def __gt__(self, other: int) -> bool:
+        return self.at > number(other)
+
+    def __ge__(self, other: int) -> bool:
+        return self.at >= number(other)
+
+    def __hash__(self) -> int:
+        raise TypeError("a symbolic revision has no hash: it may change under whoever keeps it")
+
+    def __repr__(self) -> str:
+        return f"Rev({self.at})"
+
+
+def number(revision: int) -> int:
+    """The plain number."""
+    return revision.at if isinstance(revision, Rev) else revision
+
+
+class Moment(float):
+    """An instant of a process's own clock."""
+
+    def __add__(self, other: float) -> Moment:
+        return Moment(float(self) + float(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: float) -> Any:
+        difference = float(self) - float(other)
+        return difference if isinstance(other, Moment) else Moment(difference)
+
+
+@contextmanager
+def encodable() -> Iterator[None]:
+    """Records may hold symbols while this lasts; written out they are 0 (nothing reads them back)."""
+    before = records._encoder
+    records._encoder = msgspec.json.Encoder(order="deterministic", enc_hook=lambda symbol: 0)
+    try:
+        yield
+    finally:
+        records._encoder = before
+
+
+# --- renaming inside the words of the store ---------------------------------------------------------------------------
+
+
+def rename_item(item: Item, to: Rename) -> Item:
+    """The item as if its revisions had these names; its version, which nothing here compares, is blanked."""
+    return Item(item.key, item.value, to(item.create_revision), to(item.mod_revision), 1, item.lease)
+
+
+def rename_batch(batch: Batch, to: Rename) -> Batch:
+    """The batch as if its revisions had these names."""
+    changes = [Change(c.key, None if c.item is None else rename_item(c.item, to)) for c in batch.changes]
+    return Batch(to(batch.revision), tuple(changes))
+
+
+def rename_answer(answer: Any, to: Rename) -> Any:
+    """An answer of the engine, or batches of a watch, or anything without revisions."""
+    match answer:
+        case TxnResult():
+            results = tuple(rename_answer(result, to) for result in answer.results)
+            return TxnResult(answer.committed, to(answer.revision), results)
+        case GotItem(item):
+            return answer if item is None else GotItem(rename_item(item, to))
+        case GotRange(items, count):
+            return GotRange(tuple(rename_item(item, to) for item in items), count)
+        case AddResult():
+            return AddResult(answer.committed, to(answer.revision), answer.value)
+        case Batch():
+            return rename_batch(answer, to)
+        case tuple():
+            return tuple(rename_answer(part, to) for part in answer)
+        case _:
+            return answer
+
+
+def rename_op(op: Any, to: Rename) -> Any:
+    """A request as if the revisions it compares had these names. Zero, which says "absent", stays."""
+    match op:
+        case Txn():
+            return Txn(tuple(_rename_compare(compare, to) for compare in op.compares), op.then, op.otherwise)
+        case Add():
+            compares = tuple(_rename_compare(compare, to) for compare in op.compares)
+            return Add(op.key, op.amount, op.lease, compares)
+        case _:
+            return op
+
+
+def _rename_compare(compare: Any, to: Rename) -> Any:
+    match compare:
+        case ModRevisionIs(key, revision) if number(revision) != 0:
+            return ModRevisionIs(key, to(revision))
+        case CreateRevisionIs(key, revision) if number(revision) != 0:
+            return CreateRevisionIs(key, to(revision))
+        case _:
+            return compare
+
+
+def revisions_in(thing: Any, rename: Callable[[Any, Rename], Any]) -> set[int]:
+    """All revisions that `rename` would rename."""
+    found: set[int] = set()
+
+    def note(revision: int) -> int:
+        found.add(number(revision))
+        return revision
+
+    rename(thing, note)
+    return found

@@ -1,0 +1,320 @@
+"""The director of a world: lets the plan's faults happen, heals, and then asks for liveness.
+
+Bounds of the second phase are generous sums of the settings involved: they are there to catch what never happens, or
+happens a lease too late, not to measure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from quorate.errors import BackendError, RendezvousError
+from quorate.rendezvous.membership import Cause
+from quorate.rendezvous.records import NodePhase, RoundPhase
+from quorate.testing.checkers import (
+    BrokeAdmission,
+    BrokeCompletion,
+    BrokeDetection,
+    BrokeOutageTolerance,
+)
+from quorate.testing.sim.network import SimBackend, Weather
+from quorate.testing.sim.plan import Action, Fault
+from quorate.testing.sim.world import SimProcess, SimWorld, never_confirms
+
+LOOK_EVERY_S = 0.25
+
+
+class Director:
+    """Runs one world from its start to its verdict."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self._world = world
+        self._plan = world.plan
+        self._loop = world.loop
+        self._healing: list[asyncio.Task[object]] = []
+        self.faults = 0
+
+    async def run(self) -> None:
+        """Raises the error of a broken guarantee, if any is broken."""
+        plan = self._plan
+        starts = [(index * plan.start_within_s / plan.nodes, f"n{index:02d}") for index in range(plan.nodes)]
+        script: list[tuple[float, int, Callable[[], None]]] = [
+            (at, index, lambda name=name: self._start(name))  # type: ignore[misc]
+            for index, (at, name) in enumerate(starts)
+        ]
+        script += [
+            (action.at_s, 1000 + index, lambda action=action: self._happen(action))  # type: ignore[misc]
+            for index, action in enumerate(plan.actions)
+        ]
+        for at, _, act in sorted(script, key=lambda entry: entry[:2]):
+            await self._until(at)
+            act()
+        await self._until(plan.faults_end_at_s)
+        await self._heal()
+        await self._complete("after the faults")
+        await self._detect()
+        await self._admit()
+        await self._tolerate_outage()
+        self._raise_if_broken()
+
+    async def _until(self, at: float) -> None:
+        while self._loop.time() < at:
+            await asyncio.sleep(min(LOOK_EVERY_S, at - self._loop.time()))
+            self._raise_if_broken()
+
+    def _raise_if_broken(self) -> None:
+        if self._world.broken is not None:
+            raise self._world.broken
+
+    def _start(self, name: str) -> None:
+        if name not in self._world.processes:
+            self._world.start(name)
+
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    def _happen(self, action: Action) -> None:
+        self.faults += 1
+        world = self._world
+        pool = sorted(world.processes)
+        process = world.processes[pool[action.target % len(pool)]] if pool else None
+        if action.fault in (Fault.KILL_COORDINATOR, Fault.PAUSE_COORDINATOR):
+            process = world.coordinator() or process
+        world.note("fault", process.machine if process else "-", f"{action.fault.name} for {action.length_s:.2f} s")
+        match action.fault:
+            case Fault.SERVER_RESTART:
+                self._spawn(self._restart_server(action.length_s / 3, with_data=True))
+            case Fault.SERVER_WIPE:
+                self._spawn(self._restart_server(action.length_s / 3, with_data=False))
+            case Fault.SERVER_CUT:
+                for each in list(world.processes.values()):
+                    self._spawn(self._weather(each, Weather(to_server=False, from_server=False), action.length_s))
+            case Fault.CLOSE:
+                self._spawn(self._operate(lambda: world.entry("n00").close("a fault")))
+            case Fault.REOPEN:
+                self._spawn(self._operate(lambda: world.entry("n00").reopen("a fault")))
+            case _ if process is not None:
+                self._happen_to(process, action)
+
+    def _happen_to(self, process: SimProcess, action: Action) -> None:
+        world, length_s = self._world, action.length_s
+        slowest = self._plan.slowest_s
+        match action.fault:
+            case Fault.CRASH:
+                world.crash(process)
+                self._spawn(self._later(length_s, lambda: self._start(process.name)))
+            case Fault.KILL_COORDINATOR:
+                self._spawn(self._kill_mid_write(process, action.target % 7, length_s))
+            case Fault.PAUSE | Fault.PAUSE_COORDINATOR:
+                self._spawn(self._pause(process, length_s))
+            case Fault.CUT:
+                self._spawn(self._weather(process, Weather(to_server=False, from_server=False), length_s))
+            case Fault.CUT_UP:
+                self._spawn(self._weather(process, Weather(to_server=False), length_s))
+            case Fault.CUT_DOWN:
+                self._spawn(self._weather(process, Weather(from_server=False), length_s))
+            case Fault.SLOW:
+                slow = Weather(delay_s=(slowest, min(1.0, slowest * 100)))
+                self._spawn(self._weather(process, slow, length_s))
+            case Fault.LOSSY:
+                lossy = Weather(delay_s=(0.0002, slowest), lose=0.15, repeat=0.3)
+                self._spawn(self._weather(process, lossy, length_s))
+            case Fault.RESET:
+                process.backend.reset()
+            case Fault.MUTE:
+                process.backend.swallow = never_confirms
+                self._spawn(self._later(length_s, lambda: setattr(process.backend, "swallow", None)))
+            case Fault.LEAVE:
+                process.wants = "leave"
+                process.changed.set()
+            case Fault.REJOIN:
+                process.changed.set()
+            case Fault.DRAIN:
+                self._spawn(self._operate(lambda: world.entry("n00").drain(process.name, "a fault")))
+                self._spawn(self._later(length_s, lambda: self._start(process.name)))
+            case _:
+                pass  # clocks that jump: nothing reads them
+
+    def _spawn(self, coro: object) -> None:
+        self._healing.append(self._world.in_background(coro))  # type: ignore[arg-type]
+
+    async def _later(self, after_s: float, act: Callable[[], None]) -> None:
+        await asyncio.sleep(after_s)
+        act()
+
+    async def _pause(self, process: SimProcess, length_s: float) -> None:
+        self._loop.freeze(process.machine)
+        process.paused_s += length_s
+        await asyncio.sleep(length_s)
+        if not process.is_over:
+            self._loop.thaw(process.machine)
+            self._world.note("thaw", process.machine, "")
+
+    async def _weather(self, process: SimProcess, weather: Weather, length_s: float) -> None:
+        process.backend.weather = weather
+        await asyncio.sleep(length_s)
+        process.backend.weather = self._world._fair()
+        process.backend.reset()
+
+    async def _kill_mid_write(self, process: SimProcess, writes: int, then_s: float) -> None:
+        """Let the process send so many more requests, then kill it."""
+        limit = process.backend._seq + writes
+        give_up_at = self._loop.time() + self._plan.ttl_s
+        while process.backend._seq < limit and self._loop.time() < give_up_at and not process.is_over:
+            await asyncio.sleep(0.0005 if self._plan.slowest_s < 0.01 else 0.005)
+        self._world.crash(process)
+        await self._later(then_s, lambda: self._start(process.name))
+
+    async def _restart_server(self, down_s: float, *, with_data: bool) -> None:
+        world = self._world
+        if not world.server.is_up:
+            return
+        world.server.crash()
+        if world.server_backend is not None:
+            world.server_backend.is_dead = True
+            self._loop.freeze(f"server#{world._coordinator_lives}")
+        await asyncio.sleep(min(down_s, 3.0))
+        if not with_data:
+            world.safety.wiped()
+        world.server.restart(with_data)
+        world.note("server", "-", "up with its data" if with_data else "up with nothing")
+        for process in list(world.processes.values()):
+            process.backend.reset()
+        if world.plan.server_coordinator:
+            world.start_coordinator()
+
+    async def _operate(self, act: Callable[[], object]) -> None:
+        for _ in range(5):
+            try:
+                await act()  # type: ignore[misc]
+                return
+            except BackendError:
+                await asyncio.sleep(0.5)
+            except RendezvousError:
+                return
+
+    # --- the second phase ---------------------------------------------------------------------------------------------
+
+    async def _heal(self) -> None:
+        """No fault goes on, every machine has a process, the run is open."""
+        world = self._world
+        await asyncio.gather(*self._healing)
+        self._healing.clear()
+        world.is_calm = True
+        for index in range(self._plan.nodes):
+            self._start(f"n{index:02d}")
+        for process in world.processes.values():
+            process.changed.set()
+        await self._operate(lambda: world.entry("n00").reopen("healed"))
+        world.note("heal", "-", "")
+
+    def _settled(self) -> str | None:
+        """Why the world is not yet as it should be; None: it is."""
+        world, plan = self._world, self._plan
+        picture = world.safety.picture
+        alive = {p.node.identity.id: p for p in world.processes.values()}
+        size = min(len(alive), plan.max_nodes) // plan.step * plan.step
+        if size < plan.min_nodes:
+            return None
+        if picture.round is None or picture.round.phase is not RoundPhase.ACTIVE:
+            return f"no round is active: {picture.waiting.reason if picture.waiting else 'nothing was said'}"
+        number = picture.round.number
+        inside = [
+            p
+            for node_id, p in alive.items()
+            if (record := picture.nodes.get(node_id)) is not None
+            and record.phase is NodePhase.MEMBER
+            and record.round == number
+            and p.joined is not None
+            and p.joined.number == number
+        ]
+        if len(inside) != size:
+            reason = picture.waiting.reason if picture.waiting else "nothing was said"
+            return f"{len(inside)} of {size} are in round {number}: {reason}"
+        return None
+
+    def _bound_s(self) -> float:
+        plan = self._plan
+        holds_s = 120.0 if plan.hold_back_losses else 0.0
+        return (
+            4 * plan.ttl_s
+            + 3 * plan.last_call_timeout_s
+            + 4 * plan.confirm_timeout_s
+            + 2 * plan.admission_window_s
+            + plan.join_timeout_s
+            + plan.reopen_after_s
+            + holds_s
+            + 30.0
+        )
+
+    async def _complete(self, when: str) -> None:
+        bound_s = self._bound_s()
+        deadline = self._loop.time() + bound_s
+        while (why := self._settled()) is not None:
+            self._raise_if_broken()
+            if self._loop.time() > deadline:
+                raise BrokeCompletion(f"{when}: not settled within {bound_s:.0f} s: {why}")
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _members(self) -> list[SimProcess]:
+        current = self._world.safety.picture.round
+        number = current.number if current else 0
+        return [p for p in self._world.processes.values() if p.joined is not None and p.joined.number == number]
+
+    async def _detect(self) -> None:
+        """A member dies: every survivor is told in time, and the round re-forms."""
+        world, plan = self._world, self._plan
+        members = self._members()
+        if len(members) < 2:
+            return
+        victim = members[self._plan.seed % len(members)]
+        number = victim.joined.number if victim.joined else 0
+        died_at = self._loop.time()
+        world.crash(victim)
+        await asyncio.sleep(plan.ttl_s + 1.0 + 20 * plan.slowest_s)
+        for process in members:
+            if process is victim or process.is_over:
+                continue
+            told = any(at >= died_at and of == number for at, of, _ in process.causes)
+            moved = process.joined is None or process.joined.number != number
+            if not told and not moved:
+                raise BrokeDetection(f"{process.machine} was not told that {victim.machine} died {plan.ttl_s} s ago")
+        await self._complete("after a crash")
+
+    async def _admit(self) -> None:
+        """A machine comes back: if there is room, it is in after one further round."""
+        world, plan = self._world, self._plan
+        missing = [f"n{i:02d}" for i in range(plan.nodes) if f"n{i:02d}" not in world.processes]
+        if not missing:
+            return
+        before = world.safety.picture.round
+        late = world.start(missing[0])
+        await self._complete("after a late node came")
+        size = min(len(world.processes), plan.max_nodes) // plan.step * plan.step
+        if len(world.processes) <= size and late.joined is None:
+            raise BrokeAdmission(f"{late.machine} is not in, although there is room")
+        after = world.safety.picture.round
+        if before and after and plan.hold_back_losses == 0 and after.number > before.number + 2:
+            raise BrokeAdmission(f"it took from round {before.number} to {after.number} to admit one node")
+
+    async def _tolerate_outage(self) -> None:
+        """The control plane is away for less than a lease: nobody notices."""
+        world, plan = self._world, self._plan
+        before = {p.machine: (p.joined.number if p.joined else 0, len(p.causes)) for p in world.processes.values()}
+        for process in world.processes.values():
+            process.backend.weather = Weather(to_server=False, from_server=False)
+        await asyncio.sleep(plan.ttl_s * 0.4)
+        for process in world.processes.values():
+            process.backend.weather = world._fair()
+            process.backend.reset()
+        await asyncio.sleep(plan.ttl_s)
+        for process in world.processes.values():
+            number, told = before.get(process.machine, (0, 0))
+            if number and ((process.joined.number if process.joined else 0) != number or len(process.causes) != told):
+                cause = process.causes[-1][2] if process.causes else Cause.ROUND_OVER
+                raise BrokeOutageTolerance(f"{process.machine} was disturbed in round {number}: {cause.value}")
+
+
+def is_alive(backend: SimBackend) -> bool:
+    """Whether the process behind a backend still runs."""
+    return not backend.is_dead

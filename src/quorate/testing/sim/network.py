@@ -1,0 +1,411 @@
+"""The simulated control plane: one server with the real engine, and a backend for each process that reaches it by
+messages which may be late, lost, repeated or out of order.
+
+A request carries its client and number, so that a repeated one is executed once (the engine's own suppression is under
+test here). A client that gets no answer does not know the outcome. A connection that is reset sends what was not
+answered again and resumes its watches. The server may stop and start, with what it knew or without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from itertools import count
+
+from quorate.backends.contract import Backend, BackendStatus, Got, Limits, Scanned, Session, Watch
+from quorate.backends.session import LeaseSession
+from quorate.errors import HistoryGone, LeaseGone, OutcomeUnknown, Rejected, Unavailable
+from quorate.kv.engine import Engine
+from quorate.kv.snapshot import restore, snapshot
+from quorate.kv.types import (
+    Add,
+    AddResult,
+    Batch,
+    BranchOp,
+    Compare,
+    Failure,
+    FailureCode,
+    Get,
+    GotItem,
+    GotRange,
+    Grant,
+    KeepAlive,
+    LeaseResult,
+    Op,
+    Origin,
+    Range,
+    Result,
+    Revoke,
+    Tick,
+    Txn,
+    TxnResult,
+    WatchTooOld,
+)
+
+_WIRE = Context()
+"""What is under way belongs to no machine: it arrives even if its sender stands still or is dead."""
+GENERATION = 1_000_000
+"""Each life of a server without memory numbers its revisions and leases from a new million on."""
+
+
+@dataclass(slots=True)
+class Weather:
+    """How messages of one link fare now. Probabilities are per message."""
+
+    delay_s: tuple[float, float] = (0.0005, 0.005)
+    lose: float = 0.0
+    repeat: float = 0.0
+    to_server: bool = True
+    from_server: bool = True
+
+
+class SimServer:
+    """The engine behind the network. `on_commit(revision, changes, writer)` sees every revision."""
+
+    def __init__(self, on_commit: Callable[[Batch, str], None], history: int) -> None:
+        self.is_up = True
+        self.engine = Engine(history)
+        self._on_commit = on_commit
+        self._history = history
+        self._generation = 0
+        self._watches: dict[int, SimWatch] = {}
+        self._watch_ids = count(1)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._saved = b""
+        self.executed = 0
+
+    def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
+        """Execute at the present time; commits are seen, watches are told."""
+        self.executed += 1
+        self._apply(Tick(), "", None)
+        result = self._apply(op, writer, origin)
+        if isinstance(op, Grant):
+            self._arm()
+        return result
+
+    def _apply(self, op: Op, writer: str, origin: Origin | None) -> Result:
+        before = self.engine.revision
+        outcome = self.engine.apply(op, self._loop.time(), origin)
+        if self.engine.revision > before:
+            new: list[Batch] = []
+            for batch in reversed(self.engine.history.batches):
+                if batch.revision <= before:
+                    break
+                new.append(batch)
+            for batch in reversed(new):
+                self._on_commit(batch, writer)
+        for event in outcome.events:
+            watch = self._watches.get(event.watch)
+            if watch is not None:
+                watch.send(event.batch)
+        return outcome.result
+
+    def start_watch(self, watch: SimWatch, after_revision: int) -> int | WatchTooOld:
+        """Register a watch; what it missed is sent."""
+        watch_id = next(self._watch_ids)
+        started = self.engine.watch(watch_id, watch.prefix, after_revision)
+        if isinstance(started, WatchTooOld):
+            return started
+        self._watches[watch_id] = watch
+        for batch in started.backlog:
+            watch.send(batch)
+        return watch_id
+
+    def stop_watch(self, watch_id: int) -> None:
+        self._watches.pop(watch_id, None)
+        self.engine.unwatch(watch_id)
+
+    def crash(self) -> None:
+        """Stop at once. Connections are the caller's business."""
+        self.is_up = False
+        self._saved = snapshot(self.engine)
+        for watch_id in list(self._watches):
+            self.stop_watch(watch_id)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def restart(self, with_data: bool) -> None:
+        """Start again, from what was saved (all leases renewed) or from nothing."""
+        if with_data:
+            self.engine = restore(self._saved, self._loop.time(), self._history)
+        else:
+            self._generation += 1
+            self.engine = Engine(self._history, first=1 + self._generation * GENERATION)
+        self.is_up = True
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self.engine.next_deadline()
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._tick, context=_WIRE)
+
+    def _tick(self) -> None:
+        self._apply(Tick(), "", None)
+        self._arm()
+
+
+class SimWatch(Watch):
+    """Batches arrive in order, each watch with delays of its own."""
+
+    def __init__(self, backend: SimBackend, prefix: str, after_revision: int) -> None:
+        self.prefix = prefix
+        self._backend = backend
+        self._seen = after_revision
+        self._sent = after_revision
+        self._id: int | None = None
+        self._starting = False
+        self._too_old: int | None = None
+        self._buffer: deque[Batch] = deque()
+        self._wake = asyncio.Event()
+        self._connection = backend.connection
+        self._last_arrival = 0.0
+        self._is_cancelled = False
+
+    def send(self, batch: Batch) -> None:
+        """The server's side: put a batch on its way."""
+        self._sent = batch.revision
+        self._last_arrival = self._backend.send_down(
+            self._last_arrival, self._arrive, batch, self._backend.connection, reliable=True
+        )
+
+    def _arrive(self, batch: Batch, connection: int) -> None:
+        if connection != self._backend.connection or self._is_cancelled or batch.revision <= self._seen:
+            return
+        if self._buffer and batch.revision <= self._buffer[-1].revision:
+            return
+        self._buffer.append(batch)
+        self._wake.set()
+
+    def resume(self) -> None:
+        """The connection is new: ask for the watch again, after what has arrived."""
+        self._id = None
+        self._starting = False
+        self._wake.set()
+
+    def ready(self) -> Batch | None:
+        if not self._buffer or self._is_cancelled:
+            return None
+        batch = self._buffer.popleft()
+        self._seen = batch.revision
+        return batch
+
+    async def __anext__(self) -> Batch:
+        while not self._is_cancelled:
+            if self._too_old is not None:
+                raise HistoryGone(f"changes under {self.prefix!r} are no longer kept", oldest=self._too_old)
+            if self._id is None and not self._starting:
+                self._ask()
+            batch = self.ready()
+            if batch is not None:
+                return batch
+            self._wake.clear()
+            await self._wake.wait()
+        raise StopAsyncIteration
+
+    def _ask(self) -> None:
+        self._starting = True
+        after = self._buffer[-1].revision if self._buffer else self._seen
+        self._backend.send_up(self._begin, after, self._backend.connection)
+
+    def _begin(self, after: int, connection: int) -> None:
+        """On the server."""
+        backend = self._backend
+        if connection != backend.connection or self._is_cancelled or not backend.server.is_up:
+            return
+        self._last_arrival = 0.0
+        started = backend.server.start_watch(self, after)
+        if isinstance(started, WatchTooOld):
+            backend.send_down(0.0, self._refuse, started.oldest, connection, reliable=True)
+        else:
+            self._id = started
+
+    def _refuse(self, oldest: int, connection: int) -> None:
+        if connection == self._backend.connection:
+            self._too_old = oldest
+            self._wake.set()
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._id is not None:
+            self._backend.server.stop_watch(self._id)
+            self._id = None
+        self._backend.watches.pop(self, None)
+        self._wake.set()
+
+
+class SimBackend(Backend):
+    """One process's connection. Everything that is random comes from `rng`; `note` is told of every message."""
+
+    name = "sim"
+
+    def __init__(
+        self,
+        server: SimServer,
+        process: str,
+        writer: str,
+        rng: random.Random,
+        weather: Weather,
+        note: Callable[[str, str, object], None],
+        call_timeout_s: float,
+        max_txn_ops: int,
+    ) -> None:
+        self.server = server
+        self.weather = weather
+        self.connection = 0
+        self.watches: dict[SimWatch, None] = {}
+        self.is_dead = False
+        self.limits = Limits(max_txn_ops=max_txn_ops, max_txn_bytes=1 << 20)
+        self.swallow: Callable[[Op], bool] | None = None
+        """Requests that this process never manages to send."""
+        self._process = process
+        self._writer = writer
+        self._rng = rng
+        self._note = note
+        self._call_timeout_s = call_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._seq = 0
+        self._open: dict[int, tuple[Op, asyncio.Future[Result]]] = {}
+
+    # --- the network --------------------------------------------------------------------------------------------------
+
+    def send_up(self, action: Callable[..., None], *args: object) -> None:
+        """A message to the server, if it arrives."""
+        weather, rng = self.weather, self._rng
+        if not weather.to_server or (weather.lose and rng.random() < weather.lose):
+            return
+        self._loop.call_later(rng.uniform(*weather.delay_s), action, *args, context=_WIRE)
+        if weather.repeat and rng.random() < weather.repeat:
+            self._loop.call_later(rng.uniform(*weather.delay_s) * 10, action, *args, context=_WIRE)
+
+    def send_down(self, not_before: float, action: Callable[..., None], *args: object, reliable: bool) -> float:
+        """A message to the process, if it arrives; when. A stream's message waits for the one before it."""
+        weather, rng = self.weather, self._rng
+        if not weather.from_server or (not reliable and weather.lose and rng.random() < weather.lose):
+            return not_before
+        at = max(not_before + 1e-6, self._loop.time() + rng.uniform(*weather.delay_s))
+        self._loop.call_at(at, action, *args, context=_WIRE)
+        return at
+
+    def reset(self) -> None:
+        """The connection breaks and is made again: what was under way on it may be lost, then it is sent again."""
+        self.connection += 1
+        self._loop.call_later(self._rng.uniform(0.001, 0.05), self._reconnected, self.connection, context=_WIRE)
+
+    def _reconnected(self, connection: int) -> None:
+        if connection != self.connection or self.is_dead:
+            return
+        for watch in list(self.watches):
+            watch.resume()
+        for seq, (op, _) in list(self._open.items()):
+            self.send_up(self._execute, seq, op)
+
+    def _execute(self, seq: int, op: Op) -> None:
+        """On the server: a request has arrived, perhaps again, perhaps late, perhaps after its sender died."""
+        if not self.server.is_up:
+            return
+        self._note("executes", self._process, op)
+        result = self.server.execute(op, self._writer, Origin(self._process, seq))
+        self.send_down(0.0, self._answered, seq, result, reliable=False)
+
+    def _answered(self, seq: int, result: Result) -> None:
+        pending = self._open.pop(seq, None)
+        if pending is not None and not pending[1].done():
+            pending[1].set_result(result)
+
+    # --- the contract -------------------------------------------------------------------------------------------------
+
+    async def _request(self, op: Op, writes: bool) -> Result:
+        if self.is_dead:
+            raise Unavailable("this process is dead")
+        self._seq += 1
+        seq = self._seq
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._open[seq] = (op, future)
+        if self.swallow is None or not self.swallow(op):
+            self.send_up(self._execute, seq, op)
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                result = await future
+        except TimeoutError:
+            if writes:
+                raise OutcomeUnknown("no answer from the server: it may have happened") from None
+            raise Unavailable("no answer from the server") from None
+        finally:
+            self._open.pop(seq, None)
+        if isinstance(result, Failure):
+            if result.code is FailureCode.LEASE_GONE:
+                raise LeaseGone(result.message, lease=result.lease)
+            raise Rejected(result.message)
+        return result
+
+    async def get(self, key: str) -> Got:
+        result = await self._request(Txn((), (Get(key),)), writes=False)
+        assert isinstance(result, TxnResult)
+        (got,) = result.results
+        assert isinstance(got, GotItem)
+        return Got(got.item, result.revision)
+
+    async def scan(self, prefix: str) -> Scanned:
+        result = await self._request(Txn((), (Range(prefix),)), writes=False)
+        assert isinstance(result, TxnResult)
+        (got,) = result.results
+        assert isinstance(got, GotRange)
+        return Scanned(got.items, result.revision)
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
+    ) -> TxnResult:
+        writes = any(not isinstance(op, Get | Range) for op in (*then, *otherwise))
+        result = await self._request(Txn(tuple(compares), tuple(then), tuple(otherwise)), writes)
+        assert isinstance(result, TxnResult)
+        return result
+
+    async def add(self, key: str, amount: int, *, compares: Sequence[Compare] = (), lease: int = 0) -> AddResult:
+        result = await self._request(Add(key, amount, lease, tuple(compares)), writes=True)
+        assert isinstance(result, AddResult)
+        return result
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        watch = SimWatch(self, prefix, after_revision)
+        self.watches[watch] = None
+        return watch
+
+    async def grant(self, ttl_s: float) -> int:
+        result = await self._request(Grant(ttl_s), writes=True)
+        assert isinstance(result, LeaseResult)
+        return result.lease
+
+    async def keep_alive(self, lease: int) -> bool:
+        result = await self._request(KeepAlive(lease), writes=False)
+        assert isinstance(result, LeaseResult)
+        return result.alive
+
+    async def revoke(self, lease: int) -> None:
+        await self._request(Revoke(lease), writes=True)
+
+    async def open_session(
+        self,
+        ttl_s: float,
+        *,
+        interval_s: float | None = None,
+        renew_timeout_s: float | None = None,
+        on_missed: Callable[[str], None] | None = None,
+    ) -> Session:
+        return await LeaseSession.open(
+            self, ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
+        )
+
+    async def status(self) -> BackendStatus:
+        raise Unavailable("a simulated server has no status")
+
+    async def close(self) -> None:
+        self.is_dead = True
+        for watch in list(self.watches):
+            watch.cancel()

@@ -1,0 +1,134 @@
+"""What a seed draws: the size of the world, its settings, its weather, and which faults happen when.
+
+A plan is a value: the same seed gives the same plan, and a plan with some of its actions left out is again a plan. That
+is how a failing world is reduced.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, replace
+
+FEWEST_ACTIONS = 6
+MOST_ACTIONS = 16
+
+
+class Fault(enum.Enum):
+    """What can happen to a world. Most of them last for a while and end by themselves."""
+
+    CRASH = "a process dies; later its machine starts it again"
+    PAUSE = "a process stands still for a while"
+    CUT = "a process and the server do not hear each other"
+    CUT_UP = "the server does not hear a process"
+    CUT_DOWN = "a process does not hear the server"
+    RESET = "a connection breaks and is made again"
+    SLOW = "messages of a process take long"
+    LOSSY = "messages of a process get lost or are repeated"
+    MUTE = "a process never manages to confirm"
+    KILL_COORDINATOR = "the coordinator dies after its next writes"
+    PAUSE_COORDINATOR = "the coordinator stands still for a while"
+    SERVER_RESTART = "the server restarts with what it knew"
+    SERVER_WIPE = "the server restarts with nothing"
+    SERVER_CUT = "nobody hears the server"
+    CLOSE = "somebody closes the run"
+    REOPEN = "somebody reopens the run"
+    LEAVE = "a node leaves in good order and comes back"
+    REJOIN = "a member joins again"
+    DRAIN = "an operator asks a node to go"
+    CLOCK = "a wall clock jumps"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One fault: when, on which node (a number, taken modulo those there are), and for how long."""
+
+    at_s: float
+    fault: Fault
+    target: int
+    length_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything about a world but the outcome."""
+
+    seed: int
+    nodes: int
+    min_nodes: int
+    max_nodes: int
+    step: int
+    keep_alive_interval_s: float
+    last_call_timeout_s: float
+    last_call_mode: str
+    confirm_timeout_s: float
+    admission_window_s: float
+    join_timeout_s: float
+    reopen_after_s: float
+    hold_back_losses: int
+    ranks: str
+    start_within_s: float
+    slowest_s: float
+    server_coordinator: bool
+    max_txn_ops: int
+    history: int
+    restless: float
+    actions: tuple[Action, ...]
+
+    @property
+    def ttl_s(self) -> float:
+        return self.keep_alive_interval_s * 3
+
+    @property
+    def faults_end_at_s(self) -> float:
+        return max((action.at_s + action.length_s for action in self.actions), default=0.0) + 1.0
+
+    def keeping(self, indices: frozenset[int]) -> Plan:
+        """The same world with these of its actions only."""
+        return replace(self, actions=tuple(a for i, a in enumerate(self.actions) if i in indices))
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"plan {seed}")
+    nodes = rng.randint(20, 32) if rng.random() < 0.35 else rng.choice((2, 3, 3, 4, 5, 6, 8, 12))
+    step = 2 if nodes >= 4 and rng.random() < 0.15 else 1
+    min_nodes = max(step, rng.randint(1, max(1, nodes * 2 // 3)) // step * step)
+    max_nodes = max(min_nodes, rng.randint(min_nodes, nodes + 2) // step * step)
+    interval_s = rng.choice((0.5, 1.0, 2.0))
+    calm = rng.sample(list(Fault), k=rng.randint(3, len(Fault)))
+    count = rng.randint(FEWEST_ACTIONS, MOST_ACTIONS)
+    within_s = rng.choice((5.0, 15.0, 40.0))
+    return Plan(
+        seed=seed,
+        nodes=nodes,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        step=step,
+        keep_alive_interval_s=interval_s,
+        last_call_timeout_s=rng.choice((0.1, 1.0, 3.0)),
+        last_call_mode=rng.choice(("adaptive", "adaptive", "fixed")),
+        confirm_timeout_s=rng.choice((0.5, 2.0, 5.0)),
+        admission_window_s=rng.choice((0.0, 0.2, 1.0)),
+        join_timeout_s=rng.choice((10.0, 30.0, 120.0)),
+        reopen_after_s=rng.choice((0.0, 2.0, 20.0)),
+        hold_back_losses=rng.choice((0, 0, 3)),
+        ranks=rng.choice(("sticky", "sticky", "natural", "node_rank")),
+        start_within_s=rng.choice((0.0, 0.5, 5.0)),
+        slowest_s=rng.choice((0.001, 0.005, 0.05)),
+        server_coordinator=rng.random() < 0.4,
+        max_txn_ops=rng.choice((5, 12, 128, 10_000)),
+        history=rng.choice((20, 200, 100_000)),
+        restless=rng.choice((0.0, 0.3, 1.0)),
+        actions=tuple(
+            sorted(
+                (_action(rng, calm, within_s, interval_s * 3) for _ in range(count)),
+                key=lambda action: action.at_s,
+            )
+        ),
+    )
+
+
+def _action(rng: random.Random, faults: list[Fault], within_s: float, ttl_s: float) -> Action:
+    lasting = rng.choice((0.2, 0.5, 0.9, 1.2, 2.0)) * ttl_s * rng.uniform(0.5, 1.0)
+    return Action(rng.uniform(0.0, within_s), rng.choice(faults), rng.randrange(1000), lasting)

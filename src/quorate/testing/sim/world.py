@@ -1,0 +1,345 @@
+"""One simulated world: real drivers, store and engine; simulated time, network and fate.
+
+First a phase in which the plan's faults happen and only safety is asked for. Then everything is healed, every machine
+has a process again, the run is reopened, and liveness must follow within bounds: the round completes, a crash is
+detected, a late node is admitted, and an outage of the control plane disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from quorate.errors import BackendError, RendezvousError, RendezvousGracefulExitError, StoreError
+from quorate.events import Emitter, Event
+from quorate.kv.types import Batch, Op, Put, Txn
+from quorate.rendezvous.backoff import Backoff
+from quorate.rendezvous.candidate import Candidate
+from quorate.rendezvous.entry import Entry
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.membership import Cause, Identity, Joined
+from quorate.rendezvous.node import Node
+from quorate.rendezvous.records import CoordinatorRecord
+from quorate.settings import Settings
+from quorate.store import AsyncStore
+from quorate.testing.checkers import BrokeRelease, Safety
+from quorate.testing.loop import MACHINE, VirtualTimeLoop
+from quorate.testing.sim.network import SimBackend, SimServer, Weather
+from quorate.testing.sim.plan import Plan
+
+KEPT_NOTES = 80
+WITHDRAW_S = 5.0
+SLACK_S = 2.0
+
+
+@dataclass(slots=True)
+class SimProcess:
+    """One life of a node. `machine` names that life, `name` the machine it runs on."""
+
+    name: str
+    machine: str
+    backend: SimBackend
+    node: Node
+    rng: random.Random
+    changed: asyncio.Event
+    causes: list[tuple[float, int, Cause]] = field(default_factory=list)
+    joined: Joined | None = None
+    task: asyncio.Task[None] | None = None
+    wants: str = ""
+    """What the director asked for: "leave", "rejoin" or nothing."""
+    paused_s: float = 0.0
+    is_over: bool = False
+
+
+class SimWorld:
+    """The parts of a world and what can be done to them. Runs on a VirtualTimeLoop."""
+
+    def __init__(self, plan: Plan, loop: VirtualTimeLoop) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.keys = RunKeys("quorate", "sim")
+        self.safety = Safety(self.keys, plan.min_nodes, plan.max_nodes, plan.step)
+        self.server = SimServer(self._committed, plan.history)
+        self.processes: dict[str, SimProcess] = {}
+        self.dead: list[SimProcess] = []
+        self.broken: BaseException | None = None
+        self.is_calm = False
+        """The faults are over: everybody stays, and re-joins when its world changes."""
+        self.events = 0
+        self.notes: deque[tuple[float, str, str, str]] = deque(maxlen=KEPT_NOTES)
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._rng = random.Random(f"world {plan.seed}")
+        self._lives = 0
+        self._spare_seen_at = float("-inf")
+        self._coordinator_task: asyncio.Task[None] | None = None
+        self._coordinator_lives = 0
+        self.server_backend: SimBackend | None = None
+        if plan.server_coordinator:
+            self.start_coordinator()
+
+    # --- what happens is noted ----------------------------------------------------------------------------------------
+
+    def note(self, kind: str, who: str, what: object) -> None:
+        """One event of the world: into the digest, and into the last few that a failure prints."""
+        self.events += 1
+        text = what if isinstance(what, str) else type(what).__name__
+        now = self.loop.time()
+        self._digest.update(f"{now!r} {kind} {who} {text} {self.server.engine.revision}\n".encode())
+        self.notes.append((now, kind, who, text))
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def _committed(self, batch: Batch, writer: str) -> None:
+        name = next((p.machine for p in self.processes.values() if p.node.identity.id == writer), writer[:8])
+        keys = ", ".join(
+            ("-" if c.item is None else "+") + c.key.removeprefix("/quorate/sim") for c in batch.changes[:4]
+        )
+        self.note("commit", name or "(time)", f"r{batch.revision} {keys}" + (" ..." if len(batch.changes) > 4 else ""))
+        self._guard(lambda: self.safety.committed(batch.revision, batch.changes, writer))
+        waiting = self.safety.picture.waiting
+        if waiting is not None and waiting.spare > 0:
+            self._spare_seen_at = self.loop.time()
+
+    def _guard(self, check: Callable[[], None]) -> None:
+        """A broken guarantee ends the world, wherever it is noticed."""
+        try:
+            check()
+        except AssertionError as error:
+            if self.broken is None:
+                self.broken = error
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> SimProcess:
+        """A new process on a machine."""
+        self._lives += 1
+        machine = f"{name}#{self._lives}"
+        rng = random.Random(f"{self.plan.seed} {machine}")
+        identity = Identity(
+            id=f"{rng.getrandbits(64):016x}",
+            name=name,
+            addr=name,
+            pid=1,
+            local_id=0,
+            labels={},
+            node_rank=int(name[1:]) if self.plan.ranks == "node_rank" else None,
+        )
+        backend = SimBackend(
+            self.server, machine, identity.id, rng, self._fair(), self.note, self.plan.ttl_s / 2, self.plan.max_txn_ops
+        )
+        backend.has_coordinator = self.plan.server_coordinator
+        made: list[SimProcess] = []
+
+        def boot() -> None:
+            MACHINE.set(machine)
+            node = Node(
+                backend,
+                self.settings(name),
+                identity,
+                bootstrap=_bootstrap(name),
+                emit=Emitter(lambda event: self._emitted(machine, event)),
+                rng=rng,
+                wall=lambda: 1e9 + rng.random(),
+            )
+            process = SimProcess(name, machine, backend, node, rng, asyncio.Event())
+            made.append(process)
+            process.task = asyncio.create_task(self._live(process), name=machine)
+
+        contextvars.copy_context().run(boot)
+        (process,) = made
+        self.processes[name] = process
+        self.note("start", machine, "")
+        return process
+
+    def settings(self, name: str) -> Settings:
+        plan = self.plan
+        return Settings.build(
+            scheme="sim",
+            run_id="sim",
+            name=name,
+            min_nodes=plan.min_nodes,
+            max_nodes=plan.max_nodes,
+            step=plan.step,
+            keep_alive_interval=plan.keep_alive_interval_s,
+            keep_alive_max_attempt=3,
+            heartbeat_timeout=plan.keep_alive_interval_s,
+            last_call_timeout=plan.last_call_timeout_s,
+            last_call_mode=plan.last_call_mode,
+            confirm_timeout=plan.confirm_timeout_s,
+            admission_window=plan.admission_window_s,
+            join_timeout=plan.join_timeout_s,
+            reopen_after=plan.reopen_after_s,
+            hold_back_losses=plan.hold_back_losses,
+            hold_back=2,
+            hold_back_window=60,
+            ranks=plan.ranks,
+        )
+
+    def _fair(self) -> Weather:
+        return Weather(delay_s=(0.0002, self.plan.slowest_s))
+
+    def crash(self, process: SimProcess) -> None:
+        """The process stops for good, in the middle of whatever it does; what it sent is still under way."""
+        if process.is_over:
+            return
+        process.is_over = True
+        process.backend.is_dead = True
+        self.loop.freeze(process.machine)
+        self.dead.append(process)
+        if self.processes.get(process.name) is process:
+            del self.processes[process.name]
+        self.note("crash", process.machine, "")
+
+    def coordinator(self) -> SimProcess | None:
+        """The process that decides now, if it is a node's."""
+        record = self.safety.picture.coordinator
+        if record is None:
+            return None
+        return next((p for p in self.processes.values() if p.node.identity.id == record.id), None)
+
+    def start_coordinator(self) -> None:
+        """The coordinator inside the server, for backends that have one: a candidate with a perfect line."""
+        self._coordinator_lives += 1
+        machine = f"server#{self._coordinator_lives}"
+        rng = random.Random(f"{self.plan.seed} {machine}")
+        line = Weather(delay_s=(0.00001, 0.0001))
+        backend = SimBackend(self.server, machine, machine, rng, line, self.note, 1.0, self.plan.max_txn_ops)
+        self.server_backend = backend
+
+        def boot() -> None:
+            MACHINE.set(machine)
+            self._coordinator_task = asyncio.create_task(self._coordinate(backend, machine, rng), name=machine)
+
+        contextvars.copy_context().run(boot)
+
+    async def _coordinate(self, backend: SimBackend, machine: str, rng: random.Random) -> None:
+        emit = Emitter(lambda event: self._emitted(machine, event))
+        backoff = Backoff(rng)
+        while True:
+            try:
+                session = await backend.open_session(self.plan.ttl_s)
+                record = CoordinatorRecord(id=machine, name="server")
+                candidate = Candidate(backend, self.keys, session, record, emit, rng, lambda: 1e9, lambda: True)
+                await candidate.run()
+            except BackendError:
+                await backoff.sleep()
+
+    def entry(self, name: str) -> Entry:
+        """An operator's access to the door of the run."""
+        rng = random.Random(f"{self.plan.seed} operator {self.events}")
+        backend = SimBackend(self.server, "operator", "", rng, self._fair(), self.note, 5.0, 128)
+        backend._seq = self.events * 1000
+        return Entry(
+            backend, self.keys, self.settings(name), "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9
+        )
+
+    # --- what a process does with its life ----------------------------------------------------------------------------
+
+    async def _live(self, process: SimProcess) -> None:
+        node = process.node
+        while True:
+            process.joined = None
+            process.changed.clear()
+            began_at, paused_s = self.loop.time(), process.paused_s
+            try:
+                joined = await node.next_round()
+            except RendezvousGracefulExitError as error:
+                self.note("exit", process.machine, str(error)[:60])
+                await node.stop()
+                self._gone(process)
+                return
+            except RendezvousError as error:
+                self.note("raised", process.machine, f"{type(error).__name__}: {str(error)[:80]}")
+                self._check_release(process, began_at, paused_s)
+                await asyncio.sleep(process.rng.uniform(0.1, 1.0))
+                continue
+            self._check_release(process, began_at, paused_s)
+            self.note("return", process.machine, f"round {joined.number} rank {joined.rank} of {joined.size}")
+            process.joined = joined
+            process.changed.clear()
+            node.listen(lambda cause, _: self._told(process, cause))
+            self._guard(lambda joined=joined: self.safety.returned(process.machine, node.identity.id, joined))  # type: ignore[misc]
+            await self._work(process, joined)
+            if process.wants == "leave":
+                process.wants = ""
+                await node.leave("it was told to")
+                self.note("left", process.machine, "")
+                await asyncio.sleep(process.rng.uniform(0.0, 3.0))
+
+    async def _work(self, process: SimProcess, joined: Joined) -> None:
+        """Use the store, then stay until the world changes, or until restlessness or the director says otherwise."""
+        store = AsyncStore(process.node.backend, self.keys, process.node.identity.id, joined, timeout_s=2.0)
+        try:
+            await store.set(f"rank{joined.rank}", process.machine)
+            await store.add("sum", 1)
+            if process.rng.random() < 0.3:
+                await store.barrier("b")
+        except (StoreError, BackendError) as error:
+            self.note("store", process.machine, type(error).__name__)
+        stay_s: float | None = None
+        if not self.is_calm and process.rng.random() < self.plan.restless:
+            stay_s = process.rng.expovariate(1 / 5.0)
+        try:
+            async with asyncio.timeout(stay_s):
+                await process.changed.wait()
+        except TimeoutError:
+            self.note("restless", process.machine, "")
+
+    def _check_release(self, process: SimProcess, began_at: float, paused_s: float) -> None:
+        """Nobody waits past its own deadline, a spare excepted."""
+        plan, now = self.plan, self.loop.time()
+        allowed_s = plan.join_timeout_s + plan.confirm_timeout_s + 2 * WITHDRAW_S + SLACK_S
+        allowed_s += process.paused_s - paused_s
+        if now - began_at > allowed_s and self._spare_seen_at < began_at and self.broken is None:
+            self.broken = BrokeRelease(
+                f"{process.machine} was in next_rendezvous for {now - began_at:.1f} s, allowed were {allowed_s:.1f} s"
+            )
+
+    def _told(self, process: SimProcess, cause: Cause) -> None:
+        if process.joined is not None:
+            process.causes.append((self.loop.time(), process.joined.number, cause))
+        process.changed.set()
+
+    def _gone(self, process: SimProcess) -> None:
+        process.is_over = True
+        if self.processes.get(process.name) is process:
+            del self.processes[process.name]
+
+    def _emitted(self, machine: str, event: Event) -> None:
+        self.note("event", machine, type(event).__name__ + ": " + event.text()[:90])
+
+    def end(self) -> None:
+        """The verdict is given: nobody reaches anybody any more."""
+        self.server.is_up = False
+        for process in (*self.dead, *self.processes.values()):
+            process.backend.is_dead = True
+        if self.server_backend is not None:
+            self.server_backend.is_dead = True
+
+    def in_background(self, coro: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
+        """A task of nobody's machine."""
+        return asyncio.create_task(coro)
+
+
+def never_confirms(op: Op) -> bool:
+    """Whether a request is a confirmation."""
+    if not isinstance(op, Txn):
+        return False
+    return any(
+        isinstance(step, Put) and "/nodes/" in step.key and b'"phase":"member"' in step.value for step in op.then
+    )
+
+
+def _bootstrap(addr: str) -> Callable[[int, int], Coroutine[Any, Any, tuple[str, int]]]:
+    async def port(number: int, size: int) -> tuple[str, int]:
+        return addr, 20_000 + number % 10_000
+
+    return port

@@ -1,0 +1,69 @@
+"""Waiting in tests of threads and processes: always for a condition, always with a deadline."""
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+PATIENCE_S = 30.0
+_numbers = itertools.count(1)
+
+
+def unique() -> str:
+    """A name that no other test uses."""
+    return f"t{next(_numbers)}-{os.getpid()}"
+
+
+def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Look again and again until it is true."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {patience_s:g} s: {what}"
+        time.sleep(0.005)
+
+
+def in_thread(call: Callable[..., Any], *args: object) -> Future[Any]:
+    """Call in a thread of its own, which does not keep the process from ending."""
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            result = call(*args)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=work, name="test", daemon=True).start()
+    return future
+
+
+def result_of(call: Future[Any]) -> Any:
+    """What the call returned or raised, with patience."""
+    return call.result(PATIENCE_S)
+
+
+def background_threads() -> list[threading.Thread]:
+    """The library's own threads."""
+    return [thread for thread in threading.enumerate() if thread.name == "quorate"]
+
+
+def script(source: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python script to its end in a process of its own. What it writes to stderr is a failure."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", *options, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr or done.stdout
+    assert done.stderr == "", done.stderr
+    return done

@@ -1,0 +1,102 @@
+"""The reports of rounds: arrivals, durations, why it ended, and how many are kept."""
+
+from quorate.kv.types import Item
+from quorate.rendezvous.history import KEPT, Reports
+from quorate.rendezvous.records import HistoryRecord, encode
+from tests.rendezvous.board import KEYS, Board, round_record
+
+
+def report(number: int) -> HistoryRecord:
+    return HistoryRecord(
+        number=number, size=2, formed_at=1.0, why="test", gather_s=0.0, last_call_s=0.0, confirm_s=0.0
+    )
+
+
+def items(*records: HistoryRecord) -> list[Item]:
+    return [Item(KEYS.history(record.number), encode(record), 1, 1, 1) for record in records]
+
+
+def reported(board: Board, reports: Reports, number: int, *names: str) -> HistoryRecord:
+    """Form and activate a round as the coordinator does it, confirmed one second after the other."""
+    plan = board.plan(number, *names)
+    reports.formed(plan, board.view)
+    for name in names:
+        board.now += 1
+        board.confirm(number, name)
+    record = round_record(number, size=len(names), why="the last call is over")
+    result = reports.activated(plan, record, board.view, board.now)
+    board.activate(number, *names)
+    return result
+
+
+def test_report_says_who_came_when_and_how_long_each_phase_took() -> None:
+    board = Board(last_call_timeout=10)
+    reports = Reports(lambda: 1234.5)
+    board.join("a")
+    board.now += 5
+    board.join("b")
+    board.decide()
+    board.now += 2
+    board.join("c")
+    board.decide(after_s=8)
+    assert reported(board, reports, 1, "c", "a", "b") == HistoryRecord(
+        number=1,
+        size=3,
+        formed_at=1234.5,
+        why="the last call is over",
+        gather_s=7.0,
+        last_call_s=10.0,
+        confirm_s=3.0,
+        first_arrival="a",
+        last_arrivals=(("a", 0.0), ("b", 5.0), ("c", 7.0)),
+        last_confirmed=("c", "a", "b"),
+    )
+
+
+def test_report_names_the_last_few_of_many() -> None:
+    board = Board(max_nodes=20)
+    names = [f"n{index:02d}" for index in range(12)]
+    for name in names:
+        board.join(name)
+        board.now += 1
+    result = reported(board, Reports(lambda: 0.0), 1, *names)
+    assert result.first_arrival == "n00"
+    assert [name for name, _ in result.last_arrivals] == names[-5:]
+    assert list(result.last_confirmed) == names[-5:]
+
+
+def test_end_of_a_round_is_reported_once_with_its_reasons() -> None:
+    board = Board(hold_back_losses=0)
+    reports = Reports(lambda: 0.0)
+    board.join("a", "b", "c")
+    reported(board, reports, 1, "a", "b", "c")
+    board.now += 60
+    board.lose("a")
+    board.leave("b", why="done")
+    board.join("c", join=2)
+    ended, why = reports.ended(1, board.view, board.now)
+    assert why == "a was lost (its session ended); b left (done); 1 joined again"
+    assert ended is not None
+    assert (ended.ended, ended.lasted_s, ended.number) == (why, 60.0, 1)
+    assert reports.ended(1, board.view, board.now)[0] is None
+
+
+def test_end_of_a_round_that_is_not_kept_is_only_told() -> None:
+    ended, why = Reports(lambda: 0.0).ended(7, Board().view, 0.0)
+    assert ended is None
+    assert why == "its members have gone"
+
+
+def test_new_coordinator_goes_on_with_the_reports_that_it_finds() -> None:
+    reports = Reports(lambda: 0.0)
+    reports.load([*items(report(3)), Item(KEYS.history(4), b"damaged", 1, 1, 1)])
+    ended, _ = reports.ended(3, Board().view, 10.0)
+    assert ended is not None
+    assert (ended.number, ended.lasted_s) == (3, 0.0)
+
+
+def test_reports_beyond_the_last_twenty_are_surplus_once() -> None:
+    reports = Reports(lambda: 0.0)
+    reports.load(items(*(report(number) for number in range(1, KEPT + 4))))
+    assert reports.surplus() == [1, 2, 3]
+    assert reports.surplus() == []

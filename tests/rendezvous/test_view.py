@@ -1,0 +1,398 @@
+"""The coordinator's view: kept change by change it equals one that is loaded whole, and a change costs the same in any size."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.kv.types import BranchOp, Delete, Put
+from quorate.rendezvous.decide import Form, decide, summarise
+from quorate.rendezvous.records import (
+    ClosedRecord,
+    CoordinatorRecord,
+    DrainRecord,
+    HealthRecord,
+    NodePhase,
+    RosterMember,
+    RoundPhase,
+    WaitingRecord,
+    encode,
+)
+from quorate.rendezvous.view import Departure, Unreadable, View
+from tests.rendezvous.board import KEYS, Board, config, node, round_record, steps
+
+NOW = 100.0
+IDS = ("n0", "n1", "n2", "n3")
+ROSTER = [RosterMember(node_id, 1, node_id, node_id) for node_id in IDS[:3]]
+
+
+def groups(view: View) -> dict[str, object]:
+    """Everything in a view that follows from the keys alone."""
+    return {
+        "nodes": {node_id: (seen.record, seen.mod_revision, seen.lease) for node_id, seen in view.nodes.items()},
+        "members": set(view.members),
+        "candidates": set(view.candidates),
+        "aside": set(view.aside),
+        "above": set(view.above),
+        "rejoined": set(view.rejoined),
+        "drains": view.drains,
+        "held": set(view.hold_back.held()),
+        "health": view.hold_back.records,
+        "config": view.config,
+        "rules": view.rules,
+        "round": (view.round, view.round_revision),
+        "closed": (view.closed, view.closed_revision),
+        "told": view.told,
+        "coordinator": view.coordinator_revision,
+        "unreadable": view.unreadable,
+        "active": (view.is_active, view.ever_active, view.lost, view.is_closed, view.is_gathering),
+        "number": view.next_number(),
+        "revision": view.revision,
+    }
+
+
+def assert_in_one_group_each(view: View) -> None:
+    for node_id, seen in view.nodes.items():
+        count = sum(node_id in group for group in (view.members, view.candidates, view.aside))
+        assert count == (0 if seen.record.phase is NodePhase.LEFT else 1), node_id
+    for group in (view.members, view.candidates, view.aside):
+        assert all(view.nodes[node_id] is seen for node_id, seen in group.items())
+    for named in (view.above, view.rejoined):
+        assert set(named) <= set(view.nodes)
+
+
+# Every change that may happen to the control keys, well-formed or not. Losses never lead to a hold here: those depend
+# on what happened when, not on what the keys are.
+NODES = st.builds(
+    node,
+    st.sampled_from(IDS),
+    join=st.integers(1, 2),
+    phase=st.sampled_from(NodePhase),
+    round=st.integers(0, 4),
+    floor=st.integers(0, 5),
+)
+CONFIGS = st.builds(
+    config,
+    incarnation=st.sampled_from(["first", "second"]),
+    max_nodes=st.sampled_from([2, 4]),
+    hold_back_losses=st.just(0),
+)
+ROUNDS = st.builds(
+    round_record,
+    st.integers(1, 4),
+    st.sampled_from(RoundPhase),
+    st.integers(1, 4),
+    incarnation=st.sampled_from(["first", "second"]),
+    last_active=st.integers(0, 4),
+)
+KEY_NAMES = {
+    **{f"node {node_id}": KEYS.node(node_id) for node_id in IDS},
+    **{f"drain {node_id}": KEYS.drain(node_id) for node_id in IDS},
+    **{f"health {node_id}": KEYS.health(node_id) for node_id in IDS},
+    "round": KEYS.round,
+    "closed": KEYS.closed,
+    "waiting": KEYS.waiting,
+    "config": KEYS.config,
+    "coordinator": KEYS.coordinator,
+}
+
+
+def put(key: str) -> Callable[[Any], Put]:
+    return lambda record: Put(key, encode(record))
+
+
+CHANGES: st.SearchStrategy[BranchOp] = st.one_of(
+    NODES.map(lambda record: Put(KEYS.node(record.id), encode(record))),
+    NODES.map(lambda record: Put(KEYS.node(record.id), encode(record))),
+    st.sampled_from(IDS).map(lambda node_id: Delete(KEYS.node(node_id))),
+    NODES.map(lambda record: Put(KEYS.node("n3"), encode(record))),
+    ROUNDS.map(put(KEYS.round)),
+    CONFIGS.map(put(KEYS.config)),
+    st.booleans().map(lambda closed: Put(KEYS.closed, encode(ClosedRecord(closed=closed)))),
+    st.builds(WaitingRecord, number=st.integers(0, 4), waiting=st.integers(0, 2)).map(put(KEYS.waiting)),
+    st.sampled_from(IDS).map(lambda node_id: Put(KEYS.drain(node_id), encode(DrainRecord(by="ops")))),
+    st.sampled_from(IDS).map(
+        lambda name: Put(KEYS.health(name), encode(HealthRecord(name=name, losses=3, hold_s=30.0)))
+    ),
+    st.just(Put(KEYS.coordinator, encode(CoordinatorRecord(id="n0", name="n0")))),
+    st.sampled_from(sorted(KEY_NAMES.values())).map(Delete),
+    st.sampled_from(sorted(KEY_NAMES.values())).map(lambda key: Put(key, b"damaged")),
+)
+TRANSACTIONS = st.lists(CHANGES, min_size=1, max_size=4, unique_by=lambda op: getattr(op, "key", ""))
+
+
+@given(st.lists(TRANSACTIONS, max_size=12), st.data())
+def test_view_kept_by_changes_equals_one_that_is_loaded(history: list[list[BranchOp]], data: st.DataObject) -> None:
+    board = Board(hold_back_losses=0)
+    board.view.set_roster(1, ROSTER, board.now)
+    for transaction in history:
+        board.write(*transaction)
+        assert_in_one_group_each(board.view)
+    loaded = View(KEYS, board.now)
+    loaded.set_roster(1, ROSTER, board.now)
+    loaded.load(data.draw(st.permutations(board.scan())), board.engine.revision, board.now)
+    assert_in_one_group_each(loaded)
+    expected = groups(loaded)
+    expected["revision"] = board.view.revision
+    assert groups(board.view) == expected
+
+
+@given(st.lists(TRANSACTIONS, max_size=6), st.lists(TRANSACTIONS, max_size=6), st.lists(TRANSACTIONS, max_size=3))
+def test_view_that_missed_changes_equals_one_that_did_not_after_a_scan(
+    seen: list[list[BranchOp]], missed: list[list[BranchOp]], after: list[list[BranchOp]]
+) -> None:
+    board, other = Board(hold_back_losses=0), Board(hold_back_losses=0)
+    for one in (board, other):
+        one.view.set_roster(1, ROSTER, NOW)
+        for transaction in seen:
+            one.write(*transaction)
+    kept, board.view = board.view, View(KEYS, NOW)
+    for transaction in missed:
+        board.write(*transaction)
+        other.write(*transaction)
+    board.view = kept
+    board.view.load(board.scan(), board.engine.revision, NOW)
+    other.view.revision = board.engine.revision
+    for transaction in after:
+        board.write(*transaction)
+        other.write(*transaction)
+    assert_in_one_group_each(board.view)
+    assert groups(board.view) == groups(other.view)
+
+
+@given(st.lists(TRANSACTIONS, max_size=8))
+def test_loading_the_same_scan_again_changes_nothing(history: list[list[BranchOp]]) -> None:
+    board = Board(hold_back_losses=0)
+    for transaction in history:
+        board.write(*transaction)
+    board.view.facts.clear()
+    before = groups(board.view)
+    board.view.load(board.scan(), board.view.revision, board.now)
+    assert groups(board.view) == before
+    assert board.view.facts == []
+
+
+# By example
+
+
+def test_node_is_in_the_group_that_its_key_says() -> None:
+    board = Board()
+    board.activate(1, "a", "b")
+    board.join("c", "d", "e")
+    board.drain("d")
+    board.hold("e")
+    view = board.view
+    assert (set(view.members), set(view.candidates), set(view.aside)) == ({"a", "b"}, {"c"}, {"d", "e"})
+
+
+def test_member_that_joins_again_is_rejoined_and_not_lost() -> None:
+    board = Board()
+    board.activate(1, "a", "b", "c")
+    board.join("a", join=2)
+    board.lose("b")
+    assert (set(board.view.rejoined), board.view.lost) == ({"a"}, 1)
+
+
+def test_member_of_an_attempt_that_was_given_up_is_a_candidate() -> None:
+    board = Board()
+    board.put(KEYS.round, round_record(3, RoundPhase.FORMING))
+    board.confirm(3, "a")
+    assert set(board.view.candidates) == {"a"}
+
+
+def test_member_above_the_known_round_blocks_and_its_number_counts() -> None:
+    board = Board()
+    board.confirm(9, "a", floor=12)
+    assert set(board.view.above) == {"a"}
+    assert board.view.next_number() == 13
+    board.lose("a")
+    assert not board.view.above
+
+
+def test_next_number_is_above_everything_that_was_ever_seen() -> None:
+    board = Board()
+    assert board.view.next_number() == 1
+    board.put(KEYS.round, round_record(4, RoundPhase.FORMING))
+    assert board.view.next_number() == 5
+    board.join("a", floor=7)
+    board.confirm(9, "b", floor=0)
+    assert board.view.next_number() == 10
+
+
+def test_order_of_joining_is_kept_while_a_join_lasts() -> None:
+    board = Board()
+    board.join("a", "b")
+    first = board.view.nodes["a"].order
+    board.confirm(1, "a")
+    assert board.view.nodes["a"].order == first
+    board.join("a", join=2)
+    assert board.view.nodes["a"].order > board.view.nodes["b"].order
+
+
+def test_departures_are_facts_and_the_last_few_are_remembered() -> None:
+    board = Board()
+    board.activate(1, "a", "b")
+    board.now += 12
+    board.join("c")
+    board.now += 3
+    board.lose("a", "c")
+    board.leave("b", why="done")
+    board.lose("b")
+    assert list(board.view.departures) == [
+        Departure("a", 0.0, 15.0, 1, False, "its session ended"),
+        Departure("c", 12.0, 15.0, 0, False, "its session ended"),
+        Departure("b", 0.0, 15.0, 1, True, "done"),
+    ]
+    assert board.view.facts == list(board.view.departures)
+
+
+def test_departures_of_the_time_before_are_forgotten_when_a_round_is_active() -> None:
+    board = Board()
+    board.join("a", "b", "c")
+    board.lose("c")
+    board.activate(1, "a", "b")
+    assert not board.view.departures
+
+
+def test_unreadable_node_is_skipped_and_told_once() -> None:
+    board = Board()
+    board.join("a")
+    board.write(Put(KEYS.node("b"), b"{}"))
+    (fact,) = board.view.facts
+    assert isinstance(fact, Unreadable)
+    assert fact.key == KEYS.node("b")
+    assert set(board.view.nodes) == {"a"}
+    assert not board.view.unreadable
+
+
+def test_node_whose_key_turns_unreadable_is_gone() -> None:
+    board = Board()
+    board.activate(1, "a", "b")
+    board.write(Put(KEYS.node("a"), b"\xff"))
+    assert set(board.view.members) == {"b"}
+    assert board.view.lost == 1
+
+
+def test_record_under_the_key_of_another_node_is_skipped() -> None:
+    board = Board()
+    board.join("a", "c")
+    board.put(KEYS.node("b"), node("a"))
+    assert set(board.view.nodes) == {"a", "c"}
+    assert isinstance(board.view.facts[-1], Unreadable)
+    board.decide()
+    assert isinstance(board.decide(after_s=60), Form)
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {},
+        {"min_nodes": "two"},
+        {"step": 0},
+        {"min_nodes": 0},
+        {"max_nodes": 1},
+        {"ranks": "by luck"},
+        {"last_call_mode": "never"},
+    ],
+)
+def test_config_without_rules_is_unreadable(shared: dict[str, int | str]) -> None:
+    board = Board()
+    good = config()
+    record = type(good)(
+        incarnation="i", shared={**good.shared, **shared} if shared else {}, timing=good.timing, run_lease=1, data_lease=2
+    )
+    board.put(KEYS.config, record)
+    assert board.view.rules is None
+    assert set(board.view.unreadable) == {KEYS.config}
+    board.put(KEYS.config, good)
+    assert board.view.rules is not None
+    assert not board.view.unreadable
+
+
+def test_damaged_health_record_that_vanishes_takes_the_hold_with_it() -> None:
+    board = Board()
+    board.join("a")
+    board.hold("a")
+    assert set(board.view.aside) == {"a"}
+    board.write(Put(KEYS.health("a"), b"damaged"))
+    assert set(board.view.candidates) == {"a"}
+
+
+# Cost
+
+
+def crowd(size: int) -> Board:
+    board = Board(min_nodes=size + 10, max_nodes=size + 20)
+    board.join(*(f"node{index:06d}" for index in range(size)))
+    return board
+
+
+def active_crowd(size: int) -> Board:
+    board = Board(min_nodes=2, max_nodes=size + 20)
+    board.activate(1, *(f"node{index:06d}" for index in range(size)))
+    return board
+
+
+def forming_crowd(size: int) -> Board:
+    board = Board(min_nodes=2, max_nodes=size + 20)
+    names = [f"node{index:06d}" for index in range(size)]
+    board.join(*names)
+    board.plan(1, *names)
+    return board
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (crowd, lambda board: board.join("late")),
+        (crowd, lambda board: board.lose("node000005")),
+        (crowd, lambda board: board.drain("node000005")),
+        (crowd, lambda board: board.hold("node000005")),
+        (crowd, lambda board: board.join("node000005", join=2)),
+        (crowd, lambda board: board.write(Put(KEYS.node("damaged"), b""))),
+        (active_crowd, lambda board: board.join("late")),
+        (active_crowd, lambda board: board.lose("node000005")),
+        (active_crowd, lambda board: board.leave("node000005")),
+        (active_crowd, lambda board: board.join("node000005", join=2)),
+        (forming_crowd, lambda board: board.confirm(1, "node000005")),
+        (forming_crowd, lambda board: board.lose("node000005")),
+        (forming_crowd, lambda board: board.join("late")),
+    ],
+)
+def test_change_and_decision_cost_the_same_in_any_size(
+    make: Callable[[int], Board], change: Callable[[Board], object]
+) -> None:
+    costs = []
+    for size in (20, 2_000):
+        board = make(size)
+        board.decide()
+        batch = _as_batch(board, change)
+
+        def take_in(board: Board = board, batch: Any = batch) -> None:
+            board.view.apply(batch.changes, batch.revision, board.now)
+            board.view.tick(board.now)
+            summarise(board.view, decide(board.view, board.now), board.now)
+
+        costs.append(steps(take_in))
+    assert costs[1] <= costs[0] * 1.1 + 50, costs
+
+
+def _as_batch(board: Board, change: Callable[[Board], object]) -> Any:
+    """What a change is to a view, without this view having seen it."""
+    view, board.view = board.view, View(KEYS, board.now)
+    board.view.load(board.scan(), board.engine.revision, board.now)
+    change(board)
+    board.view = view
+    return board.engine.history.batches[-1]
+
+
+def test_forming_costs_little_more_than_in_proportion() -> None:
+    costs = []
+    for size in (100, 1_000):
+        board = crowd(size)
+        board.put(KEYS.config, config(min_nodes=size, max_nodes=size))
+        board.view.tick(board.now)
+        costs.append(steps(lambda board=board: decide(board.view, board.now)) / size)
+    assert costs[1] <= costs[0] * 1.5, costs
