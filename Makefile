@@ -7,9 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # What must be installed again when it changes.
 INPUTS := pyproject.toml src/quorate/_version.py
 ARGS ?=
+SEEDS ?= 0:20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench fmt clean
+.PHONY: help setup check test demo bench sim fmt clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -32,6 +33,9 @@ demo: $(VENV)/.stamp-runtime ## show what it does, on this machine
 
 bench: $(VENV)/.stamp-runtime ## measure it on this machine
 	$(BIN)/python bench/run.py $(ARGS)
+
+sim: $(VENV)/.stamp-runtime ## simulate worlds and check every guarantee; SEEDS=A:B to choose
+	$(BIN)/quorate sim --seeds $(SEEDS) --all-marks $(ARGS)
 
 fmt: setup ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix-only .

@@ -55,7 +55,7 @@ class BackgroundLoop:
         except BaseException:
             if not call.outcome.done():
                 with suppress(RuntimeError):  # the loop has just been closed
-                    self._loop.call_soon_threadsafe(call.cancel)
+                    self._loop.call_soon_threadsafe(self._cancel, call)
                 concurrent.futures.wait([call.outcome], timeout=INTERRUPTED_S)
             raise
         finally:
@@ -97,9 +97,28 @@ class BackgroundLoop:
         call.fail(RendezvousError(ENDED))
         raise RendezvousError(ENDED)
 
-    def _start(self, call: _Call[Any]) -> None:
-        call.outcome.add_done_callback(lambda _: self._calls.discard(call))
-        call.start(self._loop)
+    def _start(self, call: _Call[T]) -> None:
+        coro = call.take()
+        if coro is not None:  # else it was cancelled on its way here
+            call.task = self._loop.create_task(coro)
+            call.task.add_done_callback(lambda task: self._finished(call, task))
+
+    def _cancel(self, call: _Call[Any]) -> None:
+        if call.task is not None:
+            call.task.cancel()
+        else:
+            self._calls.discard(call)
+            call.fail(concurrent.futures.CancelledError())
+
+    def _finished(self, call: _Call[T], task: asyncio.Task[T]) -> None:
+        self._calls.discard(call)
+        call.task = None
+        if task.cancelled():
+            call.fail(RendezvousError(ENDED))
+        elif (error := task.exception()) is not None:
+            call.fail(error)
+        else:
+            call.outcome.set_result(task.result())
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -128,43 +147,25 @@ class BackgroundLoop:
 
 
 class _Call(Generic[T]):
-    """A coroutine on its way to the loop, and its outcome for whoever waits. All but `fail` run on the loop."""
+    """A coroutine on its way to the loop, and its outcome for whoever waits."""
 
     def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
         self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.task: asyncio.Task[T] | None = None
         self._coro: Coroutine[Any, Any, T] | None = coro
-        self._task: asyncio.Task[T] | None = None
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run it as a task, unless it was cancelled before that."""
+    def take(self) -> Coroutine[Any, Any, T] | None:
+        """The coroutine, for one who sees to its end; None: somebody has."""
         coro, self._coro = self._coro, None
-        if coro is not None:
-            self._task = loop.create_task(coro)
-            self._task.add_done_callback(self._finished)
+        return coro
 
-    def cancel(self) -> None:
-        """Whoever waited does not any more."""
-        if self._task is not None:
-            self._task.cancel()
-        else:
-            self.fail(concurrent.futures.CancelledError())
-
-    def fail(self, error: Exception) -> None:
-        """It will not run, or not to its end."""
-        coro, self._coro = self._coro, None
+    def fail(self, error: BaseException) -> None:
+        """It will not run, or did not to its end."""
+        coro = self.take()
         if coro is not None:
             coro.close()
-        with suppress(concurrent.futures.InvalidStateError):
+        if not self.outcome.done():
             self.outcome.set_exception(error)
-
-    def _finished(self, task: asyncio.Task[T]) -> None:
-        self._task = None
-        if task.cancelled():
-            self.outcome.set_exception(RendezvousError(ENDED))
-        elif (error := task.exception()) is not None:
-            self.outcome.set_exception(error)
-        else:
-            self.outcome.set_result(task.result())
 
 
 class _Shared:
@@ -187,7 +188,9 @@ _shared = _Shared()
 def acquire(close: Callable[[], Coroutine[Any, Any, None]]) -> tuple[BackgroundLoop, int]:
     """The loop, held until `release` with the number that comes with it. `close` is what to do if that never comes."""
     with _shared.lock:
-        loop = _shared.loop or BackgroundLoop()
+        loop = _shared.loop
+        if loop is None or not loop.is_alive:  # something can have ended it by force
+            loop = BackgroundLoop()
         _shared.loop = loop
         _shared.next_user += 1
         _shared.users[_shared.next_user] = close

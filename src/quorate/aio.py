@@ -30,7 +30,7 @@ from quorate.errors import (
     RendezvousError,
     RendezvousGracefulExitError,
 )
-from quorate.events import Emitter, ShutdownFailed, Sink
+from quorate.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from quorate.parameters import RendezvousParameters
 from quorate.rendezvous.membership import Cause, Identity, Joined
 from quorate.rendezvous.node import Node
@@ -125,20 +125,38 @@ class AsyncHandler:
         self._backend: Backend | None = None
         self._node: Node | None = None
         self._changed: AsyncChanged | None = None
+        self._joining: _Joining | None = None
         self._stores: WeakSet[AsyncStore] = WeakSet()
         self.has_left = False
         """Whether the node was told to leave since it last asked to join."""
 
     async def next_rendezvous(self) -> AsyncWorld:
         """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
-        self.has_left = False
-        node = await self._open()
-        joined = await node.next_round()
+        joined, node = await self._join()
         changed = self._changed = AsyncChanged()
         store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
         self._stores.add(store)
         node.listen(self._on_changed)
         return AsyncWorld(node, joined, store, changed)
+
+    async def _join(self) -> tuple[Joined, Node]:
+        if self._joining is not None:
+            raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
+        self.has_left = False
+        call = self._joining = _Joining()
+        try:
+            node = await self._open()
+            return await node.next_round(), node
+        except asyncio.CancelledError:
+            if call.left_because is None or call.task.uncancel() > 0:
+                raise
+            why = call.left_because
+            self._emit(NodeLeft(run_id=self.settings.run_id, by=self.name, reason=why))
+            raise RendezvousError(f"this node left the run while it was joining: {why}") from None
+        finally:
+            self._joining = None
+            call.ended.set()
+            del call  # it refers to the call's task, and so to its error
 
     def num_nodes_waiting(self) -> int:
         """From what was pushed last; never raises, costs microseconds. 0 until the node has looked at the run."""
@@ -176,8 +194,11 @@ class AsyncHandler:
         return await (await self._open()).reopen_run(why)
 
     async def leave(self, why: str = "leave() was called") -> None:
-        """Leave the run without closing it. The handler can join again. Who waits for a change of its world is told."""
-        self.has_left = True
+        """Leave the run without closing it. The handler can join again.
+
+        A call of `next_rendezvous` that is under way ends with an error; who waits for a change of its world is told.
+        """
+        await self._stop_joining(why)
         if self._node is not None:
             await self._node.leave(why)
         self._tell_left(why)
@@ -197,17 +218,18 @@ class AsyncHandler:
 
     async def aclose(self) -> None:
         """Leave and let go of everything, without closing the run. Idempotent; the handler may be used again."""
+        why = "its handler let go of the run"
+        await self._stop_joining(why)
         async with self._opening:
             node, self._node = self._node, None
             backend, self._backend = self._backend, None
-        self.has_left = True
         for store in list(self._stores):
-            store.end("its handler let go of the run")
+            store.end(why)
         if node is not None:
             await node.stop()
         if backend is not None:
             await backend.close()
-        self._tell_left("its handler let go of the run")
+        self._tell_left(why)
 
     async def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
@@ -256,6 +278,13 @@ class AsyncHandler:
             node_rank=self.settings.node_rank,
         )
 
+    async def _stop_joining(self, why: str) -> None:
+        self.has_left = True
+        call = self._joining
+        if call is not None:
+            call.leave(why)
+            await call.ended.wait()
+
     def _on_changed(self, cause: Cause, reason: str) -> None:
         if self._changed is not None:
             self._changed.set(cause, reason)
@@ -264,6 +293,23 @@ class AsyncHandler:
         changed, self._changed = self._changed, None
         if changed is not None and changed.cause not in (Cause.SESSION_LOST, Cause.ROUND_OVER):
             changed.set(Cause.ROUND_OVER, f"this node left: {why}")
+
+
+class _Joining:
+    """A call of `next_rendezvous` under way, so that `leave` can end it wherever it stands."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self.left_because: str | None = None
+        self.ended = asyncio.Event()
+
+    def leave(self, why: str) -> None:
+        """Once is enough."""
+        if self.left_because is None:
+            self.left_because = why
+            self.task.cancel()
 
 
 class AsyncRun:

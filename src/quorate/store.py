@@ -194,7 +194,7 @@ class AsyncStore:
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
         """The value of a key now (if it exists) and after every change; None: it was deleted. Has no end.
 
-        Where the backend no longer knows what happened meanwhile, the last of several changes stands for all.
+        After an outage the last of several changes may stand for all.
         """
         async with aclosing(self._follow(f"watch({key!r})", self._path(key))) as items:
             async for item in items:
@@ -327,10 +327,7 @@ class AsyncStore:
                     watch.cancel()
 
     async def _reach(self, what: str, request: Callable[[], Awaitable[T]], *, harmless: bool = False) -> T:
-        """Try until the backend answers; the caller's limit ends it.
-
-        Only requests that did not happen are repeated, and those of which it does not matter: `harmless` ones.
-        """
+        """Try until the backend answers or the caller's limit ends it. Repeats what did not happen or is `harmless`."""
         while True:
             if self._ended is not None:
                 raise StoreError(f"{what}: the store of round {self.round} can no longer be used: {self._ended}")

@@ -42,7 +42,9 @@ def config(incarnation: str = "first", **options: object) -> ConfigRecord:
     )
 
 
-def node(name: str, *, join: int = 1, phase: NodePhase = NodePhase.JOINING, round: int = 0, **fields: Any) -> NodeRecord:
+def node(
+    name: str, *, join: int = 1, phase: NodePhase = NodePhase.JOINING, round: int = 0, **fields: Any
+) -> NodeRecord:
     """A node's record; its id is its name unless another is given."""
     fields = {"id": name, "addr": name, "session": 0, "floor": round, **fields}
     return NodeRecord(name=name, join=join, phase=phase, round=round, **fields)

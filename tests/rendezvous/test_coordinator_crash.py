@@ -26,9 +26,7 @@ class Assassin:
         self.town: Town | None = None
 
     def wrap(self, name: str, backend: Backend) -> Backend:
-        async def hook(
-            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
-        ) -> TxnResult:
+        async def hook(what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]) -> TxnResult:
             if not decision or self.town is None:
                 return await execute()
             self.decisions += 1
@@ -81,14 +79,21 @@ def story(assassin: Assassin) -> Callable[[Town], Awaitable[None]]:
     return scene
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
 @pytest.mark.parametrize("after", [False, True], ids=["before it is committed", "after it is committed"])
 @pytest.mark.parametrize("max_txn_ops", [5, 128])
-def test_coordinator_may_die_at_any_of_its_writes(max_txn_ops: int, after: bool) -> None:
+def test_coordinator_may_die_at_any_of_its_writes(max_txn_ops: int, after: bool, seed: int | None) -> None:
     killed_at: set[str] = set()
     for victim in range(1, 100):
         assassin = Assassin(victim, after=after, max_txn_ops=max_txn_ops)
         play(
-            story(assassin), wrap=assassin.wrap, min_nodes=2, max_nodes=5, last_call_timeout=5, admission_window=1
+            story(assassin),
+            seed=seed,
+            wrap=assassin.wrap,
+            min_nodes=2,
+            max_nodes=5,
+            last_call_timeout=5,
+            admission_window=1,
         )
         if assassin.killed is None:
             break

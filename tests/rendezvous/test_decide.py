@@ -526,7 +526,17 @@ def test_active_round_names_five_of_those_who_wait() -> None:
 def test_nobody_is_told_anything_before_the_first_round() -> None:
     board = Board()
     board.join("a")
-    assert board.tell() == WaitingRecord(number=0, reason="1 of at least 2 nodes joined: a")
+    assert board.tell() == WaitingRecord(number=0, open_places=4, reason="1 of at least 2 nodes joined: a")
+
+
+def test_all_places_are_open_when_a_round_is_over() -> None:
+    board = Board(hold_back_losses=0)
+    board.activate(1, "a", "b", "c", "d")
+    assert board.tell().open_places == 0
+    board.lose("a", "b", "c", "d")
+    board.join("e")
+    told = board.tell()
+    assert (told.number, told.open_places, told.lost) == (1, 4, 0)
 
 
 def test_counts_are_zero_while_forming_and_after_close() -> None:
@@ -536,7 +546,7 @@ def test_counts_are_zero_while_forming_and_after_close() -> None:
     assert board.tell().waiting == 1
     board.close(by="ops", why="done")
     told = board.tell()
-    assert (told.number, told.waiting, told.spare, told.open_places) == (1, 0, 0, 0)
+    assert (told.number, told.waiting, told.spare, told.open_places) == (1, 0, 0, 2)
     board.close(closed=False)
     board.lose("a", "b", "c")
     board.join("x", "y")

@@ -59,7 +59,9 @@ class Doors:
     async def appear(self, name: str, ttl_s: float = 15.0) -> int:
         """A node's key, under a lease."""
         lease = await self.backend.grant(ttl_s)
-        await self.backend.txn([], [Put(KEYS.node(f"id-{name}"), encode(node(name, id=f"id-{name}", session=lease)), lease)])
+        await self.backend.txn(
+            [], [Put(KEYS.node(f"id-{name}"), encode(node(name, id=f"id-{name}", session=lease)), lease)]
+        )
         return lease
 
 
@@ -357,7 +359,7 @@ def test_draining_an_unknown_node_lists_those_that_there_are() -> None:
             await doors.entry("ops").drain("x", "")
         await doors.appear("b")
         await doors.appear("a")
-        with pytest.raises(RendezvousError, match="no node with the name or id 'x'; its nodes: a, b$"):
+        with pytest.raises(RendezvousError, match=r"no node with the name or id 'x'; its nodes: a, b$"):
             await doors.entry("ops").drain("x", "")
 
     play(scene)

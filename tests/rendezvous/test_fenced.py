@@ -50,7 +50,7 @@ def write_round(writes: Writes, limits: Limits) -> tuple[list[tuple[Sequence[Com
         term = await elected(backend)
         backend.sent.clear()
         writer = FencedWriter(backend, KEYS, term)
-        await writer.write_round(0, 0, writes, lambda: marked.append(len(backend.sent)))
+        await writer.write_round(0, 0, writes, lambda _: marked.append(len(backend.sent)))
         return backend
 
     return virtual.run(main()).sent, marked
@@ -126,7 +126,9 @@ def run_refused(spoil: list[BranchOp]) -> tuple[type[BaseException], int]:
         for op in spoil:
             await backend.txn([], [op])
         with pytest.raises((Deposed, LookAgain)) as caught:
-            await writer.write_round(round_revision, 0, Writes([Put("/key", b""), Put(KEYS.round, b"2")], 1), lambda: None)
+            await writer.write_round(
+                round_revision, 0, Writes([Put("/key", b""), Put(KEYS.round, b"2")], 1), lambda _: None
+            )
         return caught.type, sum(key == "/key" for key in server.engine.items)
 
     return virtual.run(main())
@@ -189,7 +191,7 @@ def test_split_write_stops_where_it_is_refused() -> None:
         writer = FencedWriter(backend, KEYS, await elected(backend))
         ops = [Put(KEYS.round, b"1"), Put(KEYS.waiting, b""), *puts(6)]
         marked = asyncio.Event()
-        writing = asyncio.create_task(writer.write_round(0, 0, Writes(ops, 0), marked.set))
+        writing = asyncio.create_task(writer.write_round(0, 0, Writes(ops, 0), lambda _: marked.set()))
         await marked.wait()
         await MemoryBackend(server).txn([], [Delete(KEYS.coordinator)])
         with pytest.raises(Deposed):

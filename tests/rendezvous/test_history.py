@@ -7,9 +7,7 @@ from tests.rendezvous.board import KEYS, Board, round_record
 
 
 def report(number: int) -> HistoryRecord:
-    return HistoryRecord(
-        number=number, size=2, formed_at=1.0, why="test", gather_s=0.0, last_call_s=0.0, confirm_s=0.0
-    )
+    return HistoryRecord(number=number, size=2, formed_at=1.0, why="test", gather_s=0.0, last_call_s=0.0, confirm_s=0.0)
 
 
 def items(*records: HistoryRecord) -> list[Item]:

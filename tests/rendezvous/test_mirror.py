@@ -17,9 +17,7 @@ class Follower:
 
     def __init__(self, faults: Faults | None = None, seed: int = 1) -> None:
         self.direct = MemoryBackend(MemoryServer())
-        self.chaos = ChaosBackend(
-            MemoryBackend(self.direct._server), random.Random(seed), faults or Faults.none()
-        )
+        self.chaos = ChaosBackend(MemoryBackend(self.direct._server), random.Random(seed), faults or Faults.none())
         self.changes: list[dict[str, bytes]] = []
         self.troubles: list[BackendError | None] = []
         self.mirror = Mirror(self.chaos, "/a/", random.Random(seed), self._changed, self.troubles.append)
@@ -35,9 +33,7 @@ class Follower:
         await self.direct.txn([], [Put(key, value)])
 
 
-def follow(
-    scene: Callable[[Follower], Awaitable[None]], faults: Faults | None = None, seed: int = 1
-) -> Follower:
+def follow(scene: Callable[[Follower], Awaitable[None]], faults: Faults | None = None, seed: int = 1) -> Follower:
     async def main() -> Follower:
         follower = Follower(faults, seed)
         await scene(follower)

@@ -1,4 +1,4 @@
-"""What a round costs: messages per node do not grow with the number of nodes, and an idle run costs keep-alives only."""
+"""What a round costs: messages per node do not grow with the number of nodes, and an idle run only renews leases."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""The coordinator's view: kept change by change it equals one that is loaded whole, and a change costs the same in any size."""
+"""The coordinator's view: kept change by change it equals one that is loaded whole, and a change costs O(1)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -301,7 +301,11 @@ def test_config_without_rules_is_unreadable(shared: dict[str, int | str]) -> Non
     board = Board()
     good = config()
     record = type(good)(
-        incarnation="i", shared={**good.shared, **shared} if shared else {}, timing=good.timing, run_lease=1, data_lease=2
+        incarnation="i",
+        shared={**good.shared, **shared} if shared else {},
+        timing=good.timing,
+        run_lease=1,
+        data_lease=2,
     )
     board.put(KEYS.config, record)
     assert board.view.rules is None

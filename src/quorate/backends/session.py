@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from quorate._marks import mark
 from quorate.backends.contract import Backend, Session
 from quorate.backends.lost import Lost
 from quorate.errors import BackendError, Rejected
@@ -81,6 +82,7 @@ class LeaseSession(Session):
         while True:
             await asyncio.sleep(min(pause_s, max(0.0, self._expires_at - loop.time())))
             if loop.time() >= self._expires_at:
+                mark("session.expired_here")
                 self.lost.set(f"the session was not renewed within its time to live of {self.ttl_s:g} s")
                 return
             sent_at = loop.time()

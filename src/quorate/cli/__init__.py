@@ -9,6 +9,7 @@ import difflib
 import click
 
 from quorate._version import __version__
+from quorate.cli.sim import sim
 
 
 class SuggestingGroup(click.Group):
@@ -41,3 +42,6 @@ def main(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+main.add_command(sim)

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from quorate._marks import mark
 from quorate.backends.contract import Backend, Session
 from quorate.errors import BackendError, HistoryGone, LeaseGone
 from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter
@@ -72,6 +73,7 @@ class Candidate:
             result = await self._backend.txn([Exists(key, False)], [Put(key, self._value, self._session.lease)])
             return result.revision if result.committed else None
         if self._is_ours(got.item):
+            mark("candidate.again")
             return got.item.create_revision
         await self._await_vacancy(got.revision)
         return None

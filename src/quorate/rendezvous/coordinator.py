@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import islice
 
+from quorate._marks import mark
 from quorate.backends.contract import Backend, Watch
 from quorate.errors import BackendError, RendezvousStateError, Unavailable
 from quorate.events import (
@@ -33,6 +35,7 @@ from quorate.kv.types import (
     DeleteRange,
     ModRevisionIs,
     Put,
+    TxnResult,
 )
 from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.decide import (
@@ -69,6 +72,10 @@ from quorate.rendezvous.view import Departure, Plan, View
 TELL_EVERY_S = 0.25
 RETELL_EVERY_S = 1.0
 """How often the nodes may be told at most: that a count changed, and that only the sentence changed."""
+MOST_COLLECTED = 100
+"""Old rounds whose data is removed at a time; what is left of more goes with its lease."""
+OTHER_COMPARES = 3
+"""An activation compares the term, `state/round` and `state/closed`, and as many confirmations as there is room for."""
 CATCH_UP_S = 5.0
 """A watch that is silent for so long after our own write is given up."""
 
@@ -99,8 +106,10 @@ class Coordinator:
         self._writer = FencedWriter(backend, keys, term)
         self._next: asyncio.Task[Batch] | None = None
         self._told: WaitingRecord | None = None
+        self._told_revision = 0
         self._told_at = float("-inf")
         self._noticed_end_of = 0
+        self._knows_the_past = False
 
     async def run(self) -> str:
         """Lead until deposed."""
@@ -116,6 +125,7 @@ class Coordinator:
                 except LookAgain:
                     stale = True
                 except BackendError:
+                    mark("coordinator.lost_backend")
                     stale = True
                     await self._backoff.sleep()
         except Deposed as why:
@@ -132,9 +142,9 @@ class Coordinator:
         self._view.load(scanned.items, scanned.revision, self._loop.time())
         self._watch = self._backend.watch(self._keys.control, scanned.revision)
         await self._load_roster()
-        if self._told is None:
-            self._told = self._view.told
+        if not self._knows_the_past:
             self._reports.load((await self._backend.scan(self._keys.histories)).items)
+            self._knows_the_past = True
 
     async def _load_roster(self) -> None:
         """The members of the last active round of this incarnation, if they are not known yet."""
@@ -269,19 +279,20 @@ class Coordinator:
         )
         try:
             await self._writer.write_round(
-                view.round_revision, view.closed_revision, writes, lambda: self._formed(plan, record, waiting)
+                view.round_revision, view.closed_revision, writes, lambda at: self._formed(plan, record, waiting, at)
             )
         except BaseException:
+            mark("coordinator.burnt")
             view.plan = None  # some were not told of their place: this number is burnt
             raise
         plan.started_at = self._loop.time()
         await self._catch_up()
 
-    def _formed(self, plan: Plan, record: RoundRecord, waiting: WaitingRecord) -> None:
+    def _formed(self, plan: Plan, record: RoundRecord, waiting: WaitingRecord, revision: int) -> None:
         """The attempt is committed (its assignments may still be on their way)."""
         self._view.start_plan(plan)
         self._reports.formed(plan, self._view)
-        self._note_told(waiting)
+        self._note_told(waiting, revision)
         self._emit(
             RoundForming(
                 run_id=self._keys.run_id, by=self._name, round=plan.number, size=record.size, reason=record.why
@@ -320,7 +331,7 @@ class Coordinator:
         )
         report = self._reports.activated(plan, record, view, now)
         still_confirmed = [ModRevisionIs(keys.node(node_id), view.nodes[node_id].mod_revision) for node_id in by_rank]
-        room = self._backend.limits.max_txn_ops - 4
+        room = self._backend.limits.max_txn_ops - OTHER_COMPARES
         members = [
             RosterMember(i, plan.ranks[i][0], view.nodes[i].record.name, view.nodes[i].record.addr) for i in by_rank
         ]
@@ -331,14 +342,18 @@ class Coordinator:
                 Put(keys.history(plan.number), encode(report), self._data_lease),
             ]
         )
+
+        def activated(revision: int) -> None:
+            view.set_roster(plan.number, members, now)
+            self._note_told(waiting, revision)
+
         await self._writer.write_round(
             view.round_revision,
             view.closed_revision,
             writes,
-            lambda: view.set_roster(plan.number, members, now),
+            activated,
             still_confirmed[:room],
         )
-        self._note_told(waiting)
         self._emit(
             RoundActive(
                 run_id=self._keys.run_id, by=self._name, round=plan.number, size=record.size, reason=decision.why
@@ -349,8 +364,8 @@ class Coordinator:
 
     async def _collect(self, forming: RoundRecord, number: int) -> None:
         """Remove what rounds before the previous active one left behind. Their members have been gone for a round."""
-        room = self._backend.limits.max_txn_ops // 3
-        old = [n for n in range(forming.kept_from, number) if n != forming.last_active][:room]
+        room = min(self._backend.limits.max_txn_ops // 3, MOST_COLLECTED)
+        old = list(islice((n for n in range(forming.kept_from, number) if n != forming.last_active), room))
         ops: list[BranchOp] = []
         for n in old:
             ops += [DeleteRange(self._keys.store(n)), DeleteRange(self._keys.roster(n))]
@@ -364,6 +379,7 @@ class Coordinator:
         give_up_at = self._loop.time() + CATCH_UP_S
         while self._view.round_revision == before:
             if self._loop.time() >= give_up_at:
+                mark("coordinator.silent_watch")
                 raise LookAgain
             await self._await_change(give_up_at)
             self._take_in()
@@ -388,18 +404,21 @@ class Coordinator:
         if self._view.config is None or self._view.unreadable:
             return None
         record = summarise(self._view, decision, now)
+        if self._view.told_revision > self._told_revision:  # another term's, or one of ours that was executed late
+            self._told, self._told_revision = self._view.told, self._view.told_revision
         if record == self._told:
             return None
         only_words = self._told is not None and _counts(record) == _counts(self._told)
         may_at = self._told_at + (RETELL_EVERY_S if only_words else TELL_EVERY_S)
         if now < may_at:
             return may_at
-        await self._write(Put(self._keys.waiting, encode(record), self._run_lease))
-        self._note_told(record)
+        written = await self._write(Put(self._keys.waiting, encode(record), self._run_lease))
+        self._note_told(record, written.revision)
         return None
 
-    def _note_told(self, record: WaitingRecord) -> None:
+    def _note_told(self, record: WaitingRecord, revision: int) -> None:
         self._told = record
+        self._told_revision = revision
         self._told_at = self._loop.time()
 
     def _narrate(self) -> None:
@@ -425,8 +444,8 @@ class Coordinator:
     def _data_lease(self) -> int:
         return self._view.config.data_lease if self._view.config else 0
 
-    async def _write(self, *ops: BranchOp) -> None:
-        await self._writer.write(self._view.round_revision, ops)
+    async def _write(self, *ops: BranchOp) -> TxnResult:
+        return await self._writer.write(self._view.round_revision, ops)
 
 
 def _counts(record: WaitingRecord) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
+from quorate._marks import mark
 from quorate.options import LastCallMode
 from quorate.rendezvous.ranks import Candidate, choose, rank
 from quorate.rendezvous.records import HealthRecord, WaitingRecord
@@ -84,10 +85,12 @@ def decide(view: View, now: float) -> Decision:
     if rules is None:
         return Wait("the run has no config yet: no node has joined")
     for record in view.hold_back.due.values():
+        mark("decide.held_back")
         return Hold(record)
     if (name := view.hold_back.forgiven(now)) is not None:
         return Forgive(name)
     if view.plan is not None and view.plan.broken is not None:
+        mark("decide.broken")
         return GiveUp((), view.plan.broken)
     if view.is_closed and view.closed is not None:
         return Wait(f"the run is closed by {view.closed.by or 'somebody'}: {view.closed.why or 'no reason given'}")
@@ -96,6 +99,7 @@ def decide(view: View, now: float) -> Decision:
     if view.members:
         return Wait(_active_sentence(view, rules, now), until=_earliest(_window_ends_at(view, rules), view, now))
     if view.above:
+        mark("decide.above")
         return Wait(
             f"{_names((view.nodes[node_id] for node_id in view.above), len(view.above))} of a round above the known "
             f"one: memory was lost, nothing forms until they have left it"
@@ -114,6 +118,7 @@ def _follow(view: View, plan: Plan, rules: Rules, now: float) -> Decision:
     missing = _names([view.nodes[node_id] for node_id in islice(plan.pending, FEW)], len(plan.pending))
     if now < plan.started_at + timeout_s:
         return Wait(f"{why}; not confirmed yet: {missing}", until=_earliest(plan.started_at + timeout_s, view, now))
+    mark("decide.late")
     return GiveUp(tuple(plan.pending), f"{missing} did not confirm within {timeout_s:g} s")
 
 
@@ -175,8 +180,9 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
     number = view.round.number if view.round else 0
     reason = decision.why if isinstance(decision, Wait | GiveUp | Form | Activate) else ""
     held = sum(1 for node in view.aside.values() if view.hold_back.is_held(node.record.name))
+    open_places = max(0, rules.max_nodes - len(view.members)) if rules else 0
     if rules is None or view.is_closed or not view.members:
-        return WaitingRecord(number=number, held_back=held, reason=reason)
+        return WaitingRecord(number=number, held_back=held, open_places=open_places, reason=reason)
     waiting = _admissible(view, rules)
     told_before = view.told.waiting if view.told is not None and view.told.number == number else 0
     ends_at = _window_ends_at(view, rules)
@@ -187,7 +193,7 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
         spare=0 if _too_few(view, rules) else len(view.candidates) - waiting,
         held_back=held,
         lost=view.lost,
-        open_places=max(0, rules.max_nodes - len(view.members)),
+        open_places=open_places,
         reason=reason,
     )
 

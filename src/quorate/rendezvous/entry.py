@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quorate.backends.contract import Backend
+from quorate._marks import mark
+from quorate.backends.contract import Backend, Session
 from quorate.errors import (
+    BackendError,
     LeaseGone,
     RendezvousClosedError,
     RendezvousError,
@@ -108,9 +110,11 @@ class Entry:
                 # Before the renewal: those who try in vain must not keep a closed run from going away.
                 raise RendezvousClosedError(self._closed_sentence(door.closed))
             if not await self._backend.keep_alive(door.config.run_lease):
+                mark("entry.lease_ended")
                 await asyncio.sleep(LEASE_ENDS_S)  # it ended just now: its keys are about to go, the run is free
                 continue
             if door.closed.closed:
+                mark("entry.reopened")
                 await self._put_closed(door, ClosedRecord(closed=False, by=self._by, why="nobody was left"), door.empty)
                 continue
             different = self._differences(door.config)
@@ -165,11 +169,29 @@ class Entry:
             )
         return asked
 
+    async def keep_alive(
+        self, session: Session, config: Callable[[], ConfigRecord], failed: Callable[[BackendError], None]
+    ) -> None:
+        """Renew the run's own leases as long as this session lives: they end `reopen_after` after the last one."""
+        loop = asyncio.get_running_loop()
+        data_renewed_at = loop.time()
+        while not session.lost.is_set():
+            run_ttl_s = config().run_ttl_s or session.ttl_s
+            await asyncio.sleep(min(session.ttl_s / 1.5, run_ttl_s / 3))
+            try:
+                await self._backend.keep_alive(config().run_lease)
+                if loop.time() - data_renewed_at > DATA_TTL_S / 4:
+                    await self._backend.keep_alive(config().data_lease)
+                    data_renewed_at = loop.time()
+            except BackendError as error:
+                failed(error)
+
     # --- writes -------------------------------------------------------------------------------------------------------
 
     async def _make(self) -> None:
         timing = self._settings.timing()
-        run_lease = await self._backend.grant(max(timing.reopen_after_s + timing.session_ttl_s, 1.0))
+        run_ttl_s = max(timing.reopen_after_s + timing.session_ttl_s, 1.0)
+        run_lease = await self._backend.grant(run_ttl_s)
         data_lease = await self._backend.grant(DATA_TTL_S + timing.reopen_after_s + timing.session_ttl_s)
         config = ConfigRecord(
             incarnation=self._new_id(),
@@ -177,18 +199,24 @@ class Entry:
             timing=timing,
             run_lease=run_lease,
             data_lease=data_lease,
+            run_ttl_s=run_ttl_s,
             by=self._by,
         )
         ops: list[BranchOp] = [
-            DeleteRange(self._keys.data),  # of an earlier life: its rounds had the numbers that come next
             Put(self._keys.config, encode(config), run_lease),
             Put(self._keys.closed, encode(ClosedRecord(closed=False)), run_lease),
         ]
+        absent = Exists(self._keys.config, False)
+        # What is left of an earlier life goes: its rounds had the numbers that come next. Not while some of it lives.
+        old = DeleteRange(self._keys.data)
         try:
-            result = await self._backend.txn([Exists(self._keys.config, False)], ops)
+            result = await self._backend.txn([absent, RangeEmpty(self._keys.nodes)], [old, *ops])
+            if not result.committed and result.results[0] == GotItem(None):
+                result = await self._backend.txn([absent], ops)
         except LeaseGone:
             return
         if not result.committed:
+            mark("entry.raced")
             await self._backend.revoke(run_lease)
             await self._backend.revoke(data_lease)
 
@@ -200,6 +228,7 @@ class Entry:
             timing=self._settings.timing(),
             run_lease=door.config.run_lease,
             data_lease=door.config.data_lease,
+            run_ttl_s=door.config.run_ttl_s,
             by=self._by,
         )
         compares = (ModRevisionIs(self._keys.config, door.config_revision), RangeEmpty(self._keys.nodes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from quorate._marks import mark
 from quorate.backends.contract import Backend
 from quorate.errors import LeaseGone
 from quorate.kv.types import BranchOp, Compare, CreateRevisionIs, GotItem, ModRevisionIs, Put, TxnResult
@@ -47,13 +48,16 @@ class FencedWriter:
         try:
             result = await self._backend.txn((*fence, *compares), ops)
         except LeaseGone as error:
+            mark("fenced.lease_gone")
             raise LookAgain from error  # a node, or the whole run, has just gone
         if result.committed:
             return result
         holder = result.results[0]
         assert isinstance(holder, GotItem)
         if holder.item is None or holder.item.create_revision != self._term:
+            mark("fenced.refused_by_term")
             raise Deposed("a write was refused by the fence: its session had ended")
+        mark("fenced.refused_by_view")
         raise LookAgain
 
     async def write_round(
@@ -61,15 +65,15 @@ class FencedWriter:
         round_revision: int,
         closed_revision: int,
         writes: Writes,
-        on_marker: Callable[[], None],
+        on_marker: Callable[[int], None],
         compares: Sequence[Compare] = (),
     ) -> None:
         """All puts in order, in as few transactions as the backend's limits allow.
 
         Up to the marker they compare the `state/round` that was decided on, after it the one that the marker wrote;
         the marker's transaction also compares `state/closed` and `compares`. `on_marker` is called when it is
-        committed. If an outcome is unknown the error goes to the caller, who scans again: an attempt that turns out to
-        be there is then nobody's plan, and the next one takes a new number.
+        committed, with its revision. If an outcome is unknown the error goes to the caller, who scans again: an attempt
+        that turns out to be there is then nobody's plan, and the next one takes a new number.
         """
         closed = ModRevisionIs(self._keys.closed, closed_revision)
         for start, end in self._packed(writes):
@@ -78,7 +82,7 @@ class FencedWriter:
             result = await self.write(round_revision, writes.ops[start:end], extra)
             if has_marker:
                 round_revision = result.revision
-                on_marker()
+                on_marker(round_revision)
 
     def _packed(self, writes: Writes) -> list[tuple[int, int]]:
         """Consecutive slices that fit into one transaction each; what follows the marker directly stays with it."""
@@ -92,4 +96,6 @@ class FencedWriter:
                 start, size = index, 0
             size += len(op.value)
         slices.append((start, len(writes.ops)))
+        if len(slices) > 1:
+            mark("fenced.split")
         return slices

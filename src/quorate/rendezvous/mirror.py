@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from quorate._marks import mark
 from quorate.backends.contract import Backend
 from quorate.errors import BackendError, HistoryGone
 from quorate.kv.types import Item
@@ -51,7 +52,7 @@ class Mirror:
                 self._on_change()
                 await self._watch(scanned.revision)
             except HistoryGone:
-                continue
+                mark("mirror.rescanned")
             except BackendError as error:
                 self._on_trouble(error)
                 await self._backoff.sleep()

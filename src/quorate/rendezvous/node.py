@@ -11,9 +11,9 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+from quorate._marks import mark
 from quorate.backends.contract import Backend, Session
 from quorate.errors import (
-    BackendError,
     LeaseGone,
     OutcomeUnknown,
     Rejected,
@@ -40,12 +40,13 @@ from quorate.events import (
 from quorate.kv.types import ModRevisionIs
 from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.candidate import Candidate
-from quorate.rendezvous.entry import DATA_TTL_S, Door, Entry, closed_sentence
+from quorate.rendezvous.entry import Door, Entry, closed_sentence
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, goodbye
 from quorate.rendezvous.presence import JoinAnew, Presence
 from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import (
+    ConfigRecord,
     CoordinatorRecord,
     NodePhase,
     RosterMember,
@@ -84,7 +85,7 @@ class Node:
         self._rng = rng
         self._wall = wall
         self._loop = asyncio.get_running_loop()
-        self._entry = Entry(backend, self.keys, settings, identity.name, self._new_id, wall)
+        self._entry = Entry(backend, self.keys, settings, identity.name, lambda: f"{rng.getrandbits(64):016x}", wall)
         self._reach = Reach(emit, settings.run_id, identity.name)
         self._backoff = Backoff(rng)
         self._wake = asyncio.Event()
@@ -101,6 +102,8 @@ class Node:
             on_lost=self._look_up,
         )
         self._door: Door | None = None
+        self._joined_once = asyncio.Event()
+        """Under the current session: from then on the run's own leases are this node's business too."""
         self._told_cause: Cause | None = None
         self._told_reason = ""
         self._said = ""
@@ -202,10 +205,8 @@ class Node:
         """What `num_nodes_waiting()` answers, from what was pushed last."""
         if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
             return 1  # whoever polls this has to join again to learn more
-        record, told = self.sight.round, self.sight.waiting
-        if record is None or told is None or record.phase is not RoundPhase.ACTIVE or told.number != record.number:
-            return 0
-        if self.sight.is_closed:
+        record, told = self.sight.round, self.sight.told
+        if record is None or told is None or self.sight.is_closed:
             return 0
         survivors = record.size - told.lost
         return told.waiting + (told.lost if survivors >= self.settings.min_nodes else 0)
@@ -217,6 +218,7 @@ class Node:
         while True:
             if self._left_because is not None:
                 raise RendezvousError(f"this node left the run while it was joining: {self._left_because}")
+            self._is_spare_no_more()
             if (join := self._presence.new_join()) != asked:
                 asked = join
                 self._emit(JoinStarted(run_id=self.settings.run_id, by=self.identity.name, join=join))
@@ -246,6 +248,7 @@ class Node:
                 ModRevisionIs(self.keys.closed, door.closed_revision),
             )
             if await self._presence.write(NodePhase.JOINING, compares=compares):
+                self._joined_once.set()
                 return
 
     # --- waiting for a round ------------------------------------------------------------------------------------------
@@ -271,6 +274,7 @@ class Node:
         sight.raise_if_unreadable()
         record, assign = sight.round, sight.assign
         if own.phase is NodePhase.MEMBER and sight.is_synced and self._is_forgotten(own.round):
+            mark("node.forgotten")
             await self._presence.drop("the run's state was lost")
             raise JoinAnew
         if assign is not None and assign.join != own.join:
@@ -284,6 +288,7 @@ class Node:
         elif record is not None and assign is not None and own.round < assign.number < record.number:
             await self._show_up(assign.number)
         if sight.closed is not None and sight.closed.closed and sight.closed_revision > door.closed_revision:
+            mark("node.closed")
             text = closed_sentence(self.settings.run_id, sight.closed, self.settings.reopen_after_s)
             raise RendezvousGracefulExitError(text) if self._is_spare else RendezvousClosedError(text)
         if sight.drain is not None:
@@ -301,6 +306,7 @@ class Node:
     async def _show_up(self, number: int) -> None:
         """The node missed its place in an attempt that is over, and was left out: it writes its key, to count again."""
         if self._shown_up_for < number:
+            mark("node.showed_up")
             self._shown_up_for = number
             own = self._presence.record
             assert own is not None
@@ -314,9 +320,8 @@ class Node:
         self._wake.set()
 
     def _enter(self, rank: int) -> Joined:
-        record, door = self.sight.round, self._door
+        record = self.sight.round
         assert record is not None
-        assert door is not None
         joined = Joined(
             number=record.number,
             rank=rank,
@@ -324,7 +329,7 @@ class Node:
             addr=record.addr,
             port=record.port,
             own_revision=self._presence.revision,
-            data_lease=door.config.data_lease,
+            data_lease=self._config().data_lease,
         )
         self.current = joined
         self._told_cause = None
@@ -343,26 +348,32 @@ class Node:
 
     def _set_deadline(self) -> None:
         """A spare has none; it gets a fresh one when a place is free. Who confirmed may wait for the outcome."""
-        record, told, own = self.sight.round, self.sight.waiting, self._presence.record
-        is_spare = (
-            record is not None
-            and told is not None
-            and record.phase is RoundPhase.ACTIVE
-            and told.number == record.number
-            and (told.open_places == 0 or (told.spare > 0 and told.waiting == 0))
-            and (own is None or own.floor < record.number)  # who was in this round has freed its own place
-        )
-        if self._is_spare and not is_spare:
-            self._place_free_at = self._loop.time()
-            self._deadline = self._place_free_at + self.settings.join_timeout_s
+        record, own = self.sight.round, self._presence.record
+        # Who was in this round has freed its own place.
+        is_spare = self.sight.has_spares and (own is None or record is None or own.floor < record.number)
+        if is_spare:
+            mark("node.spare")
+        else:
+            self._is_spare_no_more()
         self._is_spare = is_spare
         wanted: float | None = None if is_spare else self._deadline
         in_attempt = record is not None and own is not None and own.round == record.number
         if wanted is not None and in_attempt and record is not None and record.phase is RoundPhase.FORMING:
+            if self._loop.time() > wanted:
+                mark("node.overtime")
             wanted = max(wanted, self._confirmed_at + self.settings.confirm_timeout_s)
         assert self._scope is not None
         if self._scope.when() != wanted:
             self._scope.reschedule(wanted)
+
+    def _is_spare_no_more(self) -> None:
+        """A place is free, or the node has lost its own among the spares: it has a deadline again, a fresh one."""
+        if self._is_spare:
+            self._is_spare = False
+            self._place_free_at = self._loop.time()
+            self._deadline = self._place_free_at + self.settings.join_timeout_s
+            assert self._scope is not None
+            self._scope.reschedule(self._deadline)
 
     def _say(self) -> None:
         reason = self.sight.reason()
@@ -417,6 +428,7 @@ class Node:
 
     def _start_session_tasks(self, session: Session) -> list[asyncio.Task[None]]:
         name = self.identity.name
+        self._joined_once = asyncio.Event()
         tasks = [asyncio.create_task(self._renew_run(session), name=f"run lease of {name}")]
         if not self.backend.has_coordinator:
             record = CoordinatorRecord(id=self.identity.id, name=name)
@@ -430,19 +442,12 @@ class Node:
         return self.current is not None and self.current.rank < 3
 
     async def _renew_run(self, session: Session) -> None:
-        """Keep the run's own leases alive as long as this session: they end `reopen_after` after the last one."""
-        data_renewed_at = self._loop.time()
-        while not session.lost.is_set():
-            await asyncio.sleep(session.ttl_s / 1.5)
-            if self._door is None:
-                continue
-            try:
-                await self.backend.keep_alive(self._door.config.run_lease)
-                if self._loop.time() - data_renewed_at > DATA_TTL_S / 4:
-                    await self.backend.keep_alive(self._door.config.data_lease)
-                    data_renewed_at = self._loop.time()
-            except BackendError as error:
-                self._reach.failed(error)
+        await self._joined_once.wait()
+        await self._entry.keep_alive(session, self._config, self._reach.failed)
+
+    def _config(self) -> ConfigRecord:
+        assert self._door is not None
+        return self._door.config
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
@@ -469,9 +474,6 @@ class Node:
 
     def _endpoint(self) -> str:
         return f"{self.settings.scheme}://{','.join(self.settings.endpoints)}"
-
-    def _new_id(self) -> str:
-        return f"{self._rng.getrandbits(64):016x}"
 
     async def _within_close_timeout(self, attempt: Callable[[], Awaitable[bool]], verb: str) -> bool:
         """Try until it is known to have worked. Every attempt compares what it read, so trying again is safe."""

@@ -11,8 +11,9 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
+from quorate._marks import mark
 from quorate.backends.contract import Backend, Session
-from quorate.errors import BackendError, OutcomeUnknown, Unavailable
+from quorate.errors import BackendError, OutcomeUnknown, RendezvousStateError, Unavailable
 from quorate.events import Emitter, RenewalMissed, SessionLost
 from quorate.kv.types import Compare, GotItem, ModRevisionIs, Put
 from quorate.rendezvous.backoff import Backoff
@@ -124,12 +125,19 @@ class Presence:
             assert isinstance(seen, GotItem)
             own = seen.item
             if own is not None and own.value == value and own.lease == session.lease:
+                mark("presence.resent")
                 return self._written(record, own.mod_revision)  # an earlier sending had been executed
             if (own.mod_revision if own is not None else 0) == self.revision:
                 return False
-            if own is None or own.lease not in self._had_leases - {session.lease}:
+            if own is None or own.lease == session.lease:
                 break
+            if own.lease not in self._had_leases:
+                raise RendezvousStateError(
+                    f"{own.key} is this node's own key, and something else wrote there: remove the key", key=own.key
+                )
+            mark("presence.left_behind")
             await self._backend.revoke(own.lease)  # what an earlier session of this node left behind
+        mark("presence.key_gone")
         await self.drop("the node's key is no longer what it wrote")
         raise JoinAnew
 

@@ -57,6 +57,8 @@ class ConfigRecord(Record, frozen=True, kw_only=True):
     timing: Timing
     run_lease: int
     data_lease: int
+    run_ttl_s: float = 0.0
+    """The time to live of `run_lease`: the nodes that renew it may have other times than the one that made it."""
     by: str = ""
 
 

@@ -19,6 +19,7 @@ from quorate.rendezvous.records import (
     ClosedRecord,
     DrainRecord,
     Record,
+    RoundPhase,
     RoundRecord,
     WaitingRecord,
     decode,
@@ -53,7 +54,7 @@ class Sight:
         self._reach = reach
         self._state: Mirror | None = None
         self._own: tuple[Mirror, Mirror] | None = None
-        self._unreadable: RendezvousStateError | None = None
+        self._unreadable: dict[str, RendezvousStateError] = {}
 
     def observe(self) -> None:
         """Follow `state/`: enough for a node that does not join."""
@@ -91,6 +92,20 @@ class Sight:
     def is_closed(self) -> bool:
         return self.closed is not None and self.closed.closed
 
+    @property
+    def told(self) -> WaitingRecord | None:
+        """How things stand around the active round; None if there is none, or it is not told yet."""
+        record, told = self.round, self.waiting
+        if record is None or told is None or record.phase is not RoundPhase.ACTIVE or told.number != record.number:
+            return None
+        return told
+
+    @property
+    def has_spares(self) -> bool:
+        """There is a round, and none of those who want in would get in."""
+        told = self.told
+        return told is not None and (told.open_places == 0 or (told.spare > 0 and told.waiting == 0))
+
     def reason(self) -> str:
         """What the run waits for, in the coordinator's words."""
         if self.waiting is None:
@@ -101,12 +116,11 @@ class Sight:
 
     def raise_if_unreadable(self) -> None:
         """RendezvousStateError if what the node has to know cannot be read."""
-        if self._unreadable is not None:
-            raise self._unreadable
+        for error in self._unreadable.values():
+            raise error
 
     def _read_state(self) -> None:
         assert self._state is not None
-        self._unreadable = None
         keys = self._keys
         self.round = self._decode(self._state, RoundRecord, keys.round)
         self.waiting = self._decode(self._state, WaitingRecord, keys.waiting)
@@ -124,13 +138,14 @@ class Sight:
         self._on_change()
 
     def _decode(self, mirror: Mirror, kind: type[R], key: str) -> R | None:
+        self._unreadable.pop(key, None)
         item = mirror.items.get(key)
         if item is None:
             return None
         try:
             return decode(kind, item)
         except RendezvousStateError as error:
-            self._unreadable = error
+            self._unreadable[key] = error
             return None
 
     def _trouble(self, error: BackendError | None) -> None:

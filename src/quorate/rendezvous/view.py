@@ -112,6 +112,7 @@ class View:
         self.closed: ClosedRecord | None = None
         self.closed_revision = 0
         self.told: WaitingRecord | None = None
+        self.told_revision = 0
         self.nodes: dict[str, SeenNode] = {}
         self.members: dict[str, SeenNode] = {}
         self.candidates: dict[str, SeenNode] = {}
@@ -168,6 +169,7 @@ class View:
             self._round(item, now)
         elif key == keys.waiting:
             self.told = self._read(WaitingRecord, key, item)
+            self.told_revision = item.mod_revision if item else 0
         elif key == keys.closed:
             self.closed = self._read(ClosedRecord, key, item)
             self.closed_revision = item.mod_revision if item else 0

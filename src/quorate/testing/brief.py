@@ -8,7 +8,7 @@ import msgspec
 
 LEFT_OUT = {
     *("v", "id", "session", "addr", "pid", "local_id", "incarnation", "run_lease", "data_lease", "digest", "chunks"),
-    *("term", "timing", "at", "formed_at", "kept_from"),
+    *("term", "timing", "at", "formed_at", "kept_from", "run_ttl_s"),
 }
 """Fields that are drawn, or that say nothing which the key or the other fields do not say."""
 KEPT_IF_ZERO = {"closed", "rank"}

@@ -129,7 +129,7 @@ class Picture:
 
     def roster_number(self, key: str) -> int | None:
         """Which round's roster a key belongs to, if any."""
-        prefix = self.keys.data + "roster/"
+        prefix = self.keys.rosters
         return int(key[len(prefix) :].split("/")[0]) if key.startswith(prefix) else None
 
     def members(self, record: RoundRecord) -> tuple[RosterMember, ...]:
@@ -211,6 +211,8 @@ class Agreement(Checker):
 
     def __init__(self) -> None:
         self._decided: dict[int, tuple[RosterMember, ...]] = {}
+        self._earlier_lives: list[dict[int, tuple[RosterMember, ...]]] = []
+        """What was decided before the store or the run was forgotten: some may return from it later."""
 
     def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
         for change in commit.changes:
@@ -230,20 +232,20 @@ class Agreement(Checker):
             raise BrokeAgreement(f"round {now.number} was decided twice, with different members")
 
     def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
-        members = self._decided.get(joined.number, ())
-        if len(members) != joined.size or not 0 <= joined.rank < len(members):
-            raise BrokeAgreement(
-                f"{process} returned from round {joined.number} as rank {joined.rank} of {joined.size}; "
-                f"decided were {len(members)} members"
-            )
-        if members[joined.rank].id != node_id:
-            raise BrokeAgreement(
-                f"{process} returned from round {joined.number} as rank {joined.rank}, which is "
-                f"{members[joined.rank].name}'s"
-            )
+        lives = [self._decided, *self._earlier_lives]
+        rosters = [decided[joined.number] for decided in lives if joined.number in decided]
+        for members in rosters:
+            if len(members) == joined.size and 0 <= joined.rank < joined.size and members[joined.rank].id == node_id:
+                return
+        known = "; ".join(", ".join(member.name for member in members) for members in rosters) or "nobody"
+        raise BrokeAgreement(
+            f"{process} returned from round {joined.number} as rank {joined.rank} of {joined.size}; "
+            f"decided was: {known}"
+        )
 
     def wiped(self) -> None:
-        self._decided.clear()
+        self._earlier_lives.append(self._decided)
+        self._decided = {}
 
 
 class Ranks(Checker):
@@ -313,12 +315,18 @@ class Monotonicity(Checker):
 
 
 class Freshness(Checker):
-    """A node whose session had ended when the round became active is not a member of it."""
+    """A node whose session had ended when the round became active is not a member of it.
+
+    `compared` is how many members the backend's limits let the activation compare; the others are not looked at.
+    """
+
+    def __init__(self, compared: int) -> None:
+        self._compared = compared
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         if now.phase is not RoundPhase.ACTIVE:
             return
-        for member in picture.members(now):
+        for member in picture.members(now)[: self._compared]:
             if member.id not in picture.nodes:
                 raise BrokeFreshness(f"round {now.number} became active with {member.name}, whose session had ended")
 
@@ -333,12 +341,12 @@ class Fencing(Checker):
         for change in commit.changes:
             if change.item is None:
                 continue
-            if change.key in (keys.round, keys.waiting) or change.key.startswith((keys.data + "assign/",)):
+            if change.key in (keys.round, keys.waiting) or change.key.startswith(keys.assigns):
                 self._by_coordinator(picture, commit, change.key)
             elif change.key.startswith(keys.nodes):
                 if change.key != keys.node(commit.writer):
                     raise BrokeFencing(f"{commit.writer} wrote {change.key}")
-            elif change.key.startswith(keys.data + "store/"):
+            elif change.key.startswith(keys.stores):
                 self._by_member(picture, commit, change.key)
 
     def _by_coordinator(self, picture: Picture, commit: Commit, key: str) -> None:
@@ -347,7 +355,7 @@ class Fencing(Checker):
             raise BrokeFencing(f"{commit.writer} wrote {key} while the coordinator was {holder}")
 
     def _by_member(self, picture: Picture, commit: Commit, key: str) -> None:
-        number = int(key[len(picture.keys.data + "store/") :].split("/")[0])
+        number = int(key[len(picture.keys.stores) :].split("/")[0])
         record = picture.nodes.get(commit.writer)
         if record is None or record.phase is not NodePhase.MEMBER or record.round != number:
             raise BrokeFencing(f"{commit.writer} wrote {key} without being a member of round {number}")
@@ -379,7 +387,7 @@ class Finality(Checker):
 class Safety:
     """All safety checkers over one run."""
 
-    def __init__(self, keys: RunKeys, min_nodes: int, max_nodes: int, step: int = 1) -> None:
+    def __init__(self, keys: RunKeys, min_nodes: int, max_nodes: int, step: int = 1, compared: int = 1_000_000) -> None:
         self.picture = Picture(keys)
         self.checkers: tuple[Checker, ...] = (
             Barrier(min_nodes, max_nodes, step),
@@ -387,7 +395,7 @@ class Safety:
             Ranks(),
             Exclusivity(),
             Monotonicity(),
-            Freshness(),
+            Freshness(compared),
             Fencing(),
             Finality(),
         )

@@ -193,7 +193,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             )
         while self._timers and self._timers[0][0] <= self._now:
             self._ready.append(heapq.heappop(self._timers)[-1])
-        if self._rng is not None:
+        if self._rng is not None and len(self._ready) > 1:
             self._shuffle(self._rng)
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()

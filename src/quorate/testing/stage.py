@@ -16,6 +16,7 @@ from quorate.kv.types import Put
 from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Joined
+from quorate.rendezvous.ranks import natural_key
 from quorate.rendezvous.records import NodePhase
 from quorate.testing.brief import brief_key, brief_value
 from quorate.testing.line import Line
@@ -385,7 +386,8 @@ class Stage:
         if self._last is not None:
             at, names, sentence = self._last
             self._last = None
-            self._output.append(self._readable(f"{at:9.3f} {' '.join(names)}: {sentence}"))
+            who = " ".join(sorted(names, key=natural_key))
+            self._output.append(self._readable(f"{at:9.3f} {who}: {sentence}"))
 
     def _print(self, line: str) -> None:
         self._end_group()

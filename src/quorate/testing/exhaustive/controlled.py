@@ -91,7 +91,7 @@ class Request:
 
 
 class ControlledBackend(Backend):
-    """Parks every request in `requests` and keeps the watches that are being read in `watches`, both in order."""
+    """Parks every request in `requests` and keeps the open watches in `watches`, both in order."""
 
     name = "controlled"
 
@@ -140,7 +140,9 @@ class ControlledBackend(Backend):
         return result
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
-        return ControlledWatch(self, prefix)
+        watch = ControlledWatch(self, prefix)
+        self.watches.append(watch)  # here and not when it is read: what happens from here on is for it
+        return watch
 
     async def grant(self, ttl_s: float) -> int:
         result: LeaseResult = await self._call(Grant(ttl_s))
@@ -184,7 +186,7 @@ class ControlledBackend(Backend):
 
 
 class ControlledWatch(Watch):
-    """Delivers what it is given. It is registered when it is first read, as the contract has it."""
+    """Delivers what it is given."""
 
     def __init__(self, backend: ControlledBackend, prefix: str) -> None:
         self.prefix = prefix
@@ -207,8 +209,6 @@ class ControlledWatch(Watch):
         return self._buffer.popleft() if self._buffer and not self._is_cancelled else None
 
     async def __anext__(self) -> Batch:
-        if self not in self._backend.watches and not self._is_cancelled:
-            self._backend.watches.append(self)
         while not self._is_cancelled:
             batch = self.ready()
             if batch is not None:

@@ -100,56 +100,49 @@ def encodable() -> Iterator[None]:
 
 
 def rename_item(item: Item, to: Rename) -> Item:
-    """The item as if its revisions had these names; its version, which nothing here compares, is blanked."""
-    return Item(item.key, item.value, to(item.create_revision), to(item.mod_revision), 1, item.lease)
-
-
-def rename_batch(batch: Batch, to: Rename) -> Batch:
-    """The batch as if its revisions had these names."""
-    changes = [Change(c.key, None if c.item is None else rename_item(c.item, to)) for c in batch.changes]
-    return Batch(to(batch.revision), tuple(changes))
+    """The item as if its revisions had these names. Zero, a revision that was blanked, stays."""
+    created, modified = item.create_revision, item.mod_revision
+    if not modified:
+        return item
+    return Item(item.key, item.value, to(created) if created else 0, to(modified), item.version, item.lease)
 
 
 def rename_answer(answer: Any, to: Rename) -> Any:
     """An answer of the engine, or batches of a watch, or anything without revisions."""
-    match answer:
-        case TxnResult():
-            results = tuple(rename_answer(result, to) for result in answer.results)
-            return TxnResult(answer.committed, to(answer.revision), results)
-        case GotItem(item):
-            return answer if item is None else GotItem(rename_item(item, to))
-        case GotRange(items, count):
-            return GotRange(tuple(rename_item(item, to) for item in items), count)
-        case AddResult():
-            return AddResult(answer.committed, to(answer.revision), answer.value)
-        case Batch():
-            return rename_batch(answer, to)
-        case tuple():
-            return tuple(rename_answer(part, to) for part in answer)
-        case _:
-            return answer
+    kind = type(answer)
+    if kind is tuple:
+        return tuple([rename_answer(part, to) for part in answer])
+    if kind is Batch:
+        changes = [c if c.item is None else Change(c.key, rename_item(c.item, to)) for c in answer.changes]
+        return Batch(answer.revision, tuple(changes))
+    if kind is TxnResult:
+        results = tuple([rename_answer(result, to) for result in answer.results])
+        return TxnResult(answer.committed, to(answer.revision) if answer.revision else 0, results)
+    if kind is GotItem:
+        return answer if answer.item is None else GotItem(rename_item(answer.item, to))
+    if kind is GotRange:
+        return GotRange(tuple([rename_item(item, to) for item in answer.items]), answer.count)
+    if kind is AddResult:
+        return AddResult(answer.committed, to(answer.revision) if answer.revision else 0, answer.value)
+    return answer
 
 
 def rename_op(op: Any, to: Rename) -> Any:
     """A request as if the revisions it compares had these names. Zero, which says "absent", stays."""
     match op:
         case Txn():
-            return Txn(tuple(_rename_compare(compare, to) for compare in op.compares), op.then, op.otherwise)
+            return Txn(tuple([_rename_compare(compare, to) for compare in op.compares]), op.then, op.otherwise)
         case Add():
-            compares = tuple(_rename_compare(compare, to) for compare in op.compares)
+            compares = tuple([_rename_compare(compare, to) for compare in op.compares])
             return Add(op.key, op.amount, op.lease, compares)
         case _:
             return op
 
 
 def _rename_compare(compare: Any, to: Rename) -> Any:
-    match compare:
-        case ModRevisionIs(key, revision) if number(revision) != 0:
-            return ModRevisionIs(key, to(revision))
-        case CreateRevisionIs(key, revision) if number(revision) != 0:
-            return CreateRevisionIs(key, to(revision))
-        case _:
-            return compare
+    if isinstance(compare, ModRevisionIs | CreateRevisionIs) and number(compare.revision) != 0:
+        return type(compare)(compare.key, to(compare.revision))
+    return compare
 
 
 def revisions_in(thing: Any, rename: Callable[[Any, Rename], Any]) -> set[int]:

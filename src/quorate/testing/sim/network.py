@@ -77,12 +77,12 @@ class SimServer:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._saved = b""
-        self.executed = 0
 
     def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
         """Execute at the present time; commits are seen, watches are told."""
-        self.executed += 1
-        self._apply(Tick(), "", None)
+        deadline = self.engine.next_deadline()
+        if deadline is not None and deadline <= self._loop.time():
+            self._apply(Tick(), "", None)
         result = self._apply(op, writer, origin)
         if isinstance(op, Grant):
             self._arm()
@@ -240,6 +240,15 @@ class SimWatch(Watch):
         self._wake.set()
 
 
+def _give_up(answer: asyncio.Future[Result], writes: bool) -> None:
+    if answer.done():
+        return
+    if writes:
+        answer.set_exception(OutcomeUnknown("no answer from the server: it may have happened"))
+    else:
+        answer.set_exception(Unavailable("no answer from the server"))
+
+
 class SimBackend(Backend):
     """One process's connection. Everything that is random comes from `rng`; `note` is told of every message."""
 
@@ -264,6 +273,9 @@ class SimBackend(Backend):
         self.limits = Limits(max_txn_ops=max_txn_ops, max_txn_bytes=1 << 20)
         self.swallow: Callable[[Op], bool] | None = None
         """Requests that this process never manages to send."""
+        self.left_to_send: int | None = None
+        self.has_sent = asyncio.Event()
+        """Set when `left_to_send` more requests were sent."""
         self._process = process
         self._writer = writer
         self._rng = rng
@@ -330,14 +342,15 @@ class SimBackend(Backend):
         self._open[seq] = (op, future)
         if self.swallow is None or not self.swallow(op):
             self.send_up(self._execute, seq, op)
+        if self.left_to_send is not None:
+            self.left_to_send -= 1
+            if self.left_to_send <= 0:
+                self.has_sent.set()
+        patience = self._loop.call_later(self._call_timeout_s, _give_up, future, writes)
         try:
-            async with asyncio.timeout(self._call_timeout_s):
-                result = await future
-        except TimeoutError:
-            if writes:
-                raise OutcomeUnknown("no answer from the server: it may have happened") from None
-            raise Unavailable("no answer from the server") from None
+            result = await future
         finally:
+            patience.cancel()
             self._open.pop(seq, None)
         if isinstance(result, Failure):
             if result.code is FailureCode.LEASE_GONE:

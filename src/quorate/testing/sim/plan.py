@@ -36,6 +36,7 @@ class Fault(enum.Enum):
     LEAVE = "a node leaves in good order and comes back"
     REJOIN = "a member joins again"
     DRAIN = "an operator asks a node to go"
+    LEASE_END = "the run's own lease ends under its nodes"
     CLOCK = "a wall clock jumps"
 
 
@@ -73,6 +74,8 @@ class Plan:
     max_txn_ops: int
     history: int
     restless: float
+    thorough: bool
+    """Whether a crash, a late node and an outage follow after the world has settled."""
     actions: tuple[Action, ...]
 
     @property
@@ -91,14 +94,15 @@ class Plan:
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"plan {seed}")
-    nodes = rng.randint(20, 32) if rng.random() < 0.35 else rng.choice((2, 3, 3, 4, 5, 6, 8, 12))
+    large = rng.random() < 0.32
+    nodes = rng.randint(20, 24) if large else rng.choice((2, 3, 3, 4, 5, 6, 8))
     step = 2 if nodes >= 4 and rng.random() < 0.15 else 1
     min_nodes = max(step, rng.randint(1, max(1, nodes * 2 // 3)) // step * step)
     max_nodes = max(min_nodes, rng.randint(min_nodes, nodes + 2) // step * step)
-    interval_s = rng.choice((0.5, 1.0, 2.0))
+    interval_s = rng.choice((2.0, 4.0) if large else (0.5, 1.0, 2.0))
     calm = rng.sample(list(Fault), k=rng.randint(3, len(Fault)))
     count = rng.randint(FEWEST_ACTIONS, MOST_ACTIONS)
-    within_s = rng.choice((5.0, 15.0, 40.0))
+    within_s = rng.choice((2.0, 6.0) if large else (3.0, 8.0, 15.0))
     return Plan(
         seed=seed,
         nodes=nodes,
@@ -112,14 +116,15 @@ def draw(seed: int) -> Plan:
         admission_window_s=rng.choice((0.0, 0.2, 1.0)),
         join_timeout_s=rng.choice((10.0, 30.0, 120.0)),
         reopen_after_s=rng.choice((0.0, 2.0, 20.0)),
-        hold_back_losses=rng.choice((0, 0, 3)),
+        hold_back_losses=rng.choice((0, 0, 2)),
         ranks=rng.choice(("sticky", "sticky", "natural", "node_rank")),
         start_within_s=rng.choice((0.0, 0.5, 5.0)),
         slowest_s=rng.choice((0.001, 0.005, 0.05)),
         server_coordinator=rng.random() < 0.4,
         max_txn_ops=rng.choice((5, 12, 128, 10_000)),
         history=rng.choice((20, 200, 100_000)),
-        restless=rng.choice((0.0, 0.3, 1.0)),
+        restless=rng.choice((0.0, 0.0, 0.2) if large else (0.0, 0.3, 1.0)),
+        thorough=rng.random() < (0.25 if large else 0.5),
         actions=tuple(
             sorted(
                 (_action(rng, calm, within_s, interval_s * 3) for _ in range(count)),

@@ -8,10 +8,11 @@ import logging
 import time
 from dataclasses import dataclass
 
+from quorate import _marks
 from quorate.testing.loop import Stuck, VirtualTimeLoop
 from quorate.testing.sim.director import Director
 from quorate.testing.sim.plan import Plan, draw
-from quorate.testing.sim.world import SimWorld
+from quorate.testing.sim.world import SimWorld, in_words
 
 LIMIT_S = 3_600.0
 MAX_TURNS = 200_000
@@ -46,6 +47,7 @@ def run_plan(plan: Plan) -> Verdict:
     errors: list[str] = []
     loop.set_exception_handler(lambda _, context: errors.append(str(context.get("exception") or context["message"])))
     asyncio.set_event_loop(loop)
+    marks = _marks.collect()
     broke = why = ""
     world: SimWorld | None = None
     director: Director | None = None
@@ -80,7 +82,8 @@ def run_plan(plan: Plan) -> Verdict:
         virtual_s=loop.time(),
         broke=broke,
         why=why,
-        notes=tuple(world.notes) if broke else (),
+        notes=tuple((at, kind, who, in_words(what)) for at, kind, who, what in world.notes) if broke else (),
+        marks=frozenset(marks),
     )
     world.end()
     loop.cancel_pending()

@@ -18,9 +18,10 @@ from typing import Any
 
 from quorate.errors import BackendError, RendezvousError, RendezvousGracefulExitError, StoreError
 from quorate.events import Emitter, Event
-from quorate.kv.types import Batch, Op, Put, Txn
+from quorate.kv.types import Batch, Op, Put, Revoke, Txn
 from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.candidate import Candidate
+from quorate.rendezvous.coordinator import OTHER_COMPARES
 from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Cause, Identity, Joined
@@ -64,7 +65,9 @@ class SimWorld:
         self.plan = plan
         self.loop = loop
         self.keys = RunKeys("quorate", "sim")
-        self.safety = Safety(self.keys, plan.min_nodes, plan.max_nodes, plan.step)
+        self.safety = Safety(
+            self.keys, plan.min_nodes, plan.max_nodes, plan.step, compared=plan.max_txn_ops - OTHER_COMPARES
+        )
         self.server = SimServer(self._committed, plan.history)
         self.processes: dict[str, SimProcess] = {}
         self.dead: list[SimProcess] = []
@@ -72,10 +75,11 @@ class SimWorld:
         self.is_calm = False
         """The faults are over: everybody stays, and re-joins when its world changes."""
         self.events = 0
-        self.notes: deque[tuple[float, str, str, str]] = deque(maxlen=KEPT_NOTES)
+        self.notes: deque[tuple[float, str, str, object]] = deque(maxlen=KEPT_NOTES)
         self._digest = hashlib.blake2b(digest_size=16)
         self._rng = random.Random(f"world {plan.seed}")
         self._lives = 0
+        self._machine_of: dict[str, str] = {}
         self._spare_seen_at = float("-inf")
         self._coordinator_task: asyncio.Task[None] | None = None
         self._coordinator_lives = 0
@@ -88,21 +92,17 @@ class SimWorld:
     def note(self, kind: str, who: str, what: object) -> None:
         """One event of the world: into the digest, and into the last few that a failure prints."""
         self.events += 1
-        text = what if isinstance(what, str) else type(what).__name__
         now = self.loop.time()
-        self._digest.update(f"{now!r} {kind} {who} {text} {self.server.engine.revision}\n".encode())
-        self.notes.append((now, kind, who, text))
+        said = what if isinstance(what, str) else type(what).__name__
+        self._digest.update(f"{now!r} {kind} {who} {said} {self.server.engine.revision}\n".encode())
+        self.notes.append((now, kind, who, what))
 
     @property
     def digest(self) -> str:
         return self._digest.hexdigest()
 
     def _committed(self, batch: Batch, writer: str) -> None:
-        name = next((p.machine for p in self.processes.values() if p.node.identity.id == writer), writer[:8])
-        keys = ", ".join(
-            ("-" if c.item is None else "+") + c.key.removeprefix("/quorate/sim") for c in batch.changes[:4]
-        )
-        self.note("commit", name or "(time)", f"r{batch.revision} {keys}" + (" ..." if len(batch.changes) > 4 else ""))
+        self.note("commit", self._machine_of.get(writer, writer) or "(time)", batch)
         self._guard(lambda: self.safety.committed(batch.revision, batch.changes, writer))
         waiting = self.safety.picture.waiting
         if waiting is not None and waiting.spare > 0:
@@ -156,6 +156,7 @@ class SimWorld:
         contextvars.copy_context().run(boot)
         (process,) = made
         self.processes[name] = process
+        self._machine_of[identity.id] = machine
         self.note("start", machine, "")
         return process
 
@@ -232,11 +233,16 @@ class SimWorld:
             except BackendError:
                 await backoff.sleep()
 
+    async def end_run_lease(self) -> None:
+        """End the lease that `config` and `state/` hang on, as if nobody had renewed it."""
+        item = self.server.engine.items.get(self.keys.config)
+        if item is not None and self.server.is_up:
+            self.server.execute(Revoke(item.lease), "", None)
+
     def entry(self, name: str) -> Entry:
         """An operator's access to the door of the run."""
         rng = random.Random(f"{self.plan.seed} operator {self.events}")
-        backend = SimBackend(self.server, "operator", "", rng, self._fair(), self.note, 5.0, 128)
-        backend._seq = self.events * 1000
+        backend = SimBackend(self.server, f"operator {self.events}", "", rng, self._fair(), self.note, 5.0, 128)
         return Entry(
             backend, self.keys, self.settings(name), "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9
         )
@@ -270,6 +276,7 @@ class SimWorld:
             await self._work(process, joined)
             if process.wants == "leave":
                 process.wants = ""
+                process.joined = None
                 await node.leave("it was told to")
                 self.note("left", process.machine, "")
                 await asyncio.sleep(process.rng.uniform(0.0, 3.0))
@@ -314,7 +321,7 @@ class SimWorld:
             del self.processes[process.name]
 
     def _emitted(self, machine: str, event: Event) -> None:
-        self.note("event", machine, type(event).__name__ + ": " + event.text()[:90])
+        self.note("event", machine, event)
 
     def end(self) -> None:
         """The verdict is given: nobody reaches anybody any more."""
@@ -327,6 +334,16 @@ class SimWorld:
     def in_background(self, coro: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         """A task of nobody's machine."""
         return asyncio.create_task(coro)
+
+
+def in_words(what: object) -> str:
+    """What a note says."""
+    if isinstance(what, Event):
+        return f"{type(what).__name__}: {what.text()}"
+    if isinstance(what, Batch):
+        keys = [("-" if c.item is None else "+") + c.key.removeprefix("/quorate/sim") for c in what.changes]
+        return f"r{what.revision} {', '.join(keys[:4])}" + (" ..." if len(keys) > 4 else "")
+    return what if isinstance(what, str) else type(what).__name__
 
 
 def never_confirms(op: Op) -> bool:

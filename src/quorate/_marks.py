@@ -1,0 +1,50 @@
+"""Marks in rare branches: a long simulation asserts that each of them was reached, so that none goes untested.
+
+`mark(name)` costs a comparison; only a simulator collects.
+"""
+
+from __future__ import annotations
+
+MARKS = {
+    "session.expired_here": "a session was given up by this side's own clock",
+    "fenced.lease_gone": "a node, or the run, went while the coordinator wrote",
+    "fenced.refused_by_term": "a deposed coordinator's write was refused",
+    "fenced.refused_by_view": "a write on an old view was refused",
+    "fenced.split": "an attempt took several transactions",
+    "coordinator.burnt": "an attempt was committed, and not all were told of their place",
+    "coordinator.lost_backend": "the coordinator lost the backend and looked again",
+    "coordinator.silent_watch": "the coordinator gave up a watch that stayed silent after its own write",
+    "decide.broken": "a planned member went before the round was active",
+    "decide.late": "a member did not confirm in time",
+    "decide.above": "members of a round above the known one blocked forming",
+    "decide.held_back": "a node was held back",
+    "presence.resent": "a write that was sent again had been executed the first time",
+    "presence.left_behind": "a key of the node's own earlier session was in the way",
+    "presence.key_gone": "the node's key was not what it had written",
+    "node.forgotten": "the run forgot a round that a node had confirmed",
+    "node.showed_up": "a node that was left out wrote its key to count again",
+    "node.overtime": "a node that had confirmed waited past its deadline for the outcome",
+    "node.spare": "a node was a spare",
+    "node.closed": "a node that waited was told that the run is closed",
+    "entry.raced": "two nodes made the run at once",
+    "entry.reopened": "a node reopened a run that nobody was left in",
+    "entry.lease_ended": "the run's lease ended while a node was at the door",
+    "mirror.rescanned": "a node's watch had fallen behind the history",
+    "candidate.again": "a coordinator found its own key after an unknown outcome",
+}
+
+hits: set[str] | None = None
+"""Where marks are collected; None: nowhere."""
+
+
+def mark(name: str) -> None:
+    """This branch was reached."""
+    if hits is not None:
+        hits.add(name)
+
+
+def collect() -> set[str]:
+    """Begin to collect, afresh; the set fills as marks are reached."""
+    global hits
+    hits = set()
+    return hits

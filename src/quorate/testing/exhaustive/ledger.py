@@ -1,0 +1,123 @@
+"""The checkers' memory as a value, so that it can be a part of a state: which rounds were active, who returned.
+
+The checkers of `quorate.testing.checkers` see every commit with its writer and every return. They are put together
+from the ledger and the store as it was, asked, and taken apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from quorate.kv.types import Change, Item
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.membership import Joined
+from quorate.testing.checkers import Safety
+from quorate.testing.exhaustive.server import Server
+from quorate.testing.exhaustive.symbols import Rev
+
+Ledger: TypeAlias = tuple[Any, ...]
+"""For each checker its tables, as sorted tuples. A revision in them is ("rev", number)."""
+
+
+class Court:
+    """Judges what happens in one world. Remembers its judgements."""
+
+    def __init__(self, keys: RunKeys, min_nodes: int, max_nodes: int) -> None:
+        self._keys = keys
+        self._make: Callable[[], Safety] = lambda: Safety(keys, min_nodes, max_nodes)
+        self._commits: dict[tuple[Ledger, Server, tuple[Change, ...], str], Ledger] = {}
+        self._returns: dict[tuple[Ledger, Server, str, tuple[int, int, int]], Ledger] = {}
+
+    def empty(self) -> Ledger:
+        """Nothing has happened yet."""
+        return _frozen(self._make())
+
+    def committed(self, ledger: Ledger, before: Server, changes: tuple[Change, ...], writer: str) -> Ledger:
+        """A revision was committed on this store. Raises what it broke."""
+        key = (ledger, before, changes, writer)
+        found = self._commits.get(key)
+        if found is None:
+            safety = self._assembled(ledger, before)
+            safety.committed(0, [Change(c.key, self._seen(c.item)) for c in changes], writer)
+            found = self._commits[key] = _frozen(safety)
+        return found
+
+    def returned(self, ledger: Ledger, server: Server, who: str, joined: tuple[int, int, int]) -> Ledger:
+        """A node returned from a round. Raises what it broke."""
+        key = (ledger, server, who, joined)
+        found = self._returns.get(key)
+        if found is None:
+            safety = self._assembled(ledger, server)
+            number, rank, size = joined
+            safety.returned(who, who, Joined(number, rank, size, "", 0, 0, 0))
+            found = self._returns[key] = _frozen(safety)
+        return found
+
+    def _assembled(self, ledger: Ledger, server: Server) -> Safety:
+        safety = self._make()
+        for checker, tables in zip(safety.checkers, ledger, strict=True):
+            for name, content in tables:
+                table = getattr(checker, name)
+                table.update({key: _thawed(value) for key, value in content} if isinstance(table, dict) else content)
+        for item in server.items:
+            safety.picture.apply(Change(item.key, self._seen(item)))
+        return safety
+
+    def _seen(self, item: Item | None) -> Item | None:
+        """As the checkers see it. Of all revisions they keep only that of `state/closed`; records hold no term here."""
+        if item is None:
+            return None
+        mod_revision = Rev(item.mod_revision) if item.key == self._keys.closed else item.mod_revision
+        return Item(item.key, item.value, 0, mod_revision, 1, item.lease)
+
+
+def renamed(ledger: Ledger, to: Callable[[int], int]) -> Ledger:
+    """The ledger as if its revisions had these names."""
+
+    def value(one: Any) -> Any:
+        return ("rev", to(one[1])) if _is_revision(one) else one
+
+    return tuple(
+        tuple(
+            (name, tuple((row[0], value(row[1])) if _is_revision(row[1:2][0]) else row for row in rows))
+            if rows and isinstance(rows[0], tuple) and len(rows[0]) == 2
+            else (name, rows)
+            for name, rows in tables
+        )
+        for tables in ledger
+    )
+
+
+def revisions(ledger: Ledger) -> Iterable[int]:
+    """The revisions in it."""
+    for tables in ledger:
+        for _, rows in tables:
+            for row in rows:
+                if isinstance(row, tuple) and len(row) == 2 and _is_revision(row[1]):
+                    yield row[1][1]
+
+
+def _is_revision(one: Any) -> bool:
+    return isinstance(one, tuple) and len(one) == 2 and one[0] == "rev"
+
+
+def _frozen(safety: Safety) -> Ledger:
+    frozen = []
+    for checker in safety.checkers:
+        tables: list[tuple[str, tuple[Any, ...]]] = []
+        for name, table in sorted(vars(checker).items()):
+            if isinstance(table, dict):
+                tables.append((name, tuple((key, _value(table[key])) for key in sorted(table))))
+            elif isinstance(table, set):
+                tables.append((name, tuple(sorted(table))))
+        frozen.append(tuple(tables))
+    return tuple(frozen)
+
+
+def _value(value: Any) -> Any:
+    return ("rev", value.at) if isinstance(value, Rev) else value
+
+
+def _thawed(value: Any) -> Any:
+    return Rev(value[1]) if _is_revision(value) else value

@@ -1,0 +1,495 @@
+"""The blocking handler: conformance, threads, what is left behind when it is dropped, `join`, and how errors read."""
+
+import contextlib
+import gc
+import logging
+import random
+import threading
+import time
+import weakref
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+import quorate
+from quorate import Cause, RendezvousClosedError, RendezvousError, RendezvousParameters, SettingsError
+from quorate.backends import schemes
+from quorate.backends.memory import MemoryBackend, MemoryServer
+from quorate.events import JoinStarted, NodeLeft, RoundEntered, RunClosed
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import NodeRecord, decode
+from quorate.testing.chaos import ChaosBackend, Faults
+from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
+from tests.patience import background_threads, in_thread, result_of, unique, until
+
+KEYS = RunKeys("quorate", "run")
+FAST = {"last_call_timeout": 0.2, "admission_window": 0, "keep_alive_interval": 0.5}
+
+
+class Place:
+    """A memory server of its own, and handlers of the run `run` on it."""
+
+    def __init__(self) -> None:
+        name = unique()
+        self.url = f"memory://{name}/run"
+        self.server = schemes._memory_servers[name] = MemoryServer()
+        self.made = weakref.WeakSet()
+
+    def handler(self, name="a", **options) -> quorate.Handler:
+        handler = quorate.create_handler(self.url, **{"name": name, "min_nodes": 1, **FAST, **options})
+        self.made.add(handler)
+        return handler
+
+    def nodes(self) -> list[NodeRecord]:
+        items = list(self.server.engine.items.items())
+        return [decode(NodeRecord, item) for key, item in items if key.startswith(KEYS.nodes)]
+
+    def is_clean(self) -> bool:
+        """No node has a key, no session a lease: what is left belongs to the run."""
+        return not self.nodes() and len(self.server.engine.leases) <= 2
+
+
+@pytest.fixture
+def place():
+    place = Place()
+    yield place
+    for handler in list(place.made):
+        handler.close()
+    until(lambda: not background_threads(), "the background thread has ended")
+
+
+@contextmanager
+def gathered(place, *names, **options):
+    """Members of one round: handlers and worlds, in rank order."""
+    handlers = [place.handler(name, **{"min_nodes": len(names), **options}) for name in names]
+    calls = [in_thread(handler.next_rendezvous) for handler in handlers]
+    pairs = [(handler, result_of(call)) for handler, call in zip(handlers, calls, strict=True)]
+    pairs.sort(key=lambda pair: pair[1].rank)
+    yield [handler for handler, _ in pairs], [world for _, world in pairs]
+
+
+# --- conformance ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", HANDLER_CHECKS)
+def test_handlers_conform_on_the_memory_backend(check):
+    check(HandlerKit.at(f"memory://{unique()}", "run"))
+
+
+def test_every_handler_check_says_what_is_promised():
+    for check in HANDLER_CHECKS:
+        assert check.__name__.startswith("check_")
+        assert check.__doc__.endswith("."), check.__name__
+    assert len({check.__name__ for check in HANDLER_CHECKS}) == len(HANDLER_CHECKS)
+
+
+def test_handler_that_lies_does_not_conform(monkeypatch):
+    monkeypatch.setattr(quorate.Handler, "num_nodes_waiting", lambda self: 7)
+    monkeypatch.setattr(quorate.Handler, "is_closed", lambda self: False)
+    kit = HandlerKit.at(f"memory://{unique()}", "run", read_timeout=1)
+    names = ("check_nobody_waits_in_a_run_without_a_round", "check_who_never_joined_can_close")
+    report = run_handler_checks(kit, [check for check in HANDLER_CHECKS if check.__name__ in names])
+    assert sorted(report.failed) == sorted(names)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_other_threads_are_answered_while_a_call_blocks(place):
+    handler = place.handler(min_nodes=2)
+    call = in_thread(handler.next_rendezvous)
+    until(place.nodes, "it has joined")
+    assert handler.num_nodes_waiting() == 0
+    assert handler.is_closed() is False
+    assert handler.get_run_id() == "run"
+    assert not call.done()
+    place.handler("b", min_nodes=2).next_rendezvous()
+    assert result_of(call).world_size == 2
+
+
+def test_many_threads_may_ask_at_once(place):
+    with gathered(place, "a", "b") as (handlers, _):
+
+        def ask():
+            return {(h.num_nodes_waiting(), h.is_closed()) for _ in range(200) for h in handlers}
+
+        assert [result_of(call) for call in [in_thread(ask) for _ in range(8)]] == [{(0, False)}] * 8
+
+
+def test_asking_while_another_thread_shuts_down_gives_an_answer_or_a_clear_error(place):
+    for n in range(5):
+        handler = place.handler(f"n{n}")
+        handler.next_rendezvous()
+        stop = threading.Event()
+
+        def ask(handler=handler, stop=stop):
+            while not stop.is_set():
+                try:
+                    handler.num_nodes_waiting()
+                    handler.is_closed()
+                except RendezvousError as error:
+                    assert "shut down" in str(error)  # noqa: PT017
+            return True
+
+        calls = [in_thread(ask) for _ in range(3)]
+        handler.close()
+        stop.set()
+        assert all(result_of(call) for call in calls)
+
+
+def test_handlers_share_one_thread_and_are_different_nodes(place):
+    with gathered(place, "a", "b", "c"):
+        assert len(background_threads()) == 1
+        nodes = place.nodes()
+        assert len({node.local_id for node in nodes}) == 3
+        assert len({node.id for node in nodes}) == 3
+        assert len({node.pid for node in nodes}) == 1
+
+
+def test_one_call_at_a_time(place):
+    handler = place.handler(min_nodes=2)
+    call = in_thread(handler.next_rendezvous)
+    until(place.nodes, "it has joined")
+    with pytest.raises(RendezvousError, match="one call at a time"):
+        handler.next_rendezvous()
+    assert not call.done()
+    handler.leave()
+    with pytest.raises(RendezvousError):
+        result_of(call)
+
+
+@pytest.mark.parametrize("end", ["leave", "close", "shutdown"])
+def test_leaving_from_another_thread_ends_a_blocked_call(place, end):
+    handler = place.handler(min_nodes=2)
+    call = in_thread(handler.next_rendezvous)
+    until(place.nodes, "it has joined")
+    getattr(handler, end)()
+    with pytest.raises(RendezvousError, match="left the run while it was joining"):
+        result_of(call)
+    assert place.nodes() == []
+
+
+def test_leaving_at_any_moment_ends_a_blocked_call(place):
+    handler = place.handler(min_nodes=2)
+    rng = random.Random(0)
+    for _ in range(60):
+        call = in_thread(handler.next_rendezvous)
+        time.sleep(rng.uniform(0.0, 0.004))  # to hit it in different places, not to wait for anything
+        handler.leave()
+        if not call.done():
+            # It may have begun only after the leaving; then it has to be told again.
+            until(lambda call=call: call.done() or handler.leave(), "the call ends", 10.0)
+        with pytest.raises(RendezvousError, match="left the run"):
+            result_of(call)
+    assert place.nodes() == []
+
+
+def test_blocking_call_from_a_sink_is_refused(place):
+    errors = []
+
+    def sink(event):
+        for call in (handler.next_rendezvous, handler.leave, handler.set_closed, lambda: handler.shutdown()):
+            try:
+                call()
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    handler = place.handler(sinks=[sink])
+    world = handler.next_rendezvous()
+    assert len(errors) >= 4
+    assert all("background loop" in error and "sink" in error for error in errors)
+    world.store.set("k", b"it still works")
+
+
+def test_member_may_be_asked_from_a_sink(place):
+    answers = []
+
+    def sink(event):
+        if isinstance(event, RoundEntered | NodeLeft):
+            answers.append((handler.num_nodes_waiting(), handler.is_closed()))
+
+    handler = place.handler(sinks=[sink])
+    handler.next_rendezvous()
+    handler.leave()
+    assert answers == [(0, False)] * 2
+
+
+# --- dropping ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_collector():
+    """What is dropped goes at once, without the help of the cycle collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def gone(place) -> None:
+    until(place.is_clean, "no session is left")
+    until(lambda: not background_threads(), "no thread is left")
+
+
+def test_dropped_handler_that_was_never_used_leaves_nothing(place, no_collector):
+    handler = place.handler()
+    del handler
+    gone(place)
+
+
+def test_dropped_handler_that_only_asked_leaves_nothing(place, no_collector):
+    handler = place.handler()
+    handler.is_closed()
+    handler.num_nodes_waiting()
+    del handler
+    gone(place)
+
+
+def test_dropped_member_leaves_the_run(place, no_collector):
+    handler = place.handler()
+    world = handler.next_rendezvous()
+    assert world.members[0].name == "a"
+    del handler
+    assert not place.is_clean()  # the world still needs it
+    del world
+    gone(place)
+    until(lambda: not place.server._watches, "nothing is watched any more")
+
+
+def test_dropped_handler_ends_its_session_but_not_that_of_others(place, no_collector):
+    dropped, kept = (place.handler(name, max_nodes=2, last_call_timeout=5) for name in ("a", "b"))
+    call = in_thread(dropped.next_rendezvous)
+    world = kept.next_rendezvous()
+    assert result_of(call).world_size == 2
+    del call, dropped
+    until(lambda: [node.name for node in place.nodes()] == ["b"], "a has gone")
+    assert len(background_threads()) == 1
+    world.store.set("k", b"")
+
+
+def test_dropped_handler_after_an_error_leaves_nothing(place, no_collector):
+    place.handler("closer").shutdown()
+    handler = place.handler()
+    try:
+        handler.next_rendezvous()
+    except RendezvousClosedError as error:
+        kept = error
+    assert place.is_clean()  # although the error still holds everything
+    assert kept.__traceback__ is not None
+    del handler
+    assert place.is_clean()
+    del kept
+    gone(place)
+
+
+def test_dropped_handler_after_a_time_out_leaves_nothing(place):
+    handler = place.handler(min_nodes=2, join_timeout=0.2)
+    with contextlib.suppress(quorate.RendezvousTimeoutError):
+        handler.next_rendezvous()
+    assert place.is_clean()
+    del handler
+    gc.collect()
+    gone(place)
+
+
+def test_dropped_handler_after_leaving_while_it_joined_leaves_nothing(place, no_collector):
+    handler = place.handler(min_nodes=2)
+
+    def join():
+        with contextlib.suppress(RendezvousError):
+            handler_of().next_rendezvous()
+
+    handler_of = weakref.ref(handler)
+    call = in_thread(join)
+    until(place.nodes, "it has joined")
+    handler.leave()
+    result_of(call)
+    del handler
+    gone(place)
+
+
+def test_dropped_iterator_of_rounds_leaves_nothing(place, no_collector):
+    run = quorate.join(place.url, min_nodes=1, **FAST)
+    rounds = run.rounds()
+    next(rounds)
+    assert not place.is_clean()
+    del rounds, run
+    gone(place)
+
+
+def test_handlers_come_and_go_without_a_trace(place):
+    for n in range(10):
+        handler = place.handler(f"n{n}")
+        handler.next_rendezvous()
+        if n % 3 == 0:
+            handler.close()
+        elif n % 3 == 1:
+            handler.leave()
+        del handler
+        gc.collect()
+    gone(place)
+    until(lambda: not place.server._watches, "nothing is watched any more")
+
+
+# --- after the end ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["shutdown", "close"])
+def test_handler_after_its_end_says_so(place, end):
+    handler = place.handler()
+    world = handler.next_rendezvous()
+    getattr(handler, end)()
+    calls = {
+        "next_rendezvous": handler.next_rendezvous,
+        "num_nodes_waiting": handler.num_nodes_waiting,
+        "is_closed": handler.is_closed,
+        "set_closed": handler.set_closed,
+        "leave": handler.leave,
+        "reopen": handler.reopen,
+        "store": lambda: world.store.set("k", b""),
+        "members": lambda: place.handler("b") and world.members,
+    }
+    for name, call in calls.items():
+        with pytest.raises(RendezvousError, match="was shut down: make a new one"):
+            call()
+        assert name
+    assert handler.get_run_id() == "run"
+    assert handler.get_backend() == "memory"
+    assert not handler.in_use
+    handler.close()
+
+
+def test_shutdown_that_fails_warns_and_returns_false(place, monkeypatch, caplog):
+    async def opener(settings):
+        return ChaosBackend(MemoryBackend(MemoryServer()), random.Random(0), Faults(unavailable=1.0))
+
+    monkeypatch.setitem(schemes._openers, "away", opener)
+    handler = quorate.create_handler("away://x/run?min_nodes=1&close_timeout=0.3")
+    with caplog.at_level(logging.WARNING, "quorate"):
+        assert handler.shutdown() is False
+    assert [r.levelname for r in caplog.records if "could not close the run at shutdown" in r.message] == ["WARNING"]
+    assert handler.shutdown() is False
+
+
+def test_members_that_were_read_are_known_after_the_end(place):
+    handler = place.handler()
+    world = handler.next_rendezvous()
+    members = world.members
+    handler.close()
+    assert world.members is members
+
+
+# --- join -------------------------------------------------------------------------------------------------------------
+
+
+def test_block_leaves_and_never_closes(place):
+    with quorate.join(place.url, min_nodes=1, name="a", **FAST) as run:
+        for world in run.rounds():
+            assert world.world_size == 1
+            break
+        assert [node.name for node in place.nodes()] == ["a"]
+    assert place.nodes() == []
+    assert place.handler("b").is_closed() is False
+
+
+def test_block_that_raises_leaves_with_the_reason(place):
+    events = []
+
+    def fail():
+        with quorate.join(place.url, min_nodes=1, sinks=[events.append], **FAST) as run:
+            next(run.rounds())
+            raise KeyError("the work failed")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert ["the work failed" in event.reason for event in events if isinstance(event, NodeLeft)] == [True]
+    assert not [event for event in events if isinstance(event, RunClosed)]
+
+
+def test_block_may_shut_down_itself(place):
+    with quorate.join(place.url, min_nodes=1, **FAST) as run:
+        next(run.rounds())
+        assert run.handler.shutdown()
+    assert place.handler("b").is_closed()
+
+
+def test_rounds_yield_new_worlds_and_end_when_asked_to_go(place):
+    seen = []
+    with ExitStack() as stack:
+        run = stack.enter_context(quorate.join(place.url, min_nodes=1, max_nodes=2, name="a", **FAST))
+        late = place.handler("b", max_nodes=2)
+        for world in run.rounds():
+            seen.append((world.world_size, world.rank))
+            if len(seen) == 1:
+                call = in_thread(late.next_rendezvous)
+                assert world.changed.wait(20)
+                assert world.changed.cause is Cause.WAITING
+            else:
+                result_of(call)
+                core = run.handler._core
+                run.handler._loop.call(core._node._entry.drain("a", "go"))
+                assert world.changed.wait(20)
+                assert world.changed.cause is Cause.DRAIN
+                assert "go" in world.changed.reason
+    assert seen == [(1, 0), (2, 0)]
+
+
+def test_rounds_end_when_another_thread_leaves(place):
+    with quorate.join(place.url, min_nodes=1, **FAST) as run:
+        rounds = in_thread(lambda: [world.round for world in run.rounds()])
+        until(lambda: run.handler._core._changed, "it is a member")
+        run.handler.leave("enough")
+        assert result_of(rounds) == [1]
+
+
+def test_world_tells_of_loss_and_of_a_lost_session(place):
+    with gathered(place, "a", "b", min_nodes=1, max_nodes=2) as (handlers, worlds):
+        assert not worlds[0].changed.is_set()
+        assert worlds[0].changed.wait(0.01) is False
+        node = next(node for node in place.nodes() if node.name == "b")
+        handlers[0]._loop.call(handlers[0]._core._backend.revoke(node.session))
+        assert worlds[0].changed.wait(20)
+        assert (worlds[0].changed.cause, "b" in worlds[0].changed.reason) == (Cause.LOSS, True)
+        until(lambda: worlds[1].changed.cause is Cause.SESSION_LOST, "the graver cause replaces the loss")
+        with pytest.raises(quorate.StoreFencedError):
+            worlds[1].store.set("k", b"")
+
+
+# --- making handlers --------------------------------------------------------------------------------------------------
+
+
+def test_parameters_and_keywords_make_the_same_handler():
+    params = RendezvousParameters("memory", "p", "run", 1, 2, local_addr="here", join_timeout=7, last_call_timeout="3")
+    by_params = quorate.create_handler(params)
+    by_url = quorate.create_handler(
+        "memory://p/run?min_nodes=1&join_timeout=7", max_nodes=2, local_addr="here", last_call_timeout=3
+    )
+    assert by_params.settings == by_url.settings
+    assert by_params.get_backend() == by_url.get_backend() == "memory"
+    assert quorate.create_handler(by_url.settings).settings == by_url.settings
+
+
+def test_sinks_cannot_be_given_with_parameters():
+    with pytest.raises(TypeError, match="sinks"):
+        quorate.create_handler(RendezvousParameters("memory", "p", "run", 1, 1), sinks=[print])
+
+
+def test_wrong_urls_are_refused_before_anything_is_started():
+    for url, text in {
+        "memory:///run?min_nodes=1&joint_timeout=3": "did you mean join_timeout",
+        "nowhere://x/run?min_nodes=1": "no backend for scheme 'nowhere'",
+        "memory:///run": "min_nodes is missing",
+    }.items():
+        with pytest.raises(SettingsError, match=text):
+            quorate.create_handler(url)
+    assert not background_threads()
+
+
+def test_sinks_get_typed_events_in_order(place):
+    events = []
+    handler = place.handler(sinks=[events.append])
+    handler.next_rendezvous()
+    handler.shutdown()
+    kinds = [type(event) for event in events]
+    own = [JoinStarted, RoundEntered, NodeLeft, RunClosed]
+    assert [kind for kind in kinds if kind in own] == own

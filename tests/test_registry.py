@@ -1,0 +1,218 @@
+"""Which handler and which backend a name means: registering, entry points of plug-ins, and what is refused."""
+
+import textwrap
+
+import pytest
+
+import quorate
+from quorate import RendezvousHandlerRegistry, RendezvousParameters, SettingsError
+from quorate.backends import schemes
+from quorate.backends.memory import MemoryBackend, MemoryServer
+from tests.patience import script, unique
+
+
+class Fake(quorate.RendezvousHandler):
+    """A handler that only has a name."""
+
+    def __init__(self, backend="fake"):
+        self.backend = backend
+
+    def get_backend(self):
+        return self.backend
+
+    def next_rendezvous(self):
+        raise NotImplementedError
+
+    def is_closed(self):
+        return False
+
+    def set_closed(self):
+        pass
+
+    def num_nodes_waiting(self):
+        return 0
+
+    def get_run_id(self):
+        return "run"
+
+    def shutdown(self):
+        return True
+
+    def create(self, params):
+        return self
+
+
+def params(backend="fake", **options) -> RendezvousParameters:
+    return RendezvousParameters(backend, "there:1", "run", 1, 2, **options)
+
+
+def creator(given):
+    return Fake(given.backend)
+
+
+# --- handlers ---------------------------------------------------------------------------------------------------------
+
+
+def test_registered_creator_makes_the_handler():
+    registry = RendezvousHandlerRegistry()
+    registry.register("fake", creator)
+    assert isinstance(registry.create_handler(params()), Fake)
+
+
+def test_same_creator_may_be_registered_twice():
+    registry = RendezvousHandlerRegistry()
+    registry.register("fake", creator)
+    registry.register("fake", creator)
+    maker = Fake()
+    registry.register("method", maker.create)
+    registry.register("method", maker.create)  # another object each time, and the same creator
+    assert registry.create_handler(params()).get_backend() == "fake"
+
+
+def test_another_creator_for_a_taken_name_is_refused():
+    registry = RendezvousHandlerRegistry()
+    registry.register("fake", creator)
+    with pytest.raises(ValueError, match="'fake' is registered already"):
+        registry.register("fake", lambda given: Fake("other"))
+    assert registry.create_handler(params()).get_backend() == "fake"
+
+
+def test_empty_name_is_refused():
+    with pytest.raises(ValueError, match="must not be empty"):
+        RendezvousHandlerRegistry().register("", creator)
+    with pytest.raises(ValueError, match="backend name is empty"):
+        params("")
+
+
+def test_unregistered_backend_is_refused_with_what_there_is():
+    with pytest.raises(ValueError, match=r"'pigeon': there are .*memory"):
+        RendezvousHandlerRegistry().create_handler(params("pigeon"))
+
+
+def test_handler_with_another_name_is_an_error_of_its_creator():
+    registry = RendezvousHandlerRegistry()
+    registry.register("fake", lambda given: Fake("other"))
+    with pytest.raises(RuntimeError, match="'fake' calls itself 'other'"):
+        registry.create_handler(params())
+
+
+def test_schemes_are_known_by_themselves():
+    handler = RendezvousHandlerRegistry().create_handler(params("memory", join_timeout=3))
+    assert isinstance(handler, quorate.Handler)
+    assert handler.get_backend() == "memory"
+    assert handler.settings.join_timeout_s == 3
+    assert handler.settings.endpoints == ("there:1",)
+
+
+def test_create_handler_asks_the_global_registry(monkeypatch):
+    monkeypatch.setattr(quorate.rendezvous_handler_registry, "_creators", {})
+    quorate.rendezvous_handler_registry.register("fake", creator)
+    assert isinstance(quorate.create_handler(params()), Fake)
+    with pytest.raises(TypeError, match="join_timeout"):
+        quorate.create_handler(params(), join_timeout=3)
+
+
+def test_wrong_options_of_parameters_are_named():
+    with pytest.raises(SettingsError, match="did you mean join_timeout"):
+        quorate.create_handler(params("memory", join_timeot=3))
+    with pytest.raises(SettingsError, match="join_timeout='soon'"):
+        quorate.create_handler(params("memory", join_timeout="soon"))
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+def test_registered_backend_can_be_used_by_url(monkeypatch):
+    monkeypatch.setattr(schemes, "_openers", dict(schemes._openers))
+    opened = []
+
+    async def opener(settings):
+        opened.append(settings.endpoints)
+        return MemoryBackend(MemoryServer())
+
+    scheme = unique().replace("-", "")
+    quorate.register_backend(scheme, opener)
+    quorate.register_backend(scheme, opener)
+    handler = quorate.create_handler(f"{scheme}://some/run?min_nodes=1")
+    assert not opened  # nothing is opened before it is needed
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.get_backend() == scheme
+    assert opened == [("some",)]
+    handler.shutdown()
+    with pytest.raises(SettingsError, match="is registered already"):
+        quorate.register_backend(scheme, lambda settings: opener(settings))
+
+
+# --- entry points -----------------------------------------------------------------------------------------------------
+
+PLUGIN = """
+    from quorate.backends.memory import MemoryBackend, MemoryServer
+    from tests.test_registry import Fake
+
+    server = MemoryServer()
+    print("the plug-in is loaded")
+
+    async def open_backend(settings):
+        return MemoryBackend(server)
+
+    def create(params):
+        return Fake("plugged")
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A directory with an installed distribution that plugs in a handler and a backend."""
+    (tmp_path / "a_plugin.py").write_text(textwrap.dedent(PLUGIN))
+    info = tmp_path / "a_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[quorate.handlers]\nplugged = a_plugin:create\n\n[quorate.backends]\nplugged-store = a_plugin:open_backend\n"
+    )
+    return str(tmp_path)
+
+
+def with_plugin(source: str, plugin: str) -> str:
+    head = f"import sys\nsys.path[:0] = [{plugin!r}, '.']\nimport quorate\n"
+    return script(head + textwrap.dedent(source)).stdout
+
+
+def test_entry_point_plugs_in_a_handler(plugin):
+    output = with_plugin(
+        """
+        print("imported")
+        params = quorate.RendezvousParameters("plugged", "", "run", 1, 1)
+        print(type(quorate.create_handler(params)).__name__)
+        print(type(quorate.create_handler(params)).__name__)
+        """,
+        plugin,
+    )
+    assert output.splitlines() == ["imported", "the plug-in is loaded", "Fake", "Fake"]
+
+
+def test_entry_point_plugs_in_a_backend(plugin):
+    output = with_plugin(
+        """
+        handler = quorate.create_handler("plugged-store://x/run?min_nodes=1")
+        print(handler.next_rendezvous().world_size, handler.get_backend(), handler.shutdown())
+        params = quorate.RendezvousParameters("plugged-store", "", "other", 1, 1)
+        print(quorate.create_handler(params).get_backend())
+        """,
+        plugin,
+    )
+    assert output.splitlines() == ["the plug-in is loaded", "1 plugged-store True", "plugged-store"]
+
+
+def test_plugged_in_backends_are_among_those_there_are(plugin):
+    output = with_plugin(
+        """
+        try:
+            quorate.create_handler("pigeon://x/run?min_nodes=1")
+        except quorate.SettingsError as error:
+            print(error)
+        """,
+        plugin,
+    )
+    assert "memory, plugged-store" in output
+    assert "loaded" not in output
