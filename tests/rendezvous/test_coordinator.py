@@ -96,22 +96,26 @@ def test_idle_run_has_one_coordinator_for_ever() -> None:
 
 def test_successor_knows_the_ranks_and_the_losses_of_the_round() -> None:
     async def scene(town: Town) -> None:
-        first = await town.gathered("d", "c", "b", "a")
-        dying = town.coordinator()
-        town.crash(dying)
+        await town.gathered("c", "d", "e")
+        waiting = town.enter("a", "b")
+        await asyncio.sleep(2)
+        await asyncio.gather(*town.enter("c", "d", "e"), *waiting)
+        assert {name: town.node(name).current.rank for name in "cdeab"} == {  # type: ignore[union-attr]
+            "c": 0,
+            "d": 1,
+            "e": 2,
+            "a": 3,
+            "b": 4,
+        }
+        assert town.coordinator() == "c"
+        town.crash("c")
         await asyncio.sleep(20)
         assert town.told is not None
         assert town.told.lost == 1
-        survivors = [name for name in "abcd" if name != dying]
-        second = await town.gathered(*survivors)
-        lost = first[dying].rank
-        for name in survivors:
-            if first[name].rank < 3:
-                assert second[name].rank == first[name].rank
-            else:
-                assert second[name].rank == lost
+        ranks = {name: joined.rank for name, joined in (await town.gathered(*"abde")).items()}
+        assert ranks == {"b": 0, "d": 1, "e": 2, "a": 3}
 
-    play(scene, min_nodes=3, max_nodes=4, last_call_timeout=1)
+    play(scene, min_nodes=3, max_nodes=5, last_call_timeout=1)
 
 
 def test_coordinator_that_fails_is_replaced_or_starts_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +333,41 @@ def test_member_that_is_lost_in_the_last_instant_is_not_in_the_round(victim: str
         assert len(sizes) == 1
 
     play(scene, min_nodes=3, max_nodes=4, last_call_timeout=1)
+
+
+def test_attempt_whose_assignments_are_not_all_written_is_not_waited_for() -> None:
+    async def scene(town: Town) -> None:
+        failed: list[set[str]] = []
+
+        async def fails_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+            if what == {"assign"} and not failed:
+                failed.append(what)
+                raise Unavailable("not executed")
+            return await execute()
+
+        town._wrap = meddle(lambda _: fails_once, Limits(max_txn_ops=5))
+        joined = await town.gathered(*"abcdefgh")
+        assert failed
+        assert {one.number for one in joined.values()} == {2}
+        assert now() < 2
+
+    play(scene, min_nodes=8)
+
+
+def test_time_that_the_assignments_take_is_not_that_of_the_members() -> None:
+    async def scene(town: Town) -> None:
+        async def slow(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+            if what == {"assign"}:
+                await asyncio.sleep(4)
+            if "confirm" in what:
+                await asyncio.sleep(4)
+            return await execute()
+
+        town._wrap = meddle(lambda _: slow, Limits(max_txn_ops=5))
+        joined = await town.gathered(*"abcdefgh")
+        assert {one.number for one in joined.values()} == {1}
+
+    play(scene, min_nodes=8, confirm_timeout=5)
 
 
 def test_large_roster_is_split_and_whole_before_the_round_is_active() -> None:

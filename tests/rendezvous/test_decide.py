@@ -281,6 +281,16 @@ def test_last_call_goes_on_after_an_attempt_was_given_up() -> None:
     assert formed(board.decide()) == ["a", "b"]
 
 
+def test_last_call_does_not_run_while_members_of_a_forgotten_round_are_there() -> None:
+    board = Board(last_call_timeout=10)
+    board.join("a", "b")
+    board.confirm(5, "x")
+    board.decide()
+    board.decide(after_s=20)
+    board.lose("x")
+    assert board.why().startswith("last call")
+
+
 # Who gets in
 
 

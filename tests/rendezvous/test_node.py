@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from quorate.backends.contract import Backend
+from quorate.backends.memory import MemoryBackend
 from quorate.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -18,7 +19,7 @@ from quorate.errors import (
 )
 from quorate.events import BackendReachable, BackendUnreachable, JoinFailed, RoundActive, SessionLost, WorldChanged
 from quorate.kv.types import Delete, Put, TxnResult
-from quorate.rendezvous.records import NodePhase, RoundPhase, encode
+from quorate.rendezvous.records import AssignRecord, ConfigRecord, NodePhase, RoundPhase, RoundRecord, encode
 from quorate.testing.chaos import ChaosBackend, Faults
 from tests.rendezvous.board import node
 from tests.rendezvous.kit import Meddling, Town, now, play, wait_until
@@ -142,6 +143,64 @@ def test_two_runs_on_one_backend_do_not_know_of_each_other() -> None:
         assert town.node("a").waiting_count() == 0
         other.check()
         await other.stop()
+
+    play(scene, min_nodes=2)
+
+
+def test_assignment_for_another_join_is_not_confirmed() -> None:
+    async def scene(town: Town) -> None:
+        town.enter("a")
+        await asyncio.sleep(1)
+        number = 5
+        config = town.record(ConfigRecord, town.keys.config)
+        assert config is not None
+        forming = RoundRecord(number=number, phase=RoundPhase.FORMING, incarnation=config.incarnation, size=1, term=1)
+        for join, phase in ((99, NodePhase.JOINING), (town.present()["a"].join, NodePhase.MEMBER)):
+            own = town.keys.assign(town.node("a").identity.id)
+            assign = AssignRecord(number=number, rank=0, join=join)
+            await MemoryBackend(town.server).txn([], [Put(own, encode(assign)), Put(town.keys.round, encode(forming))])
+            await asyncio.sleep(1)
+            assert town.present()["a"].phase is phase
+
+    play(scene, min_nodes=2)
+
+
+def test_join_through_a_door_that_closes_in_this_instant_is_refused() -> None:
+    async def scene(town: Town) -> None:
+        operator = town.start("operator")
+
+        async def closes(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+            if "join" in what:
+                await operator.node.close_run("enough")
+            return await execute()
+
+        town._wrap = lambda name, backend: Meddling(backend, closes)
+        with pytest.raises(RendezvousClosedError):
+            await town.enter("a")[0]
+        changes = [change.key for batch in town.server.engine.history.batches for change in batch.changes]
+        assert not [key for key in changes if key.startswith(town.keys.nodes)]
+
+    play(scene, min_nodes=2)
+
+
+def test_join_under_a_config_that_is_replaced_in_this_instant_is_refused() -> None:
+    async def scene(town: Town) -> None:
+        other = town.start("other", min_nodes=7)
+        met: list[str] = []
+
+        async def replaces(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+            if "join" in what and not met:
+                met.append("join")
+                await other.node._entry.check()
+            return await execute()
+
+        town._wrap = lambda name, backend: Meddling(backend, replaces)
+        joined = await town.gathered("a", "b")
+        assert met
+        assert {one.size for one in joined.values()} == {2}
+        config = town.record(ConfigRecord, town.keys.config)
+        assert config is not None
+        assert config.shared["min_nodes"] == 2
 
     play(scene, min_nodes=2)
 
@@ -775,6 +834,24 @@ def test_reopened_run_goes_on_with_higher_numbers() -> None:
         assert {one.number for one in joined.values()} == {2}
 
     play(scene, min_nodes=2)
+
+
+def test_node_that_has_not_seen_the_reopening_yet_joins_all_the_same() -> None:
+    chaos = Chaos(Faults(watch_delay_s=(2.0, 2.0)))
+
+    async def scene(town: Town) -> None:
+        (call,) = town.enter("a")
+        await asyncio.sleep(10)
+        operator = town.start("operator")
+        await operator.node.close_run("pause")
+        with pytest.raises(RendezvousClosedError):
+            await call
+        await operator.node.reopen_run("on we go")
+        calls = town.enter("a", "b")
+        assert town.node("a").sight.is_closed
+        await asyncio.gather(*calls)
+
+    play(scene, wrap=chaos.wrap, min_nodes=2)
 
 
 def test_closing_an_unreachable_run_times_out_with_its_reason() -> None:

@@ -152,7 +152,7 @@ class Backend(ABC):
     ) -> Session:
         """A lease that is renewed every `interval_s` (default: a third of the time to live).
 
-        A renewal that fails or takes longer than `renew_timeout_s` (default: the interval) counts as missed:
+        A renewal that fails or takes longer than `renew_timeout_s` (default: half the interval) counts as missed:
         `on_missed` is told why, and must not raise.
         """
 

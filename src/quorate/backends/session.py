@@ -37,7 +37,7 @@ class LeaseSession(Session):
         self.lost = Lost()
         self._backend = backend
         self._interval_s = min(interval_s or ttl_s / 3, ttl_s / 2)
-        self._renew_timeout_s = renew_timeout_s or self._interval_s
+        self._renew_timeout_s = renew_timeout_s or self._interval_s / 2
         self._on_missed = on_missed
         self._expires_at = granted_at + ttl_s
         self._task = asyncio.create_task(self._renew(), name=f"renew lease {lease}")

@@ -1,4 +1,5 @@
 """Conformance: whether an implementation keeps every promise that the rest of the project relies on. Needs no pytest.
 
-`backend` checks a backend against the contract in `quorate.backends.contract`. `kit` is what the checks share.
+`backend` checks a backend against the contract in `quorate.backends.contract`, `store` the round's store on it, and
+`handler` the blocking handler. `kit` is what the checks share.
 """

@@ -1,0 +1,135 @@
+"""The exhaustive worlds can fail: each rule that is left out of the real code is noticed, with a trace."""
+
+import __future__
+
+import inspect
+import sys
+import textwrap
+from typing import Any, NamedTuple
+
+import pytest
+
+from quorate.rendezvous import decide as deciding
+from quorate.rendezvous.coordinator import Coordinator
+from quorate.rendezvous.fenced import FencedWriter
+from quorate.rendezvous.node import Node
+from quorate.rendezvous.presence import Presence
+from quorate.rendezvous.sight import Sight
+from quorate.rendezvous.view import View
+from quorate.testing.checkers import (
+    Broke,
+    BrokeAdmission,
+    BrokeBarrier,
+    BrokeCompletion,
+    BrokeExclusivity,
+    BrokeFencing,
+    BrokeFinality,
+    BrokeFreshness,
+    BrokeMonotonicity,
+)
+from quorate.testing.exhaustive import Budget, Setup, explore
+
+
+class Patch(NamedTuple):
+    """One piece of the source of a function, and what stands there instead."""
+
+    owner: Any
+    name: str
+    old: str
+    new: str
+
+
+def apply(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = getattr(patch.owner, patch.name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(patch.old) == 1, f"{patch.name} is no longer what this test changes: {patch.old!r}"
+    flags = __future__.annotations.compiler_flag
+    code = compile(source.replace(patch.old, patch.new), f"<{patch.name}, changed>", "exec", flags)
+    made: dict[str, Any] = {}
+    exec(code, sys.modules[function.__module__].__dict__, made)
+    monkeypatch.setattr(patch.owner, patch.name, made[patch.name])
+
+
+MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
+    "numbers are used again": (
+        [Patch(View, "next_number", "return 1 + max(", "return (self.round is None) + max(")],
+        Setup("", budget=Budget(expire=1)),
+        BrokeMonotonicity,
+    ),
+    "an assignment may answer any join": (
+        [
+            Patch(Node, "_advance", "assign.join != own.join", "False"),
+            Patch(View, "_check_plan", "seen.record.join != join", "False"),
+        ],
+        Setup("", budget=Budget(expire=1)),
+        BrokeBarrier,
+    ),
+    "a node does not compare its own key": (
+        [Patch(Presence, "write", "(own_key, *compares)", "compares")],
+        Setup("", budget=Budget(ghost=1, leave=1), joins=2),
+        Broke,
+    ),
+    "a coordinator does not compare its term": (
+        [Patch(FencedWriter, "write", "(*fence, *compares)", "(fence[1], *compares)")],
+        Setup("", budget=Budget(take_over=1)),
+        BrokeFencing,
+    ),
+    "a coordinator does not compare state/round": (
+        [Patch(FencedWriter, "write", "(*fence, *compares)", "(fence[0], *compares)")],
+        Setup("", budget=Budget(ghost=1, leave=1)),
+        Broke,
+    ),
+    "a round may become active after a close": (
+        [Patch(FencedWriter, "write_round", "(closed, *compares)", "tuple(compares)")],
+        Setup("", joins=1, budget=Budget(close=1)),
+        BrokeFinality,
+    ),
+    "a round may become active without its members": (
+        [Patch(Coordinator, "_activate", "still_confirmed[:room]", "()")],
+        Setup("", budget=Budget(expire=1)),
+        BrokeFreshness,
+    ),
+    "one confirmation is enough": (
+        [Patch(deciding, "_follow", "if not plan.pending:", "if len(plan.pending) < 2:")],
+        Setup(""),
+        BrokeBarrier,
+    ),
+    "a round may be decided while another is active": (
+        [Patch(deciding, "decide", "if view.members:", "if False:")],
+        Setup("", nodes=3, budget=Budget(leave=1)),
+        BrokeExclusivity,
+    ),
+    "a coordinator goes on from a view of nodes that is older than its election": (
+        [
+            Patch(
+                Coordinator,
+                "_look",
+                "scanned = await self._backend.scan(self._keys.control)",
+                "scanned = await _with_old_nodes(self)",
+            )
+        ],
+        Setup("", budget=Budget(take_over=1)),
+        BrokeExclusivity,
+    ),
+    "a node sleeps through its assignment": (
+        [Patch(Sight, "_read_own", "self._on_change()", "pass")],
+        Setup(""),
+        BrokeCompletion,
+    ),
+    "members are not told of those who wait": (
+        [Patch(deciding, "summarise", "waiting=waiting if tell else 0", "waiting=0")],
+        Setup("", nodes=3, max_nodes=3),
+        BrokeAdmission,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_rule_that_is_left_out_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patches, setup, expected = MUTANTS[name]
+    for patch in patches:
+        apply(patch, monkeypatch)
+    report = explore(setup, max_states=200_000, seconds=60)
+    print(report)
+    assert isinstance(report.broke, expected), str(report)
+    assert report.trace
