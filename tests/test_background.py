@@ -482,8 +482,8 @@ def test_ctrl_c_ends_whatever_blocks_in_a_round(call):
         f"""
         handler = quorate.create_handler(URL, min_nodes=1)
         world = handler.next_rendezvous()
-        print("blocked", flush=True)
         try:
+            print("blocked", flush=True)
             {call}
         except KeyboardInterrupt:
             world.store.set("k", "still a member")

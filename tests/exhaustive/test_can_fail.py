@@ -9,23 +9,22 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from quorate.rendezvous import coordinator
 from quorate.rendezvous import decide as deciding
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.fenced import FencedWriter
 from quorate.rendezvous.node import Node
 from quorate.rendezvous.presence import Presence
-from quorate.rendezvous.sight import Sight
 from quorate.rendezvous.view import View
 from quorate.testing.checkers import (
     Broke,
-    BrokeAdmission,
+    BrokeAgreement,
     BrokeBarrier,
     BrokeCompletion,
     BrokeExclusivity,
     BrokeFencing,
     BrokeFinality,
     BrokeFreshness,
-    BrokeMonotonicity,
 )
 from quorate.testing.exhaustive import Budget, Setup, explore
 
@@ -53,15 +52,15 @@ def apply(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
 MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
     "numbers are used again": (
         [Patch(View, "next_number", "return 1 + max(", "return (self.round is None) + max(")],
-        Setup("", budget=Budget(expire=1)),
-        BrokeMonotonicity,
+        Setup("", begin="forming", budget=Budget(expire=1)),
+        BrokeAgreement,
     ),
     "an assignment may answer any join": (
         [
             Patch(Node, "_advance", "assign.join != own.join", "False"),
             Patch(View, "_check_plan", "seen.record.join != join", "False"),
         ],
-        Setup("", budget=Budget(expire=1)),
+        Setup("", begin="forming", budget=Budget(expire=1)),
         BrokeBarrier,
     ),
     "a node does not compare its own key": (
@@ -81,12 +80,12 @@ MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
     ),
     "a round may become active after a close": (
         [Patch(FencedWriter, "write_round", "(closed, *compares)", "tuple(compares)")],
-        Setup("", joins=1, budget=Budget(close=1)),
+        Setup("", joins=1, begin="forming", budget=Budget(close=1)),
         BrokeFinality,
     ),
     "a round may become active without its members": (
         [Patch(Coordinator, "_activate", "still_confirmed[:room]", "()")],
-        Setup("", budget=Budget(expire=1)),
+        Setup("", begin="forming", budget=Budget(expire=1)),
         BrokeFreshness,
     ),
     "one confirmation is enough": (
@@ -95,31 +94,31 @@ MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
         BrokeBarrier,
     ),
     "a round may be decided while another is active": (
-        [Patch(deciding, "decide", "if view.members:", "if False:")],
-        Setup("", nodes=3, budget=Budget(leave=1)),
+        [Patch(coordinator, "decide", "if view.members:", "if False:")],
+        Setup("", nodes=3, begin="active", budget=Budget(leave=1)),
         BrokeExclusivity,
     ),
-    "a coordinator goes on from a view of nodes that is older than its election": (
+    "a coordinator does not see the nodes that were there before its election": (
         [
             Patch(
                 Coordinator,
                 "_look",
-                "scanned = await self._backend.scan(self._keys.control)",
-                "scanned = await _with_old_nodes(self)",
+                "scanned.items,",
+                "[i for i in scanned.items if self._told or not i.key.startswith(self._keys.nodes)],",
             )
         ],
-        Setup("", budget=Budget(take_over=1)),
+        Setup("", nodes=3, begin="active", budget=Budget(take_over=1, leave=1)),
         BrokeExclusivity,
     ),
-    "a node sleeps through its assignment": (
-        [Patch(Sight, "_read_own", "self._on_change()", "pass")],
-        Setup(""),
+    "a node forgets what came while it confirmed": (
+        [Patch(Node, "_await_round", "self._say()", "self._say(); self._wake.clear()")],
+        Setup("", begin="forming", budget=Budget(late=1)),
         BrokeCompletion,
     ),
-    "members are not told of those who wait": (
-        [Patch(deciding, "summarise", "waiting=waiting if tell else 0", "waiting=0")],
-        Setup("", nodes=3, max_nodes=3),
-        BrokeAdmission,
+    "members are told nothing new of their round": (
+        [Patch(Coordinator, "_tell", "record == self._told:", "self._told and record.number == self._told.number:")],
+        Setup("", begin="active", budget=Budget(expire=1)),
+        BrokeCompletion,
     ),
 }
 

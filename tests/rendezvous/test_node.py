@@ -670,6 +670,18 @@ def test_outage_shorter_than_the_time_to_live_goes_unnoticed() -> None:
     play(scene, wrap=chaos.wrap, min_nodes=2)
 
 
+def test_run_whose_keys_vanish_is_made_again_by_those_who_wait() -> None:
+    async def scene(town: Town) -> None:
+        calls = town.enter("a", "b")
+        await asyncio.sleep(5)
+        await MemoryBackend(town.server).revoke(town.server.engine.items[town.keys.config].lease)
+        joined = await asyncio.gather(*calls)
+        assert {one.size for one in joined} == {2}
+        assert now() < 5 + 30 + 1
+
+    play(scene, min_nodes=2, max_nodes=3)
+
+
 def test_state_that_vanishes_ends_the_round_of_its_members_and_numbers_go_on() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")

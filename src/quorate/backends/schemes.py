@@ -36,7 +36,7 @@ _openers: dict[str, BackendOpener] = {"memory": open_memory}
 
 def register_backend(scheme: str, opener: BackendOpener) -> None:
     """Make URLs of this scheme open with `opener`. The same one twice is fine, another one is a SettingsError."""
-    if _openers.setdefault(scheme, opener) is not opener:
+    if _openers.setdefault(scheme, opener) != opener:
         raise SettingsError(f"scheme {scheme!r} is registered already, with {_openers[scheme]!r}")
 
 

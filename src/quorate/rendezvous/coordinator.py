@@ -337,10 +337,12 @@ class Coordinator:
         ]
         writes = Writes(
             [
+                DeleteRange(keys.store(plan.number)),  # of an earlier life that had the number, too
                 Put(keys.round, encode(record), self._run_lease),
                 Put(keys.waiting, encode(waiting), self._run_lease),
                 Put(keys.history(plan.number), encode(report), self._data_lease),
-            ]
+            ],
+            marker=1,
         )
 
         def activated(revision: int) -> None:

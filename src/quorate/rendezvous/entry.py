@@ -289,3 +289,8 @@ def closed_sentence(run_id: str, closed: ClosedRecord, reopen_after_s: float) ->
         f"run {run_id!r} was closed by {closed.by or 'somebody'}: {closed.why or 'no reason given'}. "
         f"It can be reopened, and its id is free again {reopen_after_s:g} s after its last node has gone"
     )
+
+
+def drain_sentence(drain: DrainRecord) -> str:
+    """What a node that is asked to go is told."""
+    return f"asked to go by {drain.by or 'an operator'}: {drain.why or 'no reason given'}"

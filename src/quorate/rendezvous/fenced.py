@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from quorate._marks import mark
 from quorate.backends.contract import Backend
 from quorate.errors import LeaseGone
-from quorate.kv.types import BranchOp, Compare, CreateRevisionIs, GotItem, ModRevisionIs, Put, TxnResult
+from quorate.kv.types import BranchOp, Compare, CreateRevisionIs, DeleteRange, GotItem, ModRevisionIs, Put, TxnResult
 from quorate.rendezvous.keys import RunKeys
 
 
@@ -25,9 +25,9 @@ class LookAgain(Exception):
 
 @dataclass(slots=True)
 class Writes:
-    """Puts in the order in which they must happen; `marker` is the index of the write of `state/round` among them."""
+    """Writes in the order in which they must happen; `marker` is the index of that of `state/round` among them."""
 
-    ops: list[Put] = field(default_factory=list)
+    ops: list[Put | DeleteRange] = field(default_factory=list)
     marker: int = 0
 
 
@@ -68,7 +68,7 @@ class FencedWriter:
         on_marker: Callable[[int], None],
         compares: Sequence[Compare] = (),
     ) -> None:
-        """All puts in order, in as few transactions as the backend's limits allow.
+        """All writes in order, in as few transactions as the backend's limits allow.
 
         Up to the marker they compare the `state/round` that was decided on, after it the one that the marker wrote;
         the marker's transaction also compares `state/closed` and `compares`. `on_marker` is called when it is
@@ -90,11 +90,12 @@ class FencedWriter:
         slices: list[tuple[int, int]] = []
         start = size = 0
         for index, op in enumerate(writes.ops):
-            too_big = size + len(op.value) > limits.max_txn_bytes or index - start >= limits.max_txn_ops - 1
+            op_size = len(op.value) if isinstance(op, Put) else 0
+            too_big = size + op_size > limits.max_txn_bytes or index - start >= limits.max_txn_ops - 1
             if index > start and too_big and index != writes.marker + 1:
                 slices.append((start, index))
                 start, size = index, 0
-            size += len(op.value)
+            size += op_size
         slices.append((start, len(writes.ops)))
         if len(slices) > 1:
             mark("fenced.split")

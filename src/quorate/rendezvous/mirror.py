@@ -28,6 +28,8 @@ class Mirror:
         on_trouble: Callable[[BackendError | None], None],
     ) -> None:
         self.items: dict[str, Item] = {}
+        self.revision = 0
+        """What is here is at least as new as this."""
         self.synced = asyncio.Event()
         """Set once the first scan is in."""
         self._backend = backend
@@ -48,6 +50,7 @@ class Mirror:
                 self._on_trouble(None)
                 self._backoff.reset()
                 self.items = {item.key: item for item in scanned.items}
+                self.revision = scanned.revision
                 self.synced.set()
                 self._on_change()
                 await self._watch(scanned.revision)
@@ -66,6 +69,7 @@ class Mirror:
                         self.items.pop(change.key, None)
                     else:
                         self.items[change.key] = change.item
+                self.revision = batch.revision
                 self._on_change()
         finally:
             watch.cancel()

@@ -40,9 +40,10 @@ from quorate.events import (
 from quorate.kv.types import ModRevisionIs
 from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.candidate import Candidate
-from quorate.rendezvous.entry import Door, Entry, closed_sentence
+from quorate.rendezvous.entry import Door, Entry, closed_sentence, drain_sentence
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, goodbye
+from quorate.rendezvous.patience import Patience
 from quorate.rendezvous.presence import JoinAnew, Presence
 from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import (
@@ -110,11 +111,6 @@ class Node:
         self._busy = False
         self._shown_up_for = 0
         self._left_because: str | None = None
-        self._scope: asyncio.Timeout | None = None
-        self._deadline = 0.0
-        self._confirmed_at = 0.0
-        self._place_free_at: float | None = None
-        self._is_spare = False
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
 
@@ -129,20 +125,15 @@ class Node:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self._busy = True
         self.current = None
-        self._is_spare = False
-        self._place_free_at = None
         self._reach.restart()
-        started_at = self._loop.time()
-        self._deadline = started_at + self.settings.join_timeout_s
+        patience = Patience(self.settings)
         try:
-            async with asyncio.timeout_at(self._deadline) as self._scope:
-                joined = await self._join_until_in()
+            async with patience.scope:
+                return await self._join_until_in(patience)
         except TimeoutError:
-            error = self._timeout_error(self._loop.time() - started_at)
-            await self._fail(error)
-            raise error from None
+            raise await self._failed(self._timeout_error(patience)) from None
         except RendezvousError as error:
-            await self._fail(error)
+            await self._failed(error)
             raise
         except BaseException as error:
             await self._presence.end(f"its call was interrupted ({type(error).__name__})")
@@ -150,8 +141,7 @@ class Node:
         finally:
             self._busy = False
             self._left_because = None
-            self._scope = None  # it refers to the call's task, and so to its error
-        return joined
+            patience.end()
 
     async def leave(self, why: str) -> None:
         """Go, without closing the run. The node may join again. Takes at most a few seconds, whatever the backend.
@@ -213,19 +203,19 @@ class Node:
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    async def _join_until_in(self) -> Joined:
+    async def _join_until_in(self, patience: Patience) -> Joined:
         asked = 0
         while True:
-            if self._left_because is not None:
-                raise RendezvousError(f"this node left the run while it was joining: {self._left_because}")
-            self._is_spare_no_more()
+            self._raise_if_left()
+            patience.is_spare_no_more()
             if (join := self._presence.new_join()) != asked:
                 asked = join
                 self._emit(JoinStarted(run_id=self.settings.run_id, by=self.identity.name, join=join))
             try:
                 session = await self._presence.ensure()
+                self._raise_if_left()
                 await self._write_join()
-                return await self._await_round(session)
+                return await self._await_round(session, patience)
             except JoinAnew:
                 continue
             except (Unavailable, OutcomeUnknown) as error:
@@ -253,20 +243,20 @@ class Node:
 
     # --- waiting for a round ------------------------------------------------------------------------------------------
 
-    async def _await_round(self, session: Session) -> Joined:
+    async def _await_round(self, session: Session, patience: Patience) -> Joined:
         while True:
             self._wake.clear()
             if session.lost.is_set() or session is not self._presence.session:
                 raise JoinAnew
-            joined = await self._advance()
+            joined = await self._advance(patience)
             if joined is not None:
                 return joined
-            self._set_deadline()
+            self._set_deadline(patience)
             self._say()
             if not self._wake.is_set():
                 await self._wake.wait()
 
-    async def _advance(self) -> Joined | None:
+    async def _advance(self, patience: Patience) -> Joined | None:
         """Do what is to be done on what is seen now: return, confirm, give up, or nothing."""
         sight, own, door = self.sight, self._presence.record, self._door
         assert own is not None
@@ -277,6 +267,8 @@ class Node:
             mark("node.forgotten")
             await self._presence.drop("the run's state was lost")
             raise JoinAnew
+        if sight.has_vanished(door.closed_revision):
+            raise JoinAnew
         if assign is not None and assign.join != own.join:
             assign = None
         if record is not None and assign is not None and record.number == assign.number:
@@ -284,16 +276,16 @@ class Node:
                 return self._enter(assign.rank)
             if record.phase is RoundPhase.FORMING and assign.number > own.round:
                 await self._confirm(assign.number, assign.rank, record.size)
+                patience.confirmed()
                 return None
         elif record is not None and assign is not None and own.round < assign.number < record.number:
             await self._show_up(assign.number)
         if sight.closed is not None and sight.closed.closed and sight.closed_revision > door.closed_revision:
             mark("node.closed")
             text = closed_sentence(self.settings.run_id, sight.closed, self.settings.reopen_after_s)
-            raise RendezvousGracefulExitError(text) if self._is_spare else RendezvousClosedError(text)
+            raise RendezvousGracefulExitError(text) if patience.is_spare else RendezvousClosedError(text)
         if sight.drain is not None:
-            who, why = sight.drain.by or "an operator", sight.drain.why or "no reason given"
-            raise RendezvousGracefulExitError(f"asked to go by {who}: {why}")
+            raise RendezvousGracefulExitError(drain_sentence(sight.drain))
         return None
 
     def _is_forgotten(self, number: int) -> bool:
@@ -315,7 +307,6 @@ class Node:
     async def _confirm(self, number: int, rank: int, size: int) -> None:
         zero = await self._bootstrap(number, size) if rank == 0 else ("", 0)
         if await self._presence.write(NodePhase.MEMBER, number, zero):
-            self._confirmed_at = self._loop.time()
             self._emit(Confirmed(run_id=self.settings.run_id, by=self.identity.name, round=number, rank=rank))
         self._wake.set()
 
@@ -346,34 +337,13 @@ class Node:
         self._look_up()
         return joined
 
-    def _set_deadline(self) -> None:
-        """A spare has none; it gets a fresh one when a place is free. Who confirmed may wait for the outcome."""
+    def _set_deadline(self, patience: Patience) -> None:
         record, own = self.sight.round, self._presence.record
         # Who was in this round has freed its own place.
         is_spare = self.sight.has_spares and (own is None or record is None or own.floor < record.number)
-        if is_spare:
-            mark("node.spare")
-        else:
-            self._is_spare_no_more()
-        self._is_spare = is_spare
-        wanted: float | None = None if is_spare else self._deadline
-        in_attempt = record is not None and own is not None and own.round == record.number
-        if wanted is not None and in_attempt and record is not None and record.phase is RoundPhase.FORMING:
-            if self._loop.time() > wanted:
-                mark("node.overtime")
-            wanted = max(wanted, self._confirmed_at + self.settings.confirm_timeout_s)
-        assert self._scope is not None
-        if self._scope.when() != wanted:
-            self._scope.reschedule(wanted)
-
-    def _is_spare_no_more(self) -> None:
-        """A place is free, or the node has lost its own among the spares: it has a deadline again, a fresh one."""
-        if self._is_spare:
-            self._is_spare = False
-            self._place_free_at = self._loop.time()
-            self._deadline = self._place_free_at + self.settings.join_timeout_s
-            assert self._scope is not None
-            self._scope.reschedule(self._deadline)
+        is_forming = record is not None and record.phase is RoundPhase.FORMING
+        in_attempt = is_forming and record is not None and own is not None and own.round == record.number
+        patience.update(is_spare=is_spare, in_attempt=in_attempt)
 
     def _say(self) -> None:
         reason = self.sight.reason()
@@ -414,7 +384,7 @@ class Node:
         if sight.round is None or sight.round.number != current.number or self._is_forgotten(current.number):
             return Cause.ROUND_OVER, "the run's state says that this round is no longer current"
         if sight.drain is not None:
-            return Cause.DRAIN, f"asked to go by {sight.drain.by or 'an operator'}: {sight.drain.why}"
+            return Cause.DRAIN, drain_sentence(sight.drain)
         told = sight.waiting
         if told is None or told.number != current.number:
             return None, ""
@@ -451,26 +421,29 @@ class Node:
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
-    async def _fail(self, error: RendezvousError) -> None:
+    def _raise_if_left(self) -> None:
+        if self._left_because is not None:
+            raise RendezvousError(f"this node left the run while it was joining: {self._left_because}")
+
+    async def _failed(self, error: RendezvousError) -> RendezvousError:
+        """Withdraw because of an error, and say so; the error, to be raised."""
         await self._presence.end(goodbye(error))
         self._emit(
             JoinFailed(
                 run_id=self.settings.run_id, by=self.identity.name, error=type(error).__name__, reason=str(error)
             )
         )
+        return error
 
-    def _timeout_error(self, after_s: float) -> RendezvousError:
-        waited = f"no round after {after_s:.0f} s"
-        if self._place_free_at is not None:
-            waited += f", {self._loop.time() - self._place_free_at:.0f} s of them since a place was free"
+    def _timeout_error(self, patience: Patience) -> RendezvousError:
         trouble = self._reach.sentence()
         if not self._reach.ever_reached:
             return RendezvousConnectionError(
-                f"could not reach {self._endpoint()} within {after_s:.0f} s: {trouble or 'no answer'}. "
+                f"could not reach {self._endpoint()} within {patience.waited_s:.0f} s: {trouble or 'no answer'}. "
                 f"Is it running there, and can this machine reach it?"
             )
         parts = [part for part in (self.sight.reason() or "the run said nothing", trouble) if part]
-        return RendezvousTimeoutError(f"{waited}: {'; '.join(parts)}")
+        return RendezvousTimeoutError(f"{patience.in_words()}: {'; '.join(parts)}")
 
     def _endpoint(self) -> str:
         return f"{self.settings.scheme}://{','.join(self.settings.endpoints)}"

@@ -106,11 +106,12 @@ class Presence:
         Sent again until the outcome is known: it compares the key's revision, so it is executed at most once.
         """
         session = self.session
-        assert session is not None
+        if session is None:
+            raise JoinAnew  # the node left meanwhile
         record = self._make(session, phase, number, zero)
         self._sent_join = record.join
         value = encode(record)
-        while not session.lost.is_set():
+        while session is self.session and not session.lost.is_set():
             own_key = ModRevisionIs(self._key, self.revision)
             try:
                 result = await self._backend.txn((own_key, *compares), [Put(self._key, value, session.lease)])

@@ -81,12 +81,17 @@ class Sight:
     @property
     def is_synced(self) -> bool:
         """`state/` was read at least once."""
-        return self._state is not None and self._state.synced.is_set()
+        state = self._state  # once: other threads ask too
+        return state is not None and state.synced.is_set()
 
     async def wait_synced(self) -> None:
         """Until `state/` was read once. Observe first."""
         assert self._state is not None
         await self._state.synced.wait()
+
+    def has_vanished(self, closed_revision: int) -> bool:
+        """Whether the run whose `state/closed` had this revision is gone: all its keys are under one lease."""
+        return self.closed is None and self._state is not None and self._state.revision >= closed_revision > 0
 
     @property
     def is_closed(self) -> bool:

@@ -174,7 +174,7 @@ class Checker:
     def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
         """A process returned from `next_rendezvous`."""
 
-    def wiped(self) -> None:
+    def wiped(self, picture: Picture) -> None:
         """The store lost everything it held, or the run's incarnation ended: what it said before does not bind."""
 
 
@@ -243,7 +243,7 @@ class Agreement(Checker):
             f"decided was: {known}"
         )
 
-    def wiped(self) -> None:
+    def wiped(self, picture: Picture) -> None:
         self._earlier_lives.append(self._decided)
         self._decided = {}
 
@@ -266,7 +266,7 @@ class Ranks(Checker):
         if holder != node_id:
             raise BrokeRanks(f"two nodes returned from round {joined.number} as rank {joined.rank}")
 
-    def wiped(self) -> None:
+    def wiped(self, picture: Picture) -> None:
         self._returned.clear()
 
 
@@ -275,17 +275,25 @@ class Exclusivity(Checker):
 
     def __init__(self) -> None:
         self._active: set[int] = set()
+        self._left_over: dict[str, tuple[int, int]] = {}
+        """Who was in a round (join, round) when the run forgot it: until they leave it, it is still a group."""
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         for record in picture.nodes.values():
-            if record.phase is NodePhase.MEMBER and record.round in self._active and record.round != now.number:
+            if record.round != now.number and self._is_inside(record):
                 raise BrokeExclusivity(
                     f"round {now.number} was decided ({now.phase.value}) while {record.name} is in round {record.round}"
                 )
         if now.phase is RoundPhase.ACTIVE:
             self._active.add(now.number)
 
-    def wiped(self) -> None:
+    def _is_inside(self, record: NodeRecord) -> bool:
+        is_left_over = self._left_over.get(record.id) == (record.join, record.round)
+        return record.phase is NodePhase.MEMBER and (record.round in self._active or is_left_over)
+
+    def wiped(self, picture: Picture) -> None:
+        inside = [record for record in picture.nodes.values() if self._is_inside(record)]
+        self._left_over = {record.id: (record.join, record.round) for record in inside}
         self._active.clear()
 
 
@@ -310,7 +318,7 @@ class Monotonicity(Checker):
             raise BrokeMonotonicity(f"{process} returned from round {joined.number} after round {last}")
         self._last[process] = joined.number
 
-    def wiped(self) -> None:
+    def wiped(self, picture: Picture) -> None:
         self._used.clear()
 
 
@@ -380,7 +388,7 @@ class Finality(Checker):
         if self._closed_at_forming.get(now.number) != picture.closed_revision:
             raise BrokeFinality(f"round {now.number} was decided before the run was closed, and became active after")
 
-    def wiped(self) -> None:
+    def wiped(self, picture: Picture) -> None:
         self._closed_at_forming.clear()
 
 
@@ -415,7 +423,7 @@ class Safety:
             if wrote_round and now is not None:
                 checker.decided(self.picture, commit, before, now)
             if ended:
-                checker.wiped()
+                checker.wiped(self.picture)
 
     def returned(self, process: str, node_id: str, joined: Joined) -> None:
         """A process returned from `next_rendezvous`."""
@@ -426,4 +434,4 @@ class Safety:
         """The store lost everything it held."""
         self.picture = Picture(self.picture.keys)
         for checker in self.checkers:
-            checker.wiped()
+            checker.wiped(self.picture)

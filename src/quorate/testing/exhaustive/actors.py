@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from quorate.backends.contract import Limits, Session
 from quorate.errors import QuorateError
-from quorate.events import Emitter
+from quorate.events import Emitter, Event
 from quorate.kv.types import Op
 from quorate.rendezvous.candidate import Candidate
 from quorate.rendezvous.entry import Entry
@@ -162,7 +162,7 @@ class NodeActor(Actor):
             self._settings,
             Identity(self._name, self._name, self._name, 1, 0, {}),
             bootstrap=_bootstrap(self._name),
-            emit=Emitter(lambda event: None),
+            emit=Silence(),
             rng=self._rng,
             wall=_no_time,
         )
@@ -250,7 +250,7 @@ class CoordinatorActor(Actor):
     async def _run(self) -> None:
         self._session = await self.backend.open_session(self._ttl_s)
         record = CoordinatorRecord(id=self._name, name=self._name)
-        emit, rng = Emitter(lambda event: None), Undrawn(self._name)
+        emit, rng = Silence(), Undrawn(self._name)
         candidate = Candidate(self.backend, self._keys, self._session, record, emit, rng, _no_time, lambda: True)
         await candidate.run()
 
@@ -299,6 +299,13 @@ class OperatorActor(Actor):
             self._task.result()  # a defect: let it out
             return []
         return [self._task]
+
+
+class Silence(Emitter):
+    """Tells nobody anything."""
+
+    def __call__(self, event: Event) -> None:
+        pass
 
 
 class Undrawn(random.Random):

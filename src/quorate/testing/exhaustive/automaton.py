@@ -94,7 +94,8 @@ class Automaton:
 
     def _step(self, state: int, binding: tuple[int, ...], given: Input) -> Step:
         """The same with small numbers for revisions, so that what differs only in numbers is one step."""
-        known = {*binding, *revisions_in(given, rename_answer)}
+        known = set(binding)
+        revisions_in(given, known)
         known.discard(0)
         names = sorted(known)
         places = {at: place for place, at in enumerate(names, 1)}

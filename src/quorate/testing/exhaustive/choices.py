@@ -150,7 +150,37 @@ def _faults_of_writes(state: State, index: int, proc: Proc, local: LocalState) -
             yield ("ghost", index, place)
 
 
-# --- rest -------------------------------------------------------------------------------------------------------------
+# --- beginning and rest -----------------------------------------------------------------------------------------------
+
+
+def beginning(world: World) -> State:
+    """The first state: as fair a world as it takes to come to where the choices begin."""
+    state = world.initial()
+    while not _has_begun(world, state):
+        choice = fair(choices(world, state))
+        assert choice is not None, f"a fair world never comes to {world.setup.begin!r}"
+        state = world.take(state, choice)
+    return state
+
+
+def _has_begun(world: World, state: State) -> bool:
+    keys, setup = world.keys, world.setup
+    items = {item.key: item for item in state.server.items}
+    item = items.get(keys.round)
+    record = decode(RoundRecord, item) if item is not None else None
+    match setup.begin:
+        case "nothing":
+            return True
+        case "joined":
+            return sum(key.startswith(keys.nodes) for key in items) == setup.nodes
+        case "forming":
+            return record is not None
+        case "active":
+            nodes = [world.local(state, index) for index in range(setup.nodes)]
+            inside = sum(local is not None and local.status.joined is not None for local in nodes)
+            return inside == min(setup.nodes, setup.max_nodes) and not any(_under_way(world, state))
+        case other:
+            raise ValueError(f"no such beginning: {other!r}")
 
 
 def judge_rest(world: World, state: State) -> None:
@@ -166,13 +196,13 @@ def judge_rest(world: World, state: State) -> None:
         return
     if any(local.status.told and state.procs[index].joins >= setup.joins for index, local in nodes):
         return  # who should join again has used up its joins
-    inside = [(index, local.status.joined) for index, local in nodes if local.status.joined and local.status.lease]
+    inside = [local.status.joined[0] for _, local in nodes if local.status.joined and local.status.lease]
     up = len(inside) + len(waiting)
     if up < setup.min_nodes:
         return
     item = items.get(world.keys.round)
     record = decode(RoundRecord, item) if item is not None else None
-    current = [index for index, joined in inside if joined and record and joined[0] == record.number]
+    current = [number for number in inside if record is not None and number == record.number]
     if record is None or record.phase is not RoundPhase.ACTIVE or len(current) < setup.min_nodes:
         raise BrokeCompletion(f"{up} nodes are up, nothing happens any more, and {len(current)} of them are in a round")
     if len(current) < min(up, setup.max_nodes):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from quorate.testing.checkers import Broke, BrokeCompletion
-from quorate.testing.exhaustive.choices import choices, fair, judge_rest
+from quorate.testing.exhaustive.choices import beginning, choices, fair, judge_rest
 from quorate.testing.exhaustive.story import tell
 from quorate.testing.exhaustive.symbols import encodable
 from quorate.testing.exhaustive.values import Setup, State
@@ -83,6 +84,7 @@ class Explorer:
         """The state that a fair world comes to next; negative: at rest, or not known."""
         self._transitions = 0
         self._depth = 0
+        self._told_at = 0.0
 
     def run(self) -> Report:
         """Explore until everything is explored, a guarantee is broken, or a limit is reached."""
@@ -111,7 +113,7 @@ class Explorer:
 
     def _search(self) -> list[State]:
         """Expand layer by layer. The states that are left unexpanded by a limit."""
-        first = self._world.initial()
+        first = beginning(self._world)
         self._note(first, -1, -1)
         layer = [first]
         numbers = [0]
@@ -171,8 +173,6 @@ class Explorer:
             )
         return len(self._parents) >= self._max_states or passed_s > self._seconds
 
-    _told_at = 0.0
-
     # --- rest ---------------------------------------------------------------------------------------------------------
 
     def _check_ways_to_rest(self, edge: list[State]) -> None:
@@ -224,16 +224,14 @@ class Explorer:
     def _tell(self, path: list[int]) -> list[str]:
         """Go the path again and say what happens."""
         world = self._world
-        state = world.initial()
+        state = beginning(world)
         lines: list[str] = []
         for place in path:
             answers: list[Any] = []
             choice = choices(world, state)[place]
             after: State | None = None
-            try:
+            with suppress(Broke):
                 after = world.take(state, choice, answers.append)
-            except Broke:
-                pass
             lines.append(tell(world, state, choice, after, answers[0] if answers else None))
             if after is None:
                 break

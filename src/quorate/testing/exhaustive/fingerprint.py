@@ -16,7 +16,6 @@ import hashlib
 import marshal
 import random
 from collections import deque
-from collections.abc import Callable
 from contextvars import Context, ContextVar
 from functools import cache, partial
 from types import (
@@ -35,7 +34,12 @@ from typing import Any
 
 import msgspec
 
+from quorate.backends.contract import Limits
 from quorate.events import Emitter
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.membership import Identity
+from quorate.rendezvous.rules import Rules
+from quorate.settings import Settings, Timing
 from quorate.testing.exhaustive.liveness import live_after
 from quorate.testing.exhaustive.symbols import Moment, Rev
 
@@ -64,8 +68,10 @@ _ATOMS = (str, bytes, bool, int, type(None))
 _OPAQUE = (
     *(type, ModuleType, CodeType, FrameType, Context, ContextVar, Emitter),
     *(asyncio.AbstractEventLoop, random.Random),
+    *(Settings, Identity, RunKeys, Rules, Timing, Limits),  # the same in all states of a world
 )
-_ITERATORS = tuple(type(iter(one)) for one in ((), [], {}, {}.values(), {}.items(), range(0), set()))
+_EMPTY: tuple[Any, ...] = ((), [], {}, {}.values(), {}.items(), range(0), set())
+_ITERATORS = tuple(type(iter(one)) for one in _EMPTY)
 _VALUES = (msgspec.Struct, tuple, enum.Enum)
 
 
@@ -90,7 +96,7 @@ class Fingerprint:
         self._tokens.extend(tokens)
 
     def _walk(self, thing: Any) -> None:
-        kind = type(thing)
+        kind: Any = type(thing)
         if kind in _ATOMS:
             self._tokens.append(thing)
         elif kind is Rev:
@@ -179,10 +185,9 @@ class Fingerprint:
     def _walk_future(self, future: asyncio.Future[Any]) -> None:
         inner: Any = future
         self._emit("future", inner._state)
-        if isinstance(future, asyncio.Task):
-            if not future.done():
-                self._emit(future.cancelling(), inner._must_cancel)
-                self._walk(future.get_coro())
+        if isinstance(future, asyncio.Task) and not future.done():
+            self._emit(future.cancelling(), inner._must_cancel)
+            self._walk(future.get_coro())
         if future.done() and not future.cancelled():
             self._walk(inner._exception if inner._exception is not None else inner._result)
         for callback, _ in inner._callbacks or ():
@@ -248,6 +253,3 @@ def _attributes(kind: type) -> tuple[str, ...] | None:
             found = True
             names += [slots] if isinstance(slots, str) else [slot for slot in slots if not slot.startswith("__")]
     return tuple(names) if found else None
-
-
-Walk = Callable[[list[Any], float], Fingerprint]

@@ -74,7 +74,8 @@ def _happening(world: World, state: State, choice: Choice, answer: Any) -> str:
             asked = _request(world, name, world.requests(state, index)[place], answer if was_done else None)
             return f"{asked}; " + ("the answer is lost" if was_done else "the request is lost")
         case ("ghost", index, place):
-            return f"on its way, and given up by its sender: {_request(world, name, world.requests(state, index)[place], None)}"
+            asked = _request(world, name, world.requests(state, index)[place], None)
+            return f"on its way, and given up by its sender: {asked}"
         case _:
             return repr(choice)
 
@@ -146,9 +147,11 @@ def _outcome(world: World, before: State, after: State) -> str:
     lines = []
     for index in range(world.setup.nodes):
         was, now = world.local(before, index), world.local(after, index)
+        name = world.names[index]
+        if was is not None and now is None:
+            lines.append(f" -> {name} is out")
         if was is None or now is None:
             continue
-        name = world.names[index]
         if now.status.joined and now.status.joined != was.status.joined:
             number, rank, size = now.status.joined
             lines.append(f" -> {name} is in round {number} as rank {rank} of {size}")

@@ -145,13 +145,35 @@ def _rename_compare(compare: Any, to: Rename) -> Any:
     return compare
 
 
-def revisions_in(thing: Any, rename: Callable[[Any, Rename], Any]) -> set[int]:
-    """All revisions that `rename` would rename."""
-    found: set[int] = set()
+def revisions_in(answer: Any, found: set[int]) -> None:
+    """Add all revisions that `rename_answer` would rename."""
+    kind = type(answer)
+    if kind is tuple:
+        for part in answer:
+            revisions_in(part, found)
+    elif kind is Batch:
+        for change in answer.changes:
+            if change.item is not None:
+                found.add(change.item.mod_revision)
+                found.add(change.item.create_revision)
+    elif kind is TxnResult:
+        found.add(answer.revision)
+        for result in answer.results:
+            revisions_in(result, found)
+    elif kind is GotItem:
+        if answer.item is not None:
+            found.add(answer.item.mod_revision)
+            found.add(answer.item.create_revision)
+    elif kind is GotRange:
+        for item in answer.items:
+            found.add(item.mod_revision)
+            found.add(item.create_revision)
+    elif kind is AddResult:
+        found.add(answer.revision)
 
-    def note(revision: int) -> int:
-        found.add(number(revision))
-        return revision
 
-    rename(thing, note)
-    return found
+def revisions_compared(op: Any, found: set[int]) -> None:
+    """Add all revisions that `rename_op` would rename."""
+    for compare in getattr(op, "compares", ()):
+        if isinstance(compare, ModRevisionIs | CreateRevisionIs):
+            found.add(compare.revision)

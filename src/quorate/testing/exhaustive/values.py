@@ -9,7 +9,7 @@ from quorate.kv.types import Batch, Op
 from quorate.testing.exhaustive import ledger as ledgers
 from quorate.testing.exhaustive.ledger import Ledger
 from quorate.testing.exhaustive.server import Server
-from quorate.testing.exhaustive.symbols import rename_answer, rename_item, rename_op, revisions_in
+from quorate.testing.exhaustive.symbols import rename_answer, rename_item, rename_op, revisions_compared, revisions_in
 
 Choice: TypeAlias = tuple[Any, ...]
 """One thing that may happen next: (kind, process, …)."""
@@ -63,6 +63,9 @@ class Setup:
     door: bool = False
     """Making the run is left to choice as well; else the run exists."""
     max_txn_ops: int = 128
+    begin: str = "nothing"
+    """Where the choices begin: with nothing, or in a fair world that has come to all nodes having `joined`, to a round
+    that is `forming`, or to all being in an `active` one."""
 
     def sentence(self) -> str:
         """Nodes, sizes and faults."""
@@ -79,6 +82,8 @@ class Setup:
             parts.append("open door")
         if self.max_txn_ops != Setup.__dataclass_fields__["max_txn_ops"].default:
             parts.append(f"{self.max_txn_ops} operations a transaction")
+        if self.begin != "nothing":
+            parts.append(f"from {self.begin} on")
         return ", ".join(parts)
 
 
@@ -109,7 +114,8 @@ class State(NamedTuple):
     """The one that the store is at."""
 
     def with_proc(self, index: int, proc: Proc) -> State:
-        return self._replace(procs=(*self.procs[:index], proc, *self.procs[index + 1 :]))
+        procs = (*self.procs[:index], proc, *self.procs[index + 1 :])
+        return State(self.server, procs, self.ghosts, self.budget, self.ledger, self.revision)
 
     def with_changes(self, index: int, **changes: Any) -> State:
         return self.with_proc(index, self.procs[index]._replace(**changes))
@@ -127,10 +133,13 @@ class State(NamedTuple):
         items = tuple([rename_item(item, to) for item in self.server.items])
         procs = tuple(
             [
-                proc._replace(
-                    binding=tuple([to(at) for at in proc.binding]),
-                    queues=rename_answer(proc.queues, to),
-                    answers=tuple([(place, rename_answer(answer, to)) for place, answer in proc.answers]),
+                Proc(
+                    proc.local,
+                    tuple([to(at) for at in proc.binding]),
+                    rename_answer(proc.queues, to) if any(proc.queues) else proc.queues,
+                    tuple([(place, rename_answer(answer, to)) for place, answer in proc.answers]),
+                    proc.grants,
+                    proc.joins,
                 )
                 for proc in self.procs
             ]
@@ -146,12 +155,13 @@ class State(NamedTuple):
             used.add(item.mod_revision)
         for proc in self.procs:
             used.update(proc.binding)
-            if any(proc.queues):
-                used |= revisions_in(proc.queues, rename_answer)
+            for queue in proc.queues:
+                for batch in queue:
+                    revisions_in(batch, used)
             if proc.answers:
-                used |= revisions_in(proc.answers, rename_answer)
+                revisions_in(proc.answers, used)
         for _, op in self.ghosts:
-            used |= revisions_in(op, rename_op)
+            revisions_compared(op, used)
         used.update(ledgers.revisions(self.ledger))
         used.discard(0)
         return used

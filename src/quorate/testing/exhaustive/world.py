@@ -240,12 +240,9 @@ class World:
             was = automaton.states[proc.local].status.joined
             step = automaton.step(proc.local, proc.binding, given)
             executed = dict(proc.answers)
-            proc = proc._replace(
-                local=step.state,
-                binding=step.binding,
-                queues=tuple([proc.queues[old] if old >= 0 else () for old in step.watches]),
-                answers=tuple([(new, executed[old]) for new, old in enumerate(step.requests) if old in executed]),
-            )
+            queues = tuple([proc.queues[old] if old >= 0 else () for old in step.watches])
+            answers = tuple([(new, executed[old]) for new, old in enumerate(step.requests) if old in executed])
+            proc = Proc(step.state, step.binding, queues, answers, proc.grants, proc.joins)
             state = state.with_proc(index, proc)
             joined = automaton.states[step.state].status.joined
             if joined is not None and joined != was:

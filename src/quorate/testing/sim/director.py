@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from quorate.errors import BackendError, RendezvousError
+from quorate.errors import BackendError, RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from quorate.rendezvous.membership import Cause
 from quorate.rendezvous.records import NodePhase, RoundPhase
 from quorate.testing.checkers import (
+    Broke,
     BrokeAdmission,
     BrokeCompletion,
     BrokeDetection,
+    BrokeFinality,
     BrokeOutageTolerance,
+    BrokeRelease,
 )
 from quorate.testing.sim.network import Weather
 from quorate.testing.sim.plan import Action, Fault
-from quorate.testing.sim.world import SimProcess, SimWorld, never_confirms
+from quorate.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld, never_confirms
 
 LOOK_EVERY_S = 0.25
 
@@ -57,6 +60,7 @@ class Director:
             await self._detect()
             await self._admit()
             await self._tolerate_outage()
+            await self._release()
         self._raise_if_broken()
 
     async def _until(self, at: float) -> None:
@@ -108,8 +112,10 @@ class Director:
                 self._spawn(self._later(length_s, lambda: self._start(process.name)))
             case Fault.KILL_COORDINATOR:
                 self._spawn(self._kill_mid_write(process, action.target % 7, length_s))
-            case Fault.PAUSE | Fault.PAUSE_COORDINATOR:
+            case Fault.PAUSE:
                 self._spawn(self._pause(process, length_s))
+            case Fault.PAUSE_COORDINATOR:
+                self._spawn(self._pause_mid_write(process, action.target % 7, length_s))
             case Fault.CUT:
                 self._spawn(self._weather(process, Weather(to_server=False, from_server=False), length_s))
             case Fault.CUT_UP:
@@ -120,7 +126,8 @@ class Director:
                 slow = Weather(delay_s=(slowest, min(1.0, slowest * 100)))
                 self._spawn(self._weather(process, slow, length_s))
             case Fault.LOSSY:
-                lossy = Weather(delay_s=(0.0002, slowest), lose=0.15, repeat=0.3)
+                late_s = 2 * self._plan.ttl_s
+                lossy = Weather(delay_s=(0.0002, slowest), lose=0.1, repeat=0.3, late=0.1, late_s=late_s)
                 self._spawn(self._weather(process, lossy, length_s))
             case Fault.RESET:
                 process.backend.reset()
@@ -160,16 +167,28 @@ class Director:
         process.backend.reset()
 
     async def _kill_mid_write(self, process: SimProcess, writes: int, then_s: float) -> None:
-        """Let the process send so many more requests, then kill it."""
-        process.backend.left_to_send = writes
-        if writes:
-            try:
-                async with asyncio.timeout(self._plan.ttl_s):
-                    await process.backend.has_sent.wait()
-            except TimeoutError:
-                pass  # it had nothing to send: it dies idle
+        await self._last_words(process, writes)
         self._world.crash(process)
         await self._later(then_s, lambda: self._start(process.name))
+
+    async def _pause_mid_write(self, process: SimProcess, writes: int, length_s: float) -> None:
+        await self._last_words(process, writes)
+        if not process.is_over:
+            await self._pause(process, length_s)
+        process.backend.weather = self._world._fair()
+
+    async def _last_words(self, process: SimProcess, writes: int) -> None:
+        """Let the process send so many more requests, some of which arrive when it is gone."""
+        backend, plan = process.backend, self._plan
+        backend.left_to_send = writes
+        backend.has_sent.clear()
+        backend.weather = Weather(delay_s=(0.0002, plan.slowest_s), late=0.5, late_s=2 * plan.ttl_s)
+        if writes:
+            try:
+                async with asyncio.timeout(plan.ttl_s):
+                    await backend.has_sent.wait()
+            except TimeoutError:
+                pass  # it had nothing to send: it goes idle
 
     async def _restart_server(self, down_s: float, *, with_data: bool) -> None:
         world = self._world
@@ -211,7 +230,6 @@ class Director:
             self._start(f"n{index:02d}")
         for process in world.processes.values():
             process.wants = ""
-            process.changed.set()
         await self._operate(lambda: world.entry("n00").reopen("healed"))
         world.note("heal", "-", "")
 
@@ -254,13 +272,13 @@ class Director:
             + 30.0
         )
 
-    async def _complete(self, when: str) -> None:
+    async def _complete(self, when: str, broke: type[Broke] = BrokeCompletion) -> None:
         bound_s = self._bound_s()
         deadline = self._loop.time() + bound_s
         while (why := self._settled()) is not None:
             self._raise_if_broken()
             if self._loop.time() > deadline:
-                raise BrokeCompletion(f"{when}: not settled within {bound_s:.0f} s: {why}")
+                raise broke(f"{when}: not settled within {bound_s:.0f} s: {why}")
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _members(self) -> list[SimProcess]:
@@ -296,7 +314,7 @@ class Director:
             return
         before = world.safety.picture.round
         late = world.start(missing[0])
-        await self._complete("after a late node came")
+        await self._complete("after a late node came", BrokeAdmission)
         size = min(len(world.processes), plan.max_nodes) // plan.step * plan.step
         if len(world.processes) <= size and late.joined is None:
             raise BrokeAdmission(f"{late.machine} is not in, although there is room")
@@ -320,3 +338,29 @@ class Director:
             if number and ((process.joined.number if process.joined else 0) != number or len(process.causes) != told):
                 cause = process.causes[-1][2] if process.causes else Cause.ROUND_OVER
                 raise BrokeOutageTolerance(f"{process.machine} was disturbed in round {number}: {cause.value}")
+
+    async def _release(self) -> None:
+        """Too few are left: nobody waits for ever, be it that the run is closed or that its time is over."""
+        world, plan = self._world, self._plan
+        left = sorted(world.processes)[: plan.min_nodes - 1]
+        for name in sorted(world.processes.keys() - left):
+            world.crash(world.processes[name])
+        waiting = [world.processes[name] for name in left]
+        await asyncio.sleep(2 * plan.ttl_s + 1.0 + 20 * plan.slowest_s)
+        self._raise_if_broken()
+        since = self._loop.time()
+        if plan.seed % 2:
+            await self._operate(lambda: world.entry("n00").close("too few are left"))
+            await asyncio.sleep(SLACK_S + 20 * plan.slowest_s)
+            for process in waiting:
+                told = any(at >= since and isinstance(error, RendezvousClosedError) for at, error in process.raised)
+                if not told and not process.is_over:
+                    raise BrokeFinality(f"{process.machine} was not told that the run is closed")
+            return
+        await asyncio.sleep(plan.join_timeout_s + plan.confirm_timeout_s + 2 * WITHDRAW_S + SLACK_S)
+        for process in waiting:
+            errors = [error for at, error in process.raised if at >= since]
+            if not errors:
+                raise BrokeRelease(f"{process.machine} waits although too few are left")
+            if not any(isinstance(error, RendezvousTimeoutError) and "of at least" in str(error) for error in errors):
+                raise BrokeRelease(f"{process.machine} was not told who is missing: {errors[0]}")

@@ -59,6 +59,9 @@ class Weather:
     delay_s: tuple[float, float] = (0.0005, 0.005)
     lose: float = 0.0
     repeat: float = 0.0
+    late: float = 0.0
+    """A request arrives some time within `late_s`, when nobody expects it any more."""
+    late_s: float = 0.0
     to_server: bool = True
     from_server: bool = True
 
@@ -158,19 +161,19 @@ class SimWatch(Watch):
         self.prefix = prefix
         self._backend = backend
         self._seen = after_revision
-        self._sent = after_revision
         self._id: int | None = None
         self._starting = False
         self._too_old: int | None = None
         self._buffer: deque[Batch] = deque()
         self._wake = asyncio.Event()
-        self._connection = backend.connection
         self._last_arrival = 0.0
         self._is_cancelled = False
 
     def send(self, batch: Batch) -> None:
-        """The server's side: put a batch on its way."""
-        self._sent = batch.revision
+        """The server's side: put a batch on its way. A stream that lost one is torn: nothing may follow on it."""
+        if not self._backend.weather.from_server:
+            self.tear()
+            return
         self._last_arrival = self._backend.send_down(
             self._last_arrival, self._arrive, batch, self._backend.connection, reliable=True
         )
@@ -183,9 +186,16 @@ class SimWatch(Watch):
         self._buffer.append(batch)
         self._wake.set()
 
+    def tear(self) -> None:
+        """The connection is broken: the server sends no more, and the process asks when it has a new one."""
+        if self._id is not None:
+            self._backend.server.stop_watch(self._id)
+        self._id = None
+        self._starting = True
+
     def resume(self) -> None:
         """The connection is new: ask for the watch again, after what has arrived."""
-        self._id = None
+        self.tear()
         self._starting = False
         self._wake.set()
 
@@ -219,6 +229,8 @@ class SimWatch(Watch):
         backend = self._backend
         if connection != backend.connection or self._is_cancelled or not backend.server.is_up:
             return
+        if self._id is not None or not backend.weather.from_server:
+            return  # asked for twice, or the answer cannot arrive
         self._last_arrival = 0.0
         started = backend.server.start_watch(self, after)
         if isinstance(started, WatchTooOld):
@@ -292,7 +304,9 @@ class SimBackend(Backend):
         weather, rng = self.weather, self._rng
         if not weather.to_server or (weather.lose and rng.random() < weather.lose):
             return
-        self._loop.call_later(rng.uniform(*weather.delay_s), action, *args, context=_WIRE)
+        is_late = weather.late and rng.random() < weather.late
+        delay_s = rng.uniform(0.0, weather.late_s) if is_late else rng.uniform(*weather.delay_s)
+        self._loop.call_later(delay_s, action, *args, context=_WIRE)
         if weather.repeat and rng.random() < weather.repeat:
             self._loop.call_later(rng.uniform(*weather.delay_s) * 10, action, *args, context=_WIRE)
 
@@ -308,6 +322,8 @@ class SimBackend(Backend):
     def reset(self) -> None:
         """The connection breaks and is made again: what was under way on it may be lost, then it is sent again."""
         self.connection += 1
+        for watch in self.watches:
+            watch.tear()
         self._loop.call_later(self._rng.uniform(0.001, 0.05), self._reconnected, self.connection, context=_WIRE)
 
     def _reconnected(self, connection: int) -> None:

@@ -98,10 +98,10 @@ def draw(seed: int) -> Plan:
     step = 2 if nodes >= 4 and rng.random() < 0.15 else 1
     min_nodes = max(step, rng.randint(1, max(1, nodes * 2 // 3)) // step * step)
     max_nodes = max(min_nodes, rng.randint(min_nodes, nodes + 2) // step * step)
-    interval_s = rng.choice((2.0, 4.0) if large else (0.5, 1.0, 2.0))
+    interval_s = rng.choice((1.0, 2.0) if large else (0.5, 1.0, 2.0))
     calm = rng.sample(list(Fault), k=rng.randint(3, len(Fault)))
     count = rng.randint(FEWEST_ACTIONS, FEWEST_ACTIONS + (4 if large else 8))
-    within_s = rng.choice((2.0, 6.0) if large else (3.0, 8.0, 15.0))
+    within_s = rng.choice((1.0, 3.0) if large else (2.0, 6.0, 12.0))
     return Plan(
         seed=seed,
         nodes=nodes,
@@ -122,7 +122,7 @@ def draw(seed: int) -> Plan:
         server_coordinator=rng.random() < 0.4,
         max_txn_ops=rng.choice((5, 12, 128, 10_000)),
         history=rng.choice((20, 200, 100_000)),
-        restless=0.0 if large else rng.choice((0.0, 0.3, 1.0)),
+        restless=0.0 if large else rng.choice((0.0, 0.3, 0.7)),
         thorough=rng.random() < (0.15 if large else 0.3),
         actions=tuple(
             sorted(

@@ -29,7 +29,7 @@ from quorate.rendezvous.node import Node
 from quorate.rendezvous.records import CoordinatorRecord
 from quorate.settings import Settings
 from quorate.store import AsyncStore
-from quorate.testing.checkers import BrokeRelease, Safety
+from quorate.testing.checkers import BrokeFencing, BrokeRelease, Safety
 from quorate.testing.loop import MACHINE, VirtualTimeLoop
 from quorate.testing.sim.network import SimBackend, SimServer, Weather
 from quorate.testing.sim.plan import Plan
@@ -50,6 +50,7 @@ class SimProcess:
     rng: random.Random
     changed: asyncio.Event
     causes: list[tuple[float, int, Cause]] = field(default_factory=list)
+    raised: list[tuple[float, RendezvousError]] = field(default_factory=list)
     joined: Joined | None = None
     task: asyncio.Task[None] | None = None
     wants: str = ""
@@ -264,6 +265,7 @@ class SimWorld:
                 return
             except RendezvousError as error:
                 self.note("raised", process.machine, f"{type(error).__name__}: {str(error)[:80]}")
+                process.raised.append((self.loop.time(), error))
                 self._check_release(process, began_at, paused_s)
                 await asyncio.sleep(process.rng.uniform(0.1, 1.0))
                 continue
@@ -286,7 +288,7 @@ class SimWorld:
         store = AsyncStore(process.node.backend, self.keys, process.node.identity.id, joined, timeout_s=2.0)
         try:
             await store.set(f"rank{joined.rank}", process.machine)
-            await store.add("sum", 1)
+            self._check_sum(process, joined, await store.add("sum", 1))
             if process.rng.random() < 0.3:
                 await store.barrier("b")
         except (StoreError, BackendError) as error:
@@ -298,7 +300,16 @@ class SimWorld:
             async with asyncio.timeout(stay_s):
                 await process.changed.wait()
         except TimeoutError:
+            if self.is_calm:
+                await process.changed.wait()
             self.note("restless", process.machine, "")
+
+    def _check_sum(self, process: SimProcess, joined: Joined, total: int) -> None:
+        """Everybody adds one, once: more means that a request counted twice or that another round's store shows."""
+        if total > joined.size and self.broken is None:
+            self.broken = BrokeFencing(
+                f"{process.machine} found {total} in the store of round {joined.number}, which has {joined.size} members"
+            )
 
     def _check_release(self, process: SimProcess, began_at: float, paused_s: float) -> None:
         """Nobody waits past its own deadline, a spare excepted."""

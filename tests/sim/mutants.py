@@ -1,0 +1,348 @@
+"""Deliberately broken variants of the real algorithm, its drivers and the engine: one edit each, and who notices.
+
+A checker that cannot fail is a defect, and so is a world in which nothing that matters happens. For every rule of the
+protocol and every guarantee there is at least one mutant here. The simulator notices each of them in the world of the
+seed that `caught.json` records. `pytest tests/sim/test_mutants.py --rewrite` finds those seeds anew.
+
+Some rules are second lines of defence: left out alone they cost nothing that a checker could see, because another rule
+stands behind them. Their mutants leave out both, and say so.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from quorate.backends.session import LeaseSession
+from quorate.kv.engine import Engine
+from quorate.rendezvous import decide, ranks
+from quorate.rendezvous.candidate import Candidate
+from quorate.rendezvous.coordinator import Coordinator
+from quorate.rendezvous.entry import Entry
+from quorate.rendezvous.fenced import FencedWriter
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.node import Node
+from quorate.rendezvous.presence import Presence
+from quorate.rendezvous.view import View
+from quorate.store import AsyncStore
+from tests.sim.edits import Edit, edited
+
+GUARANTEES = (
+    *("Barrier", "Agreement", "Ranks", "Exclusivity", "Monotonicity", "Freshness", "Fencing", "Finality"),
+    *("Completion", "Detection", "Admission", "Release", "OutageTolerance"),
+)
+RULES = range(1, 11)
+"""Of the protocol: numbers, joins, coordinator writes, node writes, sessions, view, finality, join, floor, order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """What is left out, of which rule if it is one, what that breaks, and the edits."""
+
+    name: str
+    breaks: tuple[str, ...]
+    """Guarantees, any of which may be the first that is seen to be broken."""
+    edits: tuple[Edit, ...]
+    rule: int | None = None
+    second_line: str = ""
+    """What stands behind the rule, and is left out as well."""
+
+    def applied(self) -> AbstractContextManager[None]:
+        """The program with this mutant in it."""
+        return edited(*self.edits)
+
+
+NOWHERE = 'self._keys.control + "nowhere"'
+"""A key that never exists."""
+
+MUTANTS = (
+    # --- the ten rules ------------------------------------------------------------------------------------------------
+    Mutant(
+        "the number of an attempt that was given up is used again",
+        ("Monotonicity", "Agreement"),
+        (Edit(View, "next_number", "self.round.number if", "self.round.last_active if"),),
+        rule=1,
+    ),
+    Mutant(
+        "a planned member with another join is not gone",
+        ("Barrier",),
+        (Edit(View, "_check_plan", "elif seen.record.join != join:", "elif False:"),),
+        rule=2,
+    ),
+    Mutant(
+        "an assignment may answer another join",
+        ("Barrier",),
+        (
+            Edit(Node, "_advance", "assign.join != own.join", "False"),
+            Edit(View, "_check_plan", "elif seen.record.join != join:", "elif False:"),
+        ),
+        rule=2,
+        second_line="a planned member with another join is gone",
+    ),
+    Mutant(
+        "a coordinator does not compare its term",
+        ("Fencing",),
+        (
+            Edit(
+                FencedWriter,
+                "write",
+                "CreateRevisionIs(self._keys.coordinator, self._term)",
+                f"ModRevisionIs({NOWHERE}, 0)",
+            ),
+        ),
+        rule=3,
+    ),
+    Mutant(
+        "a coordinator does not compare state/round",
+        ("Monotonicity", "Exclusivity", "Agreement", "Barrier", "Finality"),
+        (
+            Edit(
+                FencedWriter,
+                "write",
+                "ModRevisionIs(self._keys.round, round_revision)",
+                f"ModRevisionIs({NOWHERE}, 0)",
+            ),
+        ),
+        rule=3,
+    ),
+    Mutant(
+        "a node does not compare its own key",
+        ("Exclusivity", "Barrier", "Fencing", "Completion"),
+        (
+            Edit(
+                Presence,
+                "write",
+                "ModRevisionIs(self._key, self.revision)",
+                'ModRevisionIs(self._key + "nowhere", 0)',
+            ),
+        ),
+        rule=4,
+    ),
+    Mutant(
+        "a node's first write overwrites whatever is there",
+        ("Exclusivity", "Barrier", "Fencing", "Completion"),
+        (
+            Edit(
+                Presence,
+                "write",
+                "ModRevisionIs(self._key, self.revision)",
+                'ModRevisionIs(self._key + ("" if self.revision else "nowhere"), self.revision)',
+            ),
+        ),
+        rule=4,
+    ),
+    Mutant(
+        "a node that gives up keeps its session",
+        ("Completion", "Detection"),
+        (Edit(Presence, "end", "await session.close()", "pass"),),
+        rule=5,
+    ),
+    Mutant(
+        "a coordinator begins with the nodes that it saw before its election",
+        ("Exclusivity",),
+        (
+            Edit(
+                Coordinator,
+                "_look",
+                "self._view.load(scanned.items,",
+                "old = [item for item in scanned.items if item.key.startswith(self._keys.nodes)]\n"
+                "    if not self._knows_the_past:\n"
+                "        old = self._backend.__dict__.setdefault('warm', old)\n"
+                "    new = [item for item in scanned.items if not item.key.startswith(self._keys.nodes)]\n"
+                "    self._view.load([*new, *old],",
+            ),
+        ),
+        rule=6,
+    ),
+    Mutant(
+        "a round is written without a look at state/closed",
+        ("Finality",),
+        (Edit(FencedWriter, "write_round", "(closed, *compares)", "(*compares,)"),),
+        rule=7,
+    ),
+    Mutant(
+        "a node joins a run that was closed or remade since it looked",
+        ("Finality", "Completion"),
+        (
+            Edit(Node, "_write_join", "NodePhase.JOINING, compares=compares", "NodePhase.JOINING"),
+            Edit(Node, "_advance", "sight.closed_revision > door.closed_revision", "False"),
+        ),
+        rule=8,
+        second_line="a node that waits notices the close",
+    ),
+    Mutant(
+        "numbers go on without a look at the floors",
+        ("Monotonicity",),
+        (Edit(View, "next_number", "max(floors, default=0)", "0"),),
+        rule=9,
+    ),
+    Mutant(
+        "members of a forgotten round do not block the next",
+        ("Exclusivity",),
+        (
+            Edit(decide, "decide", "if view.above:", "if False:"),
+            Edit(View, "is_gathering", "and not self.above", ""),
+        ),
+        rule=9,
+    ),
+    Mutant(
+        "a member does not notice that its round was forgotten",
+        ("Completion",),
+        (Edit(Node, "_what_changed", "if sight.round is None or", "if sight.round is not None and"),),
+        rule=9,
+    ),
+    Mutant(
+        "the roster is written after the round",
+        ("Ranks", "Agreement", "Barrier"),
+        (
+            Edit(
+                Coordinator,
+                "_form",
+                "plan = Plan(",
+                "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    plan = Plan(",
+            ),
+        ),
+        rule=10,
+    ),
+    # --- the guarantees -----------------------------------------------------------------------------------------------
+    Mutant(
+        "a round is active with one confirmation missing",
+        ("Barrier",),
+        (Edit(decide, "_follow", "if not plan.pending:", "if len(plan.pending) < 2:"),),
+    ),
+    Mutant(
+        "a round is larger than allowed",
+        ("Barrier",),
+        (Edit(ranks, "choose", "max(places, 0)", "places + 1"),),
+    ),
+    Mutant(
+        "members are told the ranks in the opposite order",
+        ("Agreement",),
+        (Edit(Coordinator, "_form", "number=decision.number, rank=rank,", "number=decision.number, rank=~rank % len(members),"),),
+    ),
+    Mutant(
+        "a node looks at its assignment but not at the incarnation",
+        ("Agreement", "Ranks", "Exclusivity", "Monotonicity"),
+        (Edit(Node, "_is_forgotten", "return door is not None and record.incarnation", "return False and record.incarnation"),),
+    ),
+    Mutant(
+        "a node is in a round twice",
+        ("Ranks",),
+        (Edit(Coordinator, "_form", "for c in decision.ranked]", "for c in (*decision.ranked, decision.ranked[0])]"),),
+    ),
+    Mutant(
+        "a round is decided while another is active",
+        ("Exclusivity",),
+        (
+            Edit(decide, "decide", "if view.members:", "if view.members and not view.candidates:"),
+            Edit(View, "is_gathering", "and not self.members", ""),
+        ),
+    ),
+    Mutant(
+        "an activation does not compare the confirmations",
+        ("Freshness",),
+        (Edit(Coordinator, "_activate", "still_confirmed[:room]", "()"),),
+    ),
+    Mutant(
+        "a store is written without a look at the membership",
+        ("Fencing",),
+        (
+            Edit(
+                AsyncStore,
+                "__init__",
+                "ModRevisionIs(keys.node(node_id), joined.own_revision)",
+                'ModRevisionIs(keys.control + "nowhere", 0)',
+            ),
+        ),
+    ),
+    Mutant(
+        "all rounds have one store",
+        ("Fencing",),
+        (Edit(RunKeys, "store", "{number:012d}", "{0:012d}"),),
+    ),
+    Mutant(
+        "the store of a number's earlier life is left in place",
+        ("Fencing",),
+        (Edit(Coordinator, "_activate", "DeleteRange(keys.store(plan.number))", "DeleteRange(keys.store(0))"),),
+    ),
+    Mutant(
+        "an attempt survives a close and a reopening",
+        ("Finality",),
+        (
+            Edit(View, "_change", "if self.plan is not None:", "if False:"),
+        ),
+    ),
+    Mutant(
+        "those who wait are not told of a close",
+        ("Finality",),
+        (Edit(Node, "_advance", "sight.closed_revision > door.closed_revision", "False"),),
+    ),
+    Mutant(
+        "a broken attempt is never given up",
+        ("Completion",),
+        (Edit(decide, "decide", "return GiveUp((), view.plan.broken)", "return Wait(view.plan.broken)"),),
+    ),
+    Mutant(
+        "who did not confirm once is left out for good",
+        ("Completion",),
+        (Edit(View, "_group", "self.left_out.get(record.id) == node.mod_revision", "record.id in self.left_out"),),
+    ),
+    Mutant(
+        "nobody stands for election again",
+        ("Completion", "Detection"),
+        (Edit(Candidate, "_await_vacancy", "change.item is None", "False"),),
+    ),
+    Mutant(
+        "lost members are not counted",
+        ("Detection",),
+        (Edit(decide, "summarise", "lost=view.lost,", "lost=0,"),),
+    ),
+    Mutant(
+        "the admission window never ends",
+        ("Admission",),
+        (Edit(decide, "_window_ends_at", "return min(", 'return float("inf") + min('),),
+    ),
+    Mutant(
+        "a node has no deadline",
+        ("Release",),
+        (Edit(Node, "_set_deadline", "None if is_spare else self._deadline", "None"),),
+    ),
+    Mutant(
+        "a time-out does not say who is missing",
+        ("Release",),
+        (Edit(Node, "_timeout_error", "self.sight.reason() or", '"" or'),),
+    ),
+    Mutant(
+        "one missed renewal is the end of the session",
+        ("OutageTolerance",),
+        (
+            Edit(
+                LeaseSession,
+                "_renew",
+                "pause_s = min(self._interval_s / 5, RETRY_S)",
+                "return self.lost.set('one renewal was missed')",
+            ),
+        ),
+    ),
+    # --- the engine ---------------------------------------------------------------------------------------------------
+    Mutant(
+        "a request that is sent again is executed again",
+        ("Fencing",),
+        (Edit(Engine, "apply", "self.dedupe.lookup(origin) if origin is not None else None", "None"),),
+    ),
+    Mutant(
+        "the keys of a lease outlive it",
+        ("Completion", "Detection"),
+        (Edit(Engine, "_end", "sorted(lease.keys)", "()"),),
+    ),
+    Mutant(
+        "a revision that was compared may have changed",
+        ("Exclusivity", "Monotonicity", "Agreement", "Barrier", "Finality", "Fencing", "Freshness"),
+        (Edit(Engine, "_holds", "(item.mod_revision if item else 0) == compare.revision", "True"),),
+    ),
+    Mutant(
+        "a run that has nodes is remade with other leases",
+        ("Completion", "OutageTolerance", "Exclusivity"),
+        (Edit(Entry, "keep_alive", "await self._backend.keep_alive(config().run_lease)", "pass"),),
+    ),
+)
