@@ -37,6 +37,7 @@ from quorate.kv.types import (
 )
 from quorate.testing.exhaustive.fingerprint import FAR_S
 from quorate.testing.exhaustive.symbols import Moment
+from quorate.testing.exhaustive.words import wordless_op
 from quorate.testing.loop import VirtualTimeLoop
 
 MOST_TURNS = 10_000
@@ -176,7 +177,7 @@ class ControlledBackend(Backend):
     async def _call(self, op: Op) -> Any:
         if self.is_dead:
             raise Unavailable("this process is no more")
-        request = Request(op, asyncio.get_running_loop().create_future())
+        request = Request(wordless_op(op), asyncio.get_running_loop().create_future())
         self.requests.append(request)
         try:
             return await request.answer

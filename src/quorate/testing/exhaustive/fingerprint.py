@@ -36,12 +36,14 @@ import msgspec
 
 from quorate.backends.contract import Limits
 from quorate.events import Emitter
+from quorate.kv.types import Put
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Identity
 from quorate.rendezvous.rules import Rules
 from quorate.settings import Settings, Timing
 from quorate.testing.exhaustive.liveness import live_after
 from quorate.testing.exhaustive.symbols import Moment, Rev
+from quorate.testing.exhaustive.words import WORDS, wordless
 
 FAR_S = 100_000.0
 """What is due later than that never happens here."""
@@ -61,9 +63,6 @@ IGNORED: dict[str, frozenset[str]] = {
     "Node": frozenset({"_listener"}),
 }
 """What no decision reads, by class. A mirror's items are what its owner has decoded from them."""
-WORDS = frozenset({"why", "reason", "by", "ended", "broken", "_said", "_told_reason", "_error"})
-"""Sentences for people: only whether there is one can matter."""
-
 _ATOMS = (str, bytes, bool, int, type(None))
 _OPAQUE = (
     *(type, ModuleType, CodeType, FrameType, Context, ContextVar, Emitter),
@@ -126,6 +125,8 @@ class Fingerprint:
     def _walk_content(self, thing: Any, kind: type) -> None:
         if isinstance(thing, enum.Enum):
             self._emit(kind.__name__, thing.name)
+        elif kind is Put:
+            self._emit("put", thing.key, wordless(thing.value), thing.lease)
         elif isinstance(thing, dict):
             self._emit("dict", len(thing))
             for key, value in thing.items():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from quorate.kv.engine import Engine
 from quorate.kv.leases import Lease
@@ -30,11 +27,8 @@ from quorate.kv.types import (
     VersionIs,
 )
 from quorate.rendezvous.keys import RunKeys
-from quorate.testing.exhaustive.fingerprint import WORDS
 
 FOREVER_S = 1e12
-_WORDLESS = WORDS - {"by"} | {"formed_at", "gather_s", "last_call_s", "confirm_s", "lasted_s", "first_arrival"}
-_LISTS = {"last_arrivals", "last_confirmed"}
 
 
 class Server(NamedTuple):
@@ -107,7 +101,7 @@ class Store:
             blank = isinstance(compare, VersionIs) or getattr(compare, "key", "").startswith(self._keys.data)
             if blank or (isinstance(compare, CreateRevisionIs) and compare.key != self._keys.coordinator):
                 raise NotImplementedError(f"{compare} is blanked here: no longer blank it, now that it is compared")
-        return Txn(op.compares, tuple(_wordless_put(step) for step in op.then), op.otherwise)
+        return op
 
     def _blanked(self, item: Item) -> Item:
         if item.key.startswith(self._keys.data):
@@ -135,19 +129,3 @@ class Store:
                     results.append(result)
         revision = answer.revision if was_write and answer.committed else 0
         return TxnResult(answer.committed, revision, tuple(results))
-
-
-def _wordless_put(step: Any) -> Any:
-    return Put(step.key, _wordless(step.value), step.lease) if isinstance(step, Put) else step
-
-
-@cache
-def _wordless(value: bytes) -> bytes:
-    """A record without its sentences for people and without the times of reports."""
-    fields: dict[str, Any] = msgspec.json.decode(value)
-    for name in fields:
-        if name in _WORDLESS:
-            fields[name] = "" if isinstance(fields[name], str) else 0.0
-        elif name in _LISTS:
-            fields[name] = []
-    return msgspec.json.encode(fields, order="deterministic")

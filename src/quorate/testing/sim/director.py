@@ -120,6 +120,8 @@ class Director:
                 self._spawn(self._weather(process, Weather(to_server=False, from_server=False), length_s))
             case Fault.CUT_UP:
                 self._spawn(self._weather(process, Weather(to_server=False), length_s))
+            case Fault.CUT_DOWN if action.target % 2:
+                self._spawn(self._weather(process, Weather(watches=False), length_s))
             case Fault.CUT_DOWN:
                 self._spawn(self._weather(process, Weather(from_server=False), length_s))
             case Fault.SLOW:

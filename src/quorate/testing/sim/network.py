@@ -64,6 +64,7 @@ class Weather:
     late_s: float = 0.0
     to_server: bool = True
     from_server: bool = True
+    watches: bool = True
 
 
 class SimServer:
@@ -171,7 +172,7 @@ class SimWatch(Watch):
 
     def send(self, batch: Batch) -> None:
         """The server's side: put a batch on its way. A stream that lost one is torn: nothing may follow on it."""
-        if not self._backend.weather.from_server:
+        if not (self._backend.weather.from_server and self._backend.weather.watches):
             self.tear()
             return
         self._last_arrival = self._backend.send_down(

@@ -20,7 +20,7 @@ class Fault(enum.Enum):
     PAUSE = "a process stands still for a while"
     CUT = "a process and the server do not hear each other"
     CUT_UP = "the server does not hear a process"
-    CUT_DOWN = "a process does not hear the server"
+    CUT_DOWN = "a process does not hear the server, or only its watches do not"
     RESET = "a connection breaks and is made again"
     SLOW = "messages of a process take long"
     LOSSY = "messages of a process get lost or are repeated"

@@ -1,0 +1,35 @@
+"""What is written for people only, and is no part of a state: sentences, and the times and names in reports."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from quorate.kv.types import Op, Put, Txn
+
+WORDS = frozenset({"why", "reason", "by", "ended", "broken", "_said", "_told_reason", "_error"})
+"""Attributes that hold a sentence: only whether there is one can matter."""
+_BLANKED = WORDS | {"formed_at", "gather_s", "last_call_s", "confirm_s", "lasted_s", "first_arrival"}
+_EMPTIED = {"last_arrivals", "last_confirmed"}
+
+
+@cache
+def wordless(value: bytes) -> bytes:
+    """A record as it is stored, without them."""
+    fields: dict[str, Any] = msgspec.json.decode(value)
+    for name in fields:
+        if name in _BLANKED:
+            fields[name] = "" if isinstance(fields[name], str) else 0.0
+        elif name in _EMPTIED:
+            fields[name] = []
+    return msgspec.json.encode(fields, order="deterministic")
+
+
+def wordless_op(op: Op) -> Op:
+    """A request that writes records without them."""
+    if not isinstance(op, Txn):
+        return op
+    steps = tuple([Put(one.key, wordless(one.value), one.lease) if isinstance(one, Put) else one for one in op.then])
+    return Txn(op.compares, steps, op.otherwise)
