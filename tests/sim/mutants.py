@@ -22,6 +22,7 @@ from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.fenced import FencedWriter
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.node import Node
+from quorate.rendezvous.patience import Patience
 from quorate.rendezvous.presence import Presence
 from quorate.rendezvous.view import View
 from quorate.store import AsyncStore
@@ -188,7 +189,14 @@ MUTANTS = (
     Mutant(
         "a member does not notice that its round was forgotten",
         ("Completion",),
-        (Edit(Node, "_what_changed", "if sight.round is None or", "if sight.round is not None and"),),
+        (
+            Edit(
+                Node,
+                "_what_changed",
+                "if sight.round is None or sight.round.number != current.number or self._is_forgotten(current.number):",
+                "if sight.round is not None and sight.round.number > current.number:",
+            ),
+        ),
         rule=9,
     ),
     Mutant(
@@ -221,7 +229,7 @@ MUTANTS = (
         (Edit(Coordinator, "_form", "number=decision.number, rank=rank,", "number=decision.number, rank=~rank % len(members),"),),
     ),
     Mutant(
-        "a node looks at its assignment but not at the incarnation",
+        "a node does not look at the incarnation",
         ("Agreement", "Ranks", "Exclusivity", "Monotonicity"),
         (Edit(Node, "_is_forgotten", "return door is not None and record.incarnation", "return False and record.incarnation"),),
     ),
@@ -305,7 +313,7 @@ MUTANTS = (
     Mutant(
         "a node has no deadline",
         ("Release",),
-        (Edit(Node, "_set_deadline", "None if is_spare else self._deadline", "None"),),
+        (Edit(Patience, "update", "None if is_spare else self._deadline", "None"),),
     ),
     Mutant(
         "a time-out does not say who is missing",

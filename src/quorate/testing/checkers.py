@@ -179,10 +179,14 @@ class Checker:
 
 
 class Barrier(Checker):
-    """An active round has min to max members, all of which confirmed it; nobody returns from any other."""
+    """An active round has min to max members, all of which confirmed it; nobody returns from any other.
 
-    def __init__(self, min_nodes: int, max_nodes: int, step: int = 1) -> None:
+    Of the first `compared` members the confirmation must still stand; the others may have gone on since.
+    """
+
+    def __init__(self, min_nodes: int, max_nodes: int, step: int = 1, compared: int = 1_000_000) -> None:
         self._min, self._max, self._step = min_nodes, max_nodes, step
+        self._compared = compared
         self._active: set[int] = set()
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
@@ -195,10 +199,12 @@ class Barrier(Checker):
                 f"round {now.number} is active with {len(members)} members (size {now.size}), allowed are "
                 f"{self._min} to {self._max} in steps of {self._step}"
             )
-        for member in members:
+        for rank, member in enumerate(members):
             record = picture.nodes.get(member.id)
-            confirmed = record is not None and record.phase is NodePhase.MEMBER and record.round == now.number
-            if record is not None and (not confirmed or record.join != member.join):
+            if record is None or (rank >= self._compared and record.floor >= now.number):
+                continue
+            confirmed = record.phase is NodePhase.MEMBER and record.round == now.number
+            if not confirmed or record.join != member.join:
                 raise BrokeBarrier(f"round {now.number} is active, but {member.name} stands at {record}")
 
     def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
@@ -277,15 +283,25 @@ class Exclusivity(Checker):
         self._active: set[int] = set()
         self._left_over: dict[str, tuple[int, int]] = {}
         """Who was in a round (join, round) when the run forgot it: until they leave it, it is still a group."""
+        self._returned: dict[str, tuple[int, int]] = {}
+        """Who returned from a round last (join, round): it leaves it with a new join, or with its session."""
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         for record in picture.nodes.values():
-            if record.round != now.number and self._is_inside(record):
+            join, last = self._returned.get(record.id, (0, now.number))
+            stayed = join == record.join and record.phase is NodePhase.JOINING and last < now.number
+            if stayed or (record.round != now.number and self._is_inside(record)):
                 raise BrokeExclusivity(
-                    f"round {now.number} was decided ({now.phase.value}) while {record.name} is in round {record.round}"
+                    f"round {now.number} was decided ({now.phase.value}) while {record.name} is in round "
+                    f"{last if stayed else record.round}"
                 )
         if now.phase is RoundPhase.ACTIVE:
             self._active.add(now.number)
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        record = picture.nodes.get(node_id)
+        if record is not None:
+            self._returned[node_id] = (record.join, joined.number)
 
     def _is_inside(self, record: NodeRecord) -> bool:
         is_left_over = self._left_over.get(record.id) == (record.join, record.round)
@@ -398,7 +414,7 @@ class Safety:
     def __init__(self, keys: RunKeys, min_nodes: int, max_nodes: int, step: int = 1, compared: int = 1_000_000) -> None:
         self.picture = Picture(keys)
         self.checkers: tuple[Checker, ...] = (
-            Barrier(min_nodes, max_nodes, step),
+            Barrier(min_nodes, max_nodes, step, compared),
             Agreement(),
             Ranks(),
             Exclusivity(),

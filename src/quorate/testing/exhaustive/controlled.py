@@ -35,8 +35,7 @@ from quorate.kv.types import (
     Txn,
     TxnResult,
 )
-from quorate.testing.exhaustive.fingerprint import FAR_S
-from quorate.testing.exhaustive.symbols import Moment
+from quorate.testing.exhaustive.symbols import FAR_S, Moment
 from quorate.testing.exhaustive.words import wordless_op
 from quorate.testing.loop import VirtualTimeLoop
 
@@ -65,8 +64,9 @@ class Strand(VirtualTimeLoop):
             asyncio._set_running_loop(None)
 
     def timers(self) -> list[asyncio.TimerHandle]:
-        """What is due some time, in order."""
-        return [entry[-1] for entry in sorted(self._timers, key=lambda entry: entry[:3]) if not entry[-1].cancelled()]
+        """What will be due, in order."""
+        due = [entry for entry in self._timers if entry[0] - self._now <= FAR_S and not entry[-1].cancelled()]
+        return [entry[-1] for entry in sorted(due, key=lambda entry: entry[:3])]
 
     def next_timer_s(self) -> float | None:
         """How far away the next timer is; None if it will never be due here."""

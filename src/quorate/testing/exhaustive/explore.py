@@ -16,8 +16,8 @@ from typing import Any
 from quorate.testing.checkers import Broke, BrokeCompletion
 from quorate.testing.exhaustive.choices import beginning, choices, fair, judge_rest
 from quorate.testing.exhaustive.story import tell
-from quorate.testing.exhaustive.symbols import encodable
 from quorate.testing.exhaustive.values import Setup, State
+from quorate.testing.exhaustive.words import adapted
 from quorate.testing.exhaustive.world import World
 
 MOST_STATES = 1_000_000
@@ -88,7 +88,7 @@ class Explorer:
 
     def run(self) -> Report:
         """Explore until everything is explored, a guarantee is broken, or a limit is reached."""
-        with encodable():
+        with adapted():
             self._world = World(self._setup)
             try:
                 return self._run()

@@ -42,11 +42,9 @@ from quorate.rendezvous.membership import Identity
 from quorate.rendezvous.rules import Rules
 from quorate.settings import Settings, Timing
 from quorate.testing.exhaustive.liveness import live_after
-from quorate.testing.exhaustive.symbols import Moment, Rev
+from quorate.testing.exhaustive.symbols import FAR_S, Moment, Rev
 from quorate.testing.exhaustive.words import WORDS, wordless
 
-FAR_S = 100_000.0
-"""What is due later than that never happens here."""
 LONG_AGO_S = 100.0
 """No rule looks back further than that."""
 
@@ -195,13 +193,17 @@ class Fingerprint:
             self._walk(callback)
 
     def _walk_handle(self, handle: asyncio.Handle) -> None:
+        """What is cancelled, and what is due only when nobody looks any more, is as good as nothing."""
         inner: Any = handle
-        self._emit("handle", handle.cancelled())
-        if not handle.cancelled():
-            if isinstance(handle, asyncio.TimerHandle):
-                self._walk(handle.when())
-            self._walk(inner._callback)
-            self._walk(inner._args)
+        is_far = isinstance(handle, asyncio.TimerHandle) and handle.when() - self._now > FAR_S
+        if handle.cancelled() or is_far:
+            self._emit(None)
+            return
+        self._emit("handle")
+        if isinstance(handle, asyncio.TimerHandle):
+            self._walk(handle.when())
+        self._walk(inner._callback)
+        self._walk(inner._args)
 
     def _walk_suspended(self, suspended: Any) -> None:
         """A coroutine by where it stands, its live variables and what is on its stack, in the interpreter's order."""

@@ -8,11 +8,8 @@ in how late it is, then have one fingerprint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeAlias
-
-import msgspec
 
 from quorate.kv.types import (
     Add,
@@ -27,7 +24,9 @@ from quorate.kv.types import (
     Txn,
     TxnResult,
 )
-from quorate.rendezvous import records
+
+FAR_S = 100_000.0
+"""What is due later than that never happens here."""
 
 Rename: TypeAlias = Callable[[int], int]
 
@@ -83,17 +82,6 @@ class Moment(float):
     def __sub__(self, other: float) -> Any:
         difference = float(self) - float(other)
         return difference if isinstance(other, Moment) else Moment(difference)
-
-
-@contextmanager
-def encodable() -> Iterator[None]:
-    """Records may hold symbols while this lasts; written out they are 0 (nothing reads them back)."""
-    before = records._encoder
-    records._encoder = msgspec.json.Encoder(order="deterministic", enc_hook=lambda symbol: 0)
-    try:
-        yield
-    finally:
-        records._encoder = before
 
 
 # --- renaming inside the words of the store ---------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from quorate.rendezvous.keys import RunKeys
 from quorate.settings import Settings
 from quorate.testing.exhaustive.actors import Actor, CoordinatorActor, Input, NodeActor, OperatorActor
 from quorate.testing.exhaustive.automaton import Automaton, LocalState
-from quorate.testing.exhaustive.fingerprint import FAR_S
 from quorate.testing.exhaustive.ledger import Court
 from quorate.testing.exhaustive.server import Server, Store, is_write
+from quorate.testing.exhaustive.symbols import FAR_S
 from quorate.testing.exhaustive.values import Choice, Proc, Setup, State
 
 RUN_ID = "run"

@@ -83,7 +83,8 @@ class Director:
         world = self._world
         pool = sorted(world.processes)
         process = world.processes[pool[action.target % len(pool)]] if pool else None
-        if action.fault in (Fault.KILL_COORDINATOR, Fault.PAUSE_COORDINATOR):
+        decides = action.fault is Fault.LATE and action.target % 2
+        if decides or action.fault in (Fault.KILL_COORDINATOR, Fault.PAUSE_COORDINATOR):
             process = world.coordinator() or process
         world.note("fault", process.machine if process else "-", f"{action.fault.name} for {action.length_s:.2f} s")
         match action.fault:
@@ -96,6 +97,8 @@ class Director:
                     self._spawn(self._weather(each, Weather(to_server=False, from_server=False), action.length_s))
             case Fault.CLOSE:
                 self._spawn(self._operate(lambda: world.entry("n00").close("a fault")))
+            case Fault.CLOSE_FORMING:
+                self._spawn(self._close_while_forming(action))
             case Fault.REOPEN:
                 self._spawn(self._operate(lambda: world.entry("n00").reopen("a fault")))
             case Fault.LEASE_END:
@@ -131,8 +134,13 @@ class Director:
                 late_s = 2 * self._plan.ttl_s
                 lossy = Weather(delay_s=(0.0002, slowest), lose=0.1, repeat=0.3, late=0.1, late_s=late_s)
                 self._spawn(self._weather(process, lossy, length_s))
+            case Fault.LATE:
+                late = Weather(delay_s=(0.0002, slowest), late=0.3, late_s=2 * self._plan.ttl_s)
+                self._spawn(self._weather(process, late, length_s))
             case Fault.RESET:
                 process.backend.reset()
+            case Fault.SESSION_END:
+                self._spawn(self._end_session_while_forming(process, action))
             case Fault.MUTE:
                 process.backend.swallow = never_confirms
                 self._spawn(self._later(length_s, lambda: setattr(process.backend, "swallow", None)))
@@ -209,6 +217,27 @@ class Director:
             process.backend.reset()
         if world.plan.server_coordinator:
             world.start_coordinator()
+
+    async def _forming(self, action: Action) -> None:
+        """Until some moment between the decision and the answer to the last confirmation of the next attempt."""
+        self._world.forming.clear()
+        try:
+            async with asyncio.timeout(action.length_s):
+                await self._world.forming.wait()
+        except TimeoutError:
+            pass  # none forms: as good a moment as any
+        await asyncio.sleep(self._plan.slowest_s * (action.target % 50) / 10)
+
+    async def _end_session_while_forming(self, process: SimProcess, action: Action) -> None:
+        await self._forming(action)
+        self._world.end_session(process)
+
+    async def _close_while_forming(self, action: Action) -> None:
+        operator = self._world.entry("n00")
+        await self._forming(action)
+        await self._operate(lambda: operator.close("a fault"))
+        if action.target % 3:
+            await self._operate(lambda: operator.reopen("a fault"))
 
     async def _operate(self, act: Callable[[], object]) -> None:
         for _ in range(5):

@@ -46,6 +46,8 @@ from quorate.kv.types import (
     WatchTooOld,
 )
 
+EVERYTHING = 0
+"""The watch of whoever checks: it covers all keys and is told at once."""
 _WIRE = Context()
 """What is under way belongs to no machine: it arrives even if its sender stands still or is dead."""
 GENERATION = 1_000_000
@@ -73,6 +75,7 @@ class SimServer:
     def __init__(self, on_commit: Callable[[Batch, str], None], history: int) -> None:
         self.is_up = True
         self.engine = Engine(history)
+        self._observe()
         self._on_commit = on_commit
         self._history = history
         self._generation = 0
@@ -93,21 +96,19 @@ class SimServer:
         return result
 
     def _apply(self, op: Op, writer: str, origin: Origin | None) -> Result:
-        before = self.engine.revision
         outcome = self.engine.apply(op, self._loop.time(), origin)
-        if self.engine.revision > before:
-            new: list[Batch] = []
-            for batch in reversed(self.engine.history.batches):
-                if batch.revision <= before:
-                    break
-                new.append(batch)
-            for batch in reversed(new):
-                self._on_commit(batch, writer)
+        for event in outcome.events:
+            if event.watch == EVERYTHING:
+                self._on_commit(event.batch, writer)
         for event in outcome.events:
             watch = self._watches.get(event.watch)
             if watch is not None:
                 watch.send(event.batch)
         return outcome.result
+
+    def _observe(self) -> None:
+        """See every commit, whatever the history holds."""
+        self.engine.watch(EVERYTHING, "", self.engine.revision)
 
     def start_watch(self, watch: SimWatch, after_revision: int) -> int | WatchTooOld:
         """Register a watch; what it missed is sent."""
@@ -140,6 +141,7 @@ class SimServer:
         else:
             self._generation += 1
             self.engine = Engine(self._history, first=1 + self._generation * GENERATION)
+        self._observe()
         self.is_up = True
         self._arm()
 

@@ -26,7 +26,7 @@ from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Cause, Identity, Joined
 from quorate.rendezvous.node import Node
-from quorate.rendezvous.records import CoordinatorRecord
+from quorate.rendezvous.records import CoordinatorRecord, RoundPhase
 from quorate.settings import Settings
 from quorate.store import AsyncStore
 from quorate.testing.checkers import BrokeFencing, BrokeRelease, Safety
@@ -73,6 +73,8 @@ class SimWorld:
         self.processes: dict[str, SimProcess] = {}
         self.dead: list[SimProcess] = []
         self.broken: BaseException | None = None
+        self.forming = asyncio.Event()
+        """An attempt was written since it was last cleared."""
         self.is_calm = False
         """The faults are over: everybody stays, and re-joins when its world changes."""
         self.events = 0
@@ -105,6 +107,9 @@ class SimWorld:
     def _committed(self, batch: Batch, writer: str) -> None:
         self.note("commit", self._machine_of.get(writer, writer) or "(time)", batch)
         self._guard(lambda: self.safety.committed(batch.revision, batch.changes, writer))
+        current = self.safety.picture.round
+        if current is not None and current.phase is RoundPhase.FORMING:
+            self.forming.set()
         waiting = self.safety.picture.waiting
         if waiting is not None and waiting.spare > 0:
             self._spare_seen_at = self.loop.time()
@@ -240,6 +245,12 @@ class SimWorld:
         if item is not None and self.server.is_up:
             self.server.execute(Revoke(item.lease), "", None)
 
+    def end_session(self, process: SimProcess) -> None:
+        """The server ends the session of a process, which learns of it later."""
+        item = self.server.engine.items.get(self.keys.node(process.node.identity.id))
+        if item is not None and self.server.is_up:
+            self.server.execute(Revoke(item.lease), "", None)
+
     def entry(self, name: str) -> Entry:
         """An operator's access to the door of the run."""
         rng = random.Random(f"{self.plan.seed} operator {self.events}")
@@ -308,7 +319,8 @@ class SimWorld:
         """Everybody adds one, once: more means that a request counted twice or that another round's store shows."""
         if total > joined.size and self.broken is None:
             self.broken = BrokeFencing(
-                f"{process.machine} found {total} in the store of round {joined.number}, which has {joined.size} members"
+                f"{process.machine} found {total} in the store of round {joined.number}, "
+                f"which has {joined.size} members"
             )
 
     def _check_release(self, process: SimProcess, began_at: float, paused_s: float) -> None:
