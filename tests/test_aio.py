@@ -14,7 +14,6 @@ from quorate.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
-    SessionLostError,
     SettingsError,
     StoreError,
     Unavailable,
@@ -445,7 +444,7 @@ def test_members_are_read_again_until_the_backend_answers(scheme):
                 await world.members()
             a._backend.faults = Faults.none()
             await a.next_rendezvous()
-            with pytest.raises(SessionLostError, match="is over"):
+            with pytest.raises(RendezvousError, match="is over"):
                 await world.members()
 
     virtual(main)

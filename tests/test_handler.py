@@ -341,8 +341,6 @@ def test_handler_after_its_end_says_so(place, end):
     getattr(handler, end)()
     calls = {
         "next_rendezvous": handler.next_rendezvous,
-        "num_nodes_waiting": handler.num_nodes_waiting,
-        "is_closed": handler.is_closed,
         "set_closed": handler.set_closed,
         "leave": handler.leave,
         "reopen": handler.reopen,
@@ -353,6 +351,8 @@ def test_handler_after_its_end_says_so(place, end):
         with pytest.raises(RendezvousError, match="was shut down: make a new one"):
             call()
         assert name
+    assert handler.num_nodes_waiting() == 0
+    assert handler.is_closed() is (end == "shutdown")
     assert handler.get_run_id() == "run"
     assert handler.get_backend() == "memory"
     assert not handler.in_use

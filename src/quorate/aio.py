@@ -16,6 +16,7 @@ import random
 import secrets
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Self
@@ -26,13 +27,17 @@ from quorate.backends.contract import Backend
 from quorate.backends.schemes import backend_opener
 from quorate.errors import (
     BackendError,
+    ForkedProcessError,
+    OutcomeUnknown,
+    Rejected,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
+    Unavailable,
 )
-from quorate.events import Emitter, NodeLeft, ShutdownFailed, Sink
+from quorate.events import Emitter, NodeLeft, ShutdownFailed, Sink, logger
 from quorate.parameters import RendezvousParameters
-from quorate.rendezvous.membership import Cause, Identity, Joined
+from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined
 from quorate.rendezvous.node import Node
 from quorate.rendezvous.records import RosterMember
 from quorate.settings import Settings
@@ -65,14 +70,23 @@ class AsyncChanged:
         """Call on every change, and at once if there was one."""
         self._listeners.append(listener)
         if self.cause is not None:
-            listener(self.cause, self.reason)
+            self._tell(listener)
 
     def set(self, cause: Cause, reason: str) -> None:
         """The driver's: a later, graver cause replaces an earlier one."""
         self.cause, self.reason = cause, reason
         self._event.set()
-        for listener in self._listeners:
-            listener(cause, reason)
+        for listener in list(self._listeners):
+            self._tell(listener)
+
+    def _tell(self, listener: Callable[[Cause, str], None]) -> None:
+        """A listener that raises is reported once and dropped: it must not hurt the job."""
+        assert self.cause is not None
+        try:
+            listener(self.cause, self.reason)
+        except Exception:
+            logger.exception("a listener failed and is not called again: %r", listener)
+            self._listeners.remove(listener)
 
 
 class AsyncWorld:
@@ -91,7 +105,7 @@ class AsyncWorld:
     async def members(self) -> tuple[RosterMember, ...]:
         """All members in rank order, with name and address. One read, tried again until `read_timeout`.
 
-        SessionLostError if the round is over, RendezvousConnectionError if the backend does not answer.
+        SessionLostError or RendezvousError if the round is over, RendezvousConnectionError without an answer.
         """
         limit_s = self._node.settings.read_timeout_s
         trouble = "no answer"
@@ -121,7 +135,11 @@ class AsyncHandler:
         self._opener = backend_opener(settings.scheme)
         self._emit = Emitter(*sinks)
         self._local_id = next(_local_ids)
+        self._pid = os.getpid()
         self._opening = asyncio.Lock()
+        self._dropped: weakref.finalize[..., AsyncHandler] | None = None
+        self.last_closed = False
+        """Whether the run was closed when this handler last let go of it."""
         self._backend: Backend | None = None
         self._node: Node | None = None
         self._changed: AsyncChanged | None = None
@@ -136,7 +154,7 @@ class AsyncHandler:
         changed = self._changed = AsyncChanged()
         store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
         self._stores.add(store)
-        node.listen(self._on_changed)
+        node.listen(changed.set)
         return AsyncWorld(node, joined, store, changed)
 
     async def _join(self) -> tuple[Joined, Node]:
@@ -144,9 +162,10 @@ class AsyncHandler:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.has_left = False
         call = self._joining = _Joining()
+        started_at = asyncio.get_running_loop().time()
         try:
-            node = await self._open()
-            return await node.next_round(), node
+            node = await self._open_within(self.settings.join_timeout_s)
+            return await node.next_round(started_at), node
         except asyncio.CancelledError:
             if call.left_because is None or call.task.uncancel() > 0:
                 raise
@@ -165,12 +184,12 @@ class AsyncHandler:
 
     async def observe(self) -> None:
         """Begin to follow the run without joining it. Returns once it was read, or after `read_timeout`."""
-        node = await self._open()
-        node.sight.observe()
         try:
             async with asyncio.timeout(self.settings.read_timeout_s):
+                node = await self._open_within(self.settings.read_timeout_s)
+                node.sight.observe()
                 await node.sight.wait_synced()
-        except TimeoutError:
+        except (TimeoutError, RendezvousConnectionError):
             return
 
     @property
@@ -187,11 +206,11 @@ class AsyncHandler:
 
     async def set_closed(self, why: str = "set_closed() was called") -> None:
         """Close the run for everybody; fine if it is closed already."""
-        await (await self._open()).close_run(why)
+        await (await self._open_within(self.settings.close_timeout_s)).close_run(why)
 
     async def reopen(self, why: str = "reopen() was called") -> bool:
         """Let nodes join a closed run again; False if it was not closed."""
-        return await (await self._open()).reopen_run(why)
+        return await (await self._open_within(self.settings.close_timeout_s)).reopen_run(why)
 
     async def leave(self, why: str = "leave() was called") -> None:
         """Leave the run without closing it. The handler can join again.
@@ -221,8 +240,7 @@ class AsyncHandler:
         why = "its handler let go of the run"
         await self._stop_joining(why)
         async with self._opening:
-            node, self._node = self._node, None
-            backend, self._backend = self._backend, None
+            node, backend = self._let_go()
         for store in list(self._stores):
             store.end(why)
         if node is not None:
@@ -233,26 +251,51 @@ class AsyncHandler:
 
     async def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
-        node, self._node = self._node, None
-        backend, self._backend = self._backend, None
+        node, backend = self._let_go()
         if node is not None:
             node.abandon()
         if backend is not None:
             await backend.close()
+
+    def _let_go(self) -> tuple[Node | None, Backend | None]:
+        node, self._node = self._node, None
+        backend, self._backend = self._backend, None
+        if node is not None:
+            self.last_closed = node.sight.is_closed
+        if self._dropped is not None:
+            self._dropped.detach()
+            self._dropped = None
+        return node, backend
 
     @property
     def name(self) -> str:
         """The node's name."""
         return self.settings.name or socket.gethostname()
 
+    async def _open_within(self, limit_s: float) -> Node:
+        """The node, opened if need be; tried again until the limit. RendezvousConnectionError if it cannot be."""
+        trouble = "no answer"
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    try:
+                        return await self._open()
+                    except (Unavailable, OutcomeUnknown) as error:
+                        trouble = str(error)
+                        await asyncio.sleep(RETRY_S)
+        except Rejected as error:
+            raise RendezvousConnectionError(f"{self.settings.scheme} refused this node: {error}") from error
+        except TimeoutError:
+            raise RendezvousConnectionError(
+                f"could not open {self.settings.scheme} within {limit_s:g} s: {trouble}"
+            ) from None
+
     async def _open(self) -> Node:
+        check_process(self._pid)
         async with self._opening:
             if self._node is None:
                 identity = await self._identify()
-                try:
-                    self._backend = await self._opener(self.settings)
-                except BackendError as error:
-                    raise RendezvousError(f"could not open {self.settings.scheme}: {error}") from error
+                self._backend = await self._opener(self.settings)
                 self._node = Node(
                     self._backend,
                     self.settings,
@@ -262,6 +305,10 @@ class AsyncHandler:
                     rng=random.Random(secrets.randbits(64)),
                     wall=time.time,
                 )
+                self._dropped = weakref.finalize(
+                    self, _drop, asyncio.get_running_loop(), self._node, self._backend, self._pid
+                )
+                self._dropped.atexit = False  # nothing runs then that could still say goodbye
             return self._node
 
     async def _identify(self) -> Identity:
@@ -285,14 +332,39 @@ class AsyncHandler:
             call.leave(why)
             await call.ended.wait()
 
-    def _on_changed(self, cause: Cause, reason: str) -> None:
-        if self._changed is not None:
-            self._changed.set(cause, reason)
-
     def _tell_left(self, why: str) -> None:
         changed, self._changed = self._changed, None
         if changed is not None and changed.cause not in (Cause.SESSION_LOST, Cause.ROUND_OVER):
             changed.set(Cause.ROUND_OVER, f"this node left: {why}")
+
+
+def check_process(pid: int) -> None:
+    """ForkedProcessError if this is not the process of that id."""
+    if os.getpid() != pid:
+        raise ForkedProcessError(
+            f"this handler belongs to process {pid} and was inherited by a fork: its session is the parent's. "
+            f"Make a new handler in this process"
+        )
+
+
+def _drop(loop: asyncio.AbstractEventLoop, node: Node, backend: Backend, pid: int) -> None:
+    """A handler was dropped without a word: its node leaves, wherever its loop still runs."""
+    if os.getpid() != pid or loop.is_closed():
+        return
+
+    async def stop() -> None:
+        await node.stop()
+        await backend.close()
+
+    def start() -> None:
+        task = loop.create_task(stop(), name="a dropped handler leaves")
+        _leaving.add(task)
+        task.add_done_callback(_leaving.discard)
+
+    loop.call_soon_threadsafe(start)
+
+
+_leaving: set[asyncio.Task[None]] = set()
 
 
 class _Joining:
@@ -375,12 +447,10 @@ def settings_of(target: str | RendezvousParameters | Settings, options: dict[str
     return target
 
 
-def _bootstrap(addr: str) -> Callable[[int, int], asyncio.Future[tuple[str, int]]]:
+def _bootstrap(addr: str) -> Bootstrap:
     """Publish this node's address and a free port of it for every round that it is rank 0 of."""
 
-    def publish(number: int, size: int) -> asyncio.Future[tuple[str, int]]:
-        done: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-        done.set_result((addr, free_port()))
-        return done
+    async def publish(number: int, size: int) -> tuple[str, int]:
+        return addr, free_port()
 
     return publish

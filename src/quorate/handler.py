@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from quorate import _background
-from quorate.aio import AsyncHandler, AsyncWorld, end_of_block, settings_of
+from quorate.aio import AsyncHandler, AsyncWorld, check_process, end_of_block, settings_of
 from quorate.api import RendezvousHandler, RendezvousInfo
-from quorate.errors import ForkedProcessError, RendezvousError, RendezvousGracefulExitError
+from quorate.errors import RendezvousError, RendezvousGracefulExitError
 from quorate.events import Sink
 from quorate.parameters import RendezvousParameters
 from quorate.rendezvous.membership import Cause
@@ -30,16 +31,18 @@ T = TypeVar("T")
 class Changed:
     """Like `threading.Event`, set when the world is no longer what it was. `reason` and `cause` say why."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_process: Callable[[], None]) -> None:
         self.cause: Cause | None = None
         self.reason = ""
+        self._check_process = check_process
         self._event = threading.Event()
 
     def is_set(self) -> bool:
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until the world has changed, or the time is over; whether it has."""
+        """Until the world has changed, or the time is over; whether it has. ForkedProcessError in a fork."""
+        self._check_process()
         return self._event.wait(timeout)
 
     def set(self, cause: Cause, reason: str) -> None:
@@ -64,6 +67,7 @@ class Handler(RendezvousHandler):
         self._loop = loop
         self._pid = os.getpid()
         self._shut_down: bool | None = None
+        self._has_looked = False
         self._finalizer = weakref.finalize(self, _let_go, core, loop, user, self._pid)
         self._finalizer.atexit = False  # the background loop cleans up at exit itself
 
@@ -83,16 +87,20 @@ class Handler(RendezvousHandler):
         return self._world(self._call(self._core.next_rendezvous()))
 
     def num_nodes_waiting(self) -> int:
-        """From what was pushed last: never blocks on the backend but for the first look, never raises for it."""
+        """From what was pushed last. Only the first look may block, up to `read_timeout`; 0 once it was shut down."""
         self._check_process()
-        if self._core.closed_now is None:
+        if self._core.closed_now is None and not self._has_looked and self.in_use:
+            self._has_looked = True
             self._call(self._core.observe())
         return self._core.num_nodes_waiting()
 
     def is_closed(self) -> bool:
+        """As in the interface; once the handler was shut down, what was known then."""
         self._check_process()
         closed = self._core.closed_now
-        return self._call(self._core.is_closed()) if closed is None else closed
+        if closed is not None:
+            return closed
+        return self._call(self._core.is_closed()) if self.in_use else bool(self._shut_down) or self._core.last_closed
 
     def set_closed(self, reason: str = "set_closed() was called") -> None:
         self._call(self._core.set_closed(reason))
@@ -146,11 +154,7 @@ class Handler(RendezvousHandler):
         return self._loop.call(coro)
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedProcessError(
-                f"this handler belongs to process {self._pid} and was inherited by a fork: its session is the "
-                f"parent's. Make a new handler in this process"
-            )
+        check_process(self._pid)
 
     def _world(self, world: AsyncWorld) -> World:
         result = World(
@@ -161,7 +165,7 @@ class Handler(RendezvousHandler):
             round=world.round,
             read_members=lambda: self._call(world.members()),
         )
-        result.changed = changed = Changed()
+        result.changed = changed = Changed(partial(check_process, self._pid))
         world.changed.add_listener(changed.set)
         return result
 

@@ -192,10 +192,7 @@ class AsyncStore:
         return await self._meet("gather", name, _bytes(value), timeout_s)
 
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
-        """The value of a key now (if it exists) and after every change; None: it was deleted. Has no end.
-
-        After an outage the last of several changes may stand for all.
-        """
+        """The value now, if any, and after every change; None: deleted. After an outage the last stands for all."""
         async with aclosing(self._follow(f"watch({key!r})", self._path(key))) as items:
             async for item in items:
                 yield None if item is None else item.value
@@ -226,8 +223,11 @@ class AsyncStore:
                     return []
                 brought = await self._reach(what, lambda: self._backend.scan(base + "in/"), harmless=True)
                 return [item.value for item in brought.items]
-        except TimeoutError:
-            raise await self._absent(what, base, limit_s) from None
+        except BaseException as error:
+            self._uses[f"{verb} {name}"] = use - 1  # whoever tries again comes to the same one
+            if isinstance(error, TimeoutError):
+                raise await self._absent(what, base, limit_s) from None
+            raise
 
     async def _absent(self, what: str, base: str, limit_s: float) -> StoreTimeoutError:
         try:

@@ -8,7 +8,7 @@ import pytest
 from quorate.testing.exhaustive import QUICK, WORLDS, Budget, Setup, explore
 from quorate.testing.exhaustive.__main__ import main
 
-ENOUGH_STATES = 3_000
+ENOUGH_STATES = 2_000
 
 
 @pytest.mark.parametrize("setup", QUICK, ids=lambda setup: setup.name)

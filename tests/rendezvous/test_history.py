@@ -76,6 +76,8 @@ def test_end_of_a_round_is_reported_once_with_its_reasons() -> None:
     assert why == "a was lost (its session ended); b left (done); 1 joined again"
     assert ended is not None
     assert (ended.ended, ended.lasted_s, ended.number) == (why, 60.0, 1)
+    assert reports.ended(1, board.view, board.now)[0] == ended, "it was not written yet"
+    reports.keep(ended)
     assert reports.ended(1, board.view, board.now)[0] is None
 
 
@@ -90,7 +92,7 @@ def test_new_coordinator_goes_on_with_the_reports_that_it_finds() -> None:
     reports.load([*items(report(3)), Item(KEYS.history(4), b"damaged", 1, 1, 1)])
     ended, _ = reports.ended(3, Board().view, 10.0)
     assert ended is not None
-    assert (ended.number, ended.lasted_s) == (3, 0.0)
+    assert (ended.number, ended.lasted_s) == (3, None), "nobody here saw it begin"
 
 
 def test_reports_beyond_the_last_twenty_are_surplus_once() -> None:

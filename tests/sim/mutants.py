@@ -24,6 +24,7 @@ from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.node import Node
 from quorate.rendezvous.patience import Patience
 from quorate.rendezvous.presence import Presence
+from quorate.rendezvous.sight import Sight
 from quorate.rendezvous.view import View
 from quorate.store import AsyncStore
 from tests.sim.edits import Edit, edited
@@ -231,7 +232,11 @@ MUTANTS = (
     Mutant(
         "a node does not look at the incarnation",
         ("Agreement", "Ranks", "Exclusivity", "Monotonicity"),
-        (Edit(Node, "_is_forgotten", "return door is not None and record.incarnation", "return False and record.incarnation"),),
+        (
+            Edit(Node, "_is_forgotten", "return door is not None and record", "return False and record"),
+            Edit(Sight, "has_vanished", "return self.closed is None and", "return False and"),
+        ),
+        second_line="a node notices that the run's keys have vanished",
     ),
     Mutant(
         "a node is in a round twice",

@@ -55,9 +55,8 @@ class Candidate:
         while not self._session.lost.is_set():
             try:
                 term = await self._elect()
-                self._backoff.reset()
-                if term is not None:
-                    await self._lead(term)
+                if term is None or await self._lead(term):
+                    self._backoff.reset()
             except LeaseGone:
                 return
             except HistoryGone:
@@ -92,18 +91,21 @@ class Candidate:
         if not self._first_in_line():
             await asyncio.sleep(self._rng.uniform(0.0, HERD_S))
 
-    async def _lead(self, term: int) -> None:
+    async def _lead(self, term: int) -> bool:
+        """Coordinate for a term; whether it ended as terms end."""
         run_id = self._keys.run_id
         self._emit(CoordinatorElected(run_id=run_id, by=self._name, term=term))
         backoff = Backoff(self._rng)
         coordinator = Coordinator(self._backend, self._keys, term, self._name, self._emit, backoff, self._wall)
+        failure: Exception | None = None
         try:
             reason = await coordinator.run()
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
-            # Better another coordinator, or this one afresh, than a run without any.
-            reason = f"it failed: {error!r}"
-            await self._backend.txn([CreateRevisionIs(self._keys.coordinator, term)], [Delete(self._keys.coordinator)])
-            await self._backoff.sleep()
+            failure, reason = error, f"it failed: {error!r}"
         self._emit(CoordinatorDeposed(run_id=run_id, by=self._name, term=term, reason=reason))
+        if failure is None:
+            return True
+        # Better another coordinator, or this one afresh, than a run without any.
+        await self._backend.txn([CreateRevisionIs(self._keys.coordinator, term)], [Delete(self._keys.coordinator)])
+        await self._backoff.sleep()
+        return False

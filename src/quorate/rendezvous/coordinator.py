@@ -109,11 +109,13 @@ class Coordinator:
         self._told_revision = 0
         self._told_at = float("-inf")
         self._noticed_end_of = 0
+        self._announced = 0
         self._knows_the_past = False
 
     async def run(self) -> str:
         """Lead until deposed."""
         stale = True
+        refusals = 0
         try:
             while True:
                 try:
@@ -122,8 +124,12 @@ class Coordinator:
                         stale = False
                     await self._step()
                     self._backoff.reset()
+                    refusals = 0
                 except LookAgain:
                     stale = True
+                    refusals += 1
+                    if refusals > 1:  # not a view that was just old: do not ask in a loop
+                        await self._backoff.sleep()
                 except BackendError:
                     mark("coordinator.lost_backend")
                     stale = True
@@ -142,9 +148,22 @@ class Coordinator:
         self._view.load(scanned.items, scanned.revision, self._loop.time())
         self._watch = self._backend.watch(self._keys.control, scanned.revision)
         await self._load_roster()
+        self._announce(self._view.round)
         if not self._knows_the_past:
             self._reports.load((await self._backend.scan(self._keys.histories)).items)
             self._knows_the_past = True
+
+    def _announce(self, record: RoundRecord | None) -> None:
+        """Say that a round of this term is active, once, however this coordinator learned that its write was done."""
+        if record is None or record.phase is not RoundPhase.ACTIVE or record.term != self._term:
+            return
+        if record.number > self._announced:
+            self._announced = record.number
+            self._emit(
+                RoundActive(
+                    run_id=self._keys.run_id, by=self._name, round=record.number, size=record.size, reason=record.why
+                )
+            )
 
     async def _load_roster(self) -> None:
         """The members of the last active round of this incarnation, if they are not known yet."""
@@ -167,7 +186,8 @@ class Coordinator:
 
     def _stop_watching(self) -> None:
         if self._next is not None:
-            self._next.cancel()
+            if not self._next.cancel() and not self._next.cancelled():
+                self._next.exception()  # it does not matter any more
             self._next = None
         if self._watch is not None:
             self._watch.cancel()
@@ -283,7 +303,10 @@ class Coordinator:
             )
         except BaseException:
             mark("coordinator.burnt")
-            view.plan = None  # some were not told of their place: this number is burnt
+            if view.plan is plan:
+                why = "not all of its members could be told of their places"
+                self._emit(RoundGivenUp(run_id=keys.run_id, by=self._name, round=plan.number, reason=why))
+            view.plan = None  # this number is burnt
             raise
         plan.started_at = self._loop.time()
         await self._catch_up()
@@ -348,6 +371,7 @@ class Coordinator:
         def activated(revision: int) -> None:
             view.set_roster(plan.number, members, now)
             self._note_told(waiting, revision)
+            self._announce(record)
 
         await self._writer.write_round(
             view.round_revision,
@@ -355,11 +379,6 @@ class Coordinator:
             writes,
             activated,
             still_confirmed[:room],
-        )
-        self._emit(
-            RoundActive(
-                run_id=self._keys.run_id, by=self._name, round=plan.number, size=record.size, reason=decision.why
-            )
         )
         await self._catch_up()
         await self._collect(forming, plan.number)
@@ -394,9 +413,10 @@ class Coordinator:
             return  # the round of an earlier life of the run
         number = view.round.number
         report, why = self._reports.ended(number, view, now)
-        self._noticed_end_of = number
         if report is not None:
             await self._write(Put(self._keys.history(number), encode(report), self._data_lease))
+            self._reports.keep(report)
+        self._noticed_end_of = number
         self._emit(RoundOver(run_id=self._keys.run_id, by=self._name, round=number, reason=why))
 
     # --- telling ------------------------------------------------------------------------------------------------------

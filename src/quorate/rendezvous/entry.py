@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from quorate._marks import mark
 from quorate.backends.contract import Backend, Session
 from quorate.errors import (
@@ -34,6 +36,7 @@ from quorate.kv.types import (
     RangeEmpty,
 )
 from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import ClosedRecord, ConfigRecord, DrainRecord, NodeRecord, decode, encode
 from quorate.settings import Settings
 
@@ -169,22 +172,22 @@ class Entry:
             )
         return asked
 
-    async def keep_alive(
-        self, session: Session, config: Callable[[], ConfigRecord], failed: Callable[[BackendError], None]
-    ) -> None:
+    async def keep_alive(self, session: Session, config: Callable[[], ConfigRecord], reach: Reach) -> None:
         """Renew the run's own leases as long as this session lives: they end `reopen_after` after the last one."""
         loop = asyncio.get_running_loop()
-        data_renewed_at = loop.time()
+        data_renewed_at = float("-inf")
         while not session.lost.is_set():
             run_ttl_s = config().run_ttl_s or session.ttl_s
             await asyncio.sleep(min(session.ttl_s / 1.5, run_ttl_s / 3))
             try:
                 await self._backend.keep_alive(config().run_lease)
                 if loop.time() - data_renewed_at > DATA_TTL_S / 4:
-                    await self._backend.keep_alive(config().data_lease)
+                    if not await self._backend.keep_alive(config().data_lease):
+                        await self._replace_data_lease()
                     data_renewed_at = loop.time()
+                reach.succeeded()
             except BackendError as error:
-                failed(error)
+                reach.failed(error)
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
@@ -236,6 +239,16 @@ class Entry:
             await self._backend.txn(compares, [Put(self._keys.config, encode(config), door.config.run_lease)])
         except LeaseGone:
             return
+
+    async def _replace_data_lease(self) -> None:
+        """The lease of rosters, reports and stores ended, because no session lasted long enough to renew it."""
+        door = await self.read()
+        if door is None or await self._backend.keep_alive(door.config.data_lease):
+            return
+        lease = await self._backend.grant(DATA_TTL_S)
+        config = msgspec.structs.replace(door.config, data_lease=lease)
+        unchanged = ModRevisionIs(self._keys.config, door.config_revision)
+        await self._backend.txn([unchanged], [Put(self._keys.config, encode(config), door.config.run_lease)])
 
     async def _put_closed(self, door: Door, record: ClosedRecord, only_if_empty: bool) -> bool:
         compares: list[ModRevisionIs | RangeEmpty] = [ModRevisionIs(self._keys.closed, door.closed_revision)]

@@ -80,10 +80,13 @@ class Reports:
         report = self._kept.get(number)
         if report is None or report.ended:
             return None, why
-        lasted_s = now - self._active_since.get(number, now)
-        report = msgspec.structs.replace(report, ended=why, lasted_s=round(lasted_s, 3))
-        self._kept[number] = report
-        return report, why
+        since = self._active_since.get(number)
+        lasted_s = None if since is None else round(now - since, 3)
+        return msgspec.structs.replace(report, ended=why, lasted_s=lasted_s), why
+
+    def keep(self, report: HistoryRecord) -> None:
+        """A report was written."""
+        self._kept[report.number] = report
 
     def surplus(self) -> list[int]:
         """Numbers whose reports are to be removed; they are forgotten here."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from quorate._marks import mark
 from quorate.backends.contract import Backend
-from quorate.errors import BackendError, HistoryGone
+from quorate.errors import BackendError, HistoryGone, Unavailable
 from quorate.kv.types import Item
 from quorate.rendezvous.backoff import Backoff
 
@@ -58,6 +58,10 @@ class Mirror:
                 mark("mirror.rescanned")
             except BackendError as error:
                 self._on_trouble(error)
+                await self._backoff.sleep()
+            except Exception as error:
+                # A defect of the backend or of a listener must not blind the node for good.
+                self._on_trouble(Unavailable(f"following {self._prefix} failed: {error!r}"))
                 await self._backoff.sleep()
 
     async def _watch(self, revision: int) -> None:

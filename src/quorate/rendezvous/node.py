@@ -114,8 +114,8 @@ class Node:
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
 
-    async def next_round(self) -> Joined:
-        """Leave the current round, if any, and wait for a place in the next.
+    async def next_round(self, started_at: float | None = None) -> Joined:
+        """Leave the current round, if any, and wait for a place in the next, from `started_at` (now) on.
 
         Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or asked to go),
         RendezvousTimeoutError, RendezvousConnectionError, SettingsMismatchError, RendezvousStateError. After any of
@@ -126,11 +126,13 @@ class Node:
         self._busy = True
         self.current = None
         self._reach.restart()
-        patience = Patience(self.settings)
+        patience = Patience(self.settings, started_at)
         try:
             async with patience.scope:
                 return await self._join_until_in(patience)
         except TimeoutError:
+            if not patience.scope.expired():
+                raise  # not ours: something that the call used has given up
             raise await self._failed(self._timeout_error(patience)) from None
         except RendezvousError as error:
             await self._failed(error)
@@ -182,7 +184,10 @@ class Node:
         """The members of a round that this node returned from, in rank order. Read when asked for."""
         record = self.sight.round
         if record is None or record.number != joined.number:
-            raise SessionLostError(f"round {joined.number} is over: its members are no longer kept")
+            lost = self._presence.lost_reason if self._presence.session is not None else None
+            if lost is not None:
+                raise SessionLostError(f"this node is no longer in round {joined.number}: {lost}; join again")
+            raise RendezvousError(f"round {joined.number} is over: its members can no longer be read")
         return join_roster(record, (await self.backend.scan(self.keys.roster(joined.number))).items)
 
     def listen(self, listener: ChangeListener) -> None:
@@ -193,10 +198,12 @@ class Node:
 
     def waiting_count(self) -> int:
         """What `num_nodes_waiting()` answers, from what was pushed last."""
+        if self.sight.is_closed:
+            return 0
         if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
             return 1  # whoever polls this has to join again to learn more
         record, told = self.sight.round, self.sight.told
-        if record is None or told is None or self.sight.is_closed:
+        if record is None or told is None:
             return 0
         survivors = record.size - told.lost
         return told.waiting + (told.lost if survivors >= self.settings.min_nodes else 0)
@@ -413,7 +420,7 @@ class Node:
 
     async def _renew_run(self, session: Session) -> None:
         await self._joined_once.wait()
-        await self._entry.keep_alive(session, self._config, self._reach.failed)
+        await self._entry.keep_alive(session, self._config, self._reach)
 
     def _config(self) -> ConfigRecord:
         assert self._door is not None
@@ -428,11 +435,11 @@ class Node:
     async def _failed(self, error: RendezvousError) -> RendezvousError:
         """Withdraw because of an error, and say so; the error, to be raised."""
         await self._presence.end(goodbye(error))
-        self._emit(
-            JoinFailed(
-                run_id=self.settings.run_id, by=self.identity.name, error=type(error).__name__, reason=str(error)
-            )
-        )
+        run_id, name = self.settings.run_id, self.identity.name
+        if isinstance(error, RendezvousGracefulExitError):
+            self._emit(NodeLeft(run_id=run_id, by=name, reason=str(error)))
+        else:
+            self._emit(JoinFailed(run_id=run_id, by=name, error=type(error).__name__, reason=str(error)))
         return error
 
     def _timeout_error(self, patience: Patience) -> RendezvousError:

@@ -15,11 +15,11 @@ from quorate.settings import Settings
 class Patience:
     """Of one call. Use its `scope` as the time limit of the call's work."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, started_at: float | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._join_timeout_s = settings.join_timeout_s
         self._confirm_timeout_s = settings.confirm_timeout_s
-        self._started_at = self._loop.time()
+        self._started_at = self._loop.time() if started_at is None else started_at
         self._deadline = self._started_at + settings.join_timeout_s
         self._confirmed_at = self._started_at
         self._place_free_at: float | None = None

@@ -120,6 +120,7 @@ class Presence:
                 await self._backoff.sleep()
                 continue
             self._backoff.reset()
+            self._reach.succeeded()
             if result.committed:
                 return self._written(record, result.revision)
             seen = result.results[0]
@@ -166,13 +167,21 @@ class Presence:
             async with asyncio.timeout(WITHDRAW_S):
                 if record is not None and not session.lost.is_set():
                     goodbye = encode(self._make(session, NodePhase.LEFT, why=why))
-                    own_key = ModRevisionIs(self._key, revision)
-                    await self._backend.txn([own_key], [Put(self._key, goodbye, session.lease)])
-        except (BackendError, TimeoutError):
-            pass  # the end of the session says it too, only without the reason
+                    await self._say_goodbye(Put(self._key, goodbye, session.lease), revision)
+                await session.close()
+        except TimeoutError:
+            pass  # time ends the lease
         finally:
-            await session.close()
+            session.abandon()
         return True
+
+    async def _say_goodbye(self, goodbye: Put, revision: int) -> None:
+        """Tried for half of the time there is: the end of the session says it too, only without the reason."""
+        try:
+            async with asyncio.timeout(WITHDRAW_S / 2):
+                await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
+        except (BackendError, TimeoutError):
+            pass
 
     def abandon(self) -> None:
         """Stop everything without a word: what a dead process does."""

@@ -185,7 +185,8 @@ class HistoryRecord(Record, frozen=True, kw_only=True):
     last_arrivals: tuple[tuple[str, float], ...] = ()
     last_confirmed: tuple[str, ...] = ()
     ended: str = ""
-    lasted_s: float = 0.0
+    lasted_s: float | None = None
+    """None: not over, or another coordinator saw its beginning."""
 
 
 R = TypeVar("R", bound=Record)

@@ -11,7 +11,7 @@ from typing import Any
 from quorate.backends.contract import Backend
 from quorate.backends.memory import MemoryBackend
 from quorate.errors import QuorateError
-from quorate.events import Event, JoinFailed, RoundEntered
+from quorate.events import Event, JoinFailed, NodeLeft, RoundEntered
 from quorate.kv.types import Put
 from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.keys import RunKeys
@@ -366,6 +366,9 @@ class Stage:
                 self._hidden.append((at, event.by, f"round {event.round}, rank {event.rank} of {event.world_size}"))
             case JoinFailed():
                 self._hidden.append((at, event.by, f"{event.error}: {event.reason}"))
+            case NodeLeft():
+                self._hidden.append((at, event.by, f"RendezvousGracefulExitError: {event.reason}"))
+                self._say(event.by, event.text())
             case _ if event.level >= self._level:
                 self._say(event.by, event.text())
 

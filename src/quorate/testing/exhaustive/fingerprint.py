@@ -13,7 +13,6 @@ import dataclasses
 import enum
 import gc
 import hashlib
-import marshal
 import random
 from collections import deque
 from contextvars import Context, ContextVar
@@ -86,8 +85,7 @@ class Fingerprint:
         self.revs = sorted(self._revs.values(), key=lambda rev: rev.at)
         rank = {rev.at: index for index, rev in enumerate(self.revs)}
         tokens = [("rev", rank[token.at]) if isinstance(token, Rev) else token for token in self._tokens]
-        self.tokens = tokens
-        self.digest = hashlib.blake2b(marshal.dumps(tokens, 2), digest_size=16).digest()
+        self.digest = hashlib.blake2b(msgspec.msgpack.encode(tokens), digest_size=16).digest()
 
     def _emit(self, *tokens: Any) -> None:
         self._tokens.extend(tokens)

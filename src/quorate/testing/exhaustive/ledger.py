@@ -6,8 +6,9 @@ from the ledger and the store as it was, asked, and taken apart again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
 
 from quorate.kv.types import Change, Item
 from quorate.rendezvous.keys import RunKeys
@@ -17,7 +18,13 @@ from quorate.testing.exhaustive.server import Server
 from quorate.testing.exhaustive.symbols import Rev
 
 Ledger: TypeAlias = tuple[Any, ...]
-"""For each checker its tables, as sorted tuples. A revision in them is ("rev", number)."""
+"""For each checker its tables, as sorted tuples."""
+
+
+class At(NamedTuple):
+    """A revision in a ledger."""
+
+    revision: int
 
 
 class Court:
@@ -74,32 +81,21 @@ class Court:
 
 def renamed(ledger: Ledger, to: Callable[[int], int]) -> Ledger:
     """The ledger as if its revisions had these names."""
-
-    def value(one: Any) -> Any:
-        return ("rev", to(one[1])) if _is_revision(one) else one
-
-    return tuple(
-        tuple(
-            (name, tuple((row[0], value(row[1])) if _is_revision(row[1:2][0]) else row for row in rows))
-            if rows and isinstance(rows[0], tuple) and len(rows[0]) == 2
-            else (name, rows)
-            for name, rows in tables
-        )
-        for tables in ledger
-    )
+    return _renamed(ledger, to) if any(to(at) != at for at in revisions(ledger)) else ledger
 
 
-def revisions(ledger: Ledger) -> Iterable[int]:
-    """The revisions in it."""
-    for tables in ledger:
-        for _, rows in tables:
-            for row in rows:
-                if isinstance(row, tuple) and len(row) == 2 and _is_revision(row[1]):
-                    yield row[1][1]
+def _renamed(part: Any, to: Callable[[int], int]) -> Any:
+    if isinstance(part, At):
+        return At(to(part.revision))
+    return tuple([_renamed(one, to) for one in part]) if type(part) is tuple else part
 
 
-def _is_revision(one: Any) -> bool:
-    return isinstance(one, tuple) and len(one) == 2 and one[0] == "rev"
+@cache
+def revisions(part: Any) -> frozenset[int]:
+    """The revisions in a ledger, or in a part of one."""
+    if isinstance(part, At):
+        return frozenset({part.revision})
+    return frozenset().union(*map(revisions, part)) if type(part) is tuple else frozenset()
 
 
 def _frozen(safety: Safety) -> Ledger:
@@ -116,8 +112,8 @@ def _frozen(safety: Safety) -> Ledger:
 
 
 def _value(value: Any) -> Any:
-    return ("rev", value.at) if isinstance(value, Rev) else value
+    return At(value.at) if isinstance(value, Rev) else value
 
 
 def _thawed(value: Any) -> Any:
-    return Rev(value[1]) if _is_revision(value) else value
+    return Rev(value.revision) if isinstance(value, At) else value

@@ -82,6 +82,7 @@ class SimWorld:
         self._digest = hashlib.blake2b(digest_size=16)
         self._rng = random.Random(f"world {plan.seed}")
         self._lives = 0
+        self._operators = 0
         self._machine_of: dict[str, str] = {}
         self._spare_seen_at = float("-inf")
         self._coordinator_task: asyncio.Task[None] | None = None
@@ -252,9 +253,11 @@ class SimWorld:
             self.server.execute(Revoke(item.lease), "", None)
 
     def entry(self, name: str) -> Entry:
-        """An operator's access to the door of the run."""
-        rng = random.Random(f"{self.plan.seed} operator {self.events}")
-        backend = SimBackend(self.server, f"operator {self.events}", "", rng, self._fair(), self.note, 5.0, 128)
+        """An operator's access to the door of the run: another one each time."""
+        self._operators += 1
+        who = f"operator {self._operators}"
+        rng = random.Random(f"{self.plan.seed} {who}")
+        backend = SimBackend(self.server, who, "", rng, self._fair(), self.note, 5.0, 128)
         return Entry(
             backend, self.keys, self.settings(name), "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9
         )
@@ -326,7 +329,7 @@ class SimWorld:
     def _check_release(self, process: SimProcess, began_at: float, paused_s: float) -> None:
         """Nobody waits past its own deadline, a spare excepted."""
         plan, now = self.plan, self.loop.time()
-        allowed_s = plan.join_timeout_s + plan.confirm_timeout_s + 2 * WITHDRAW_S + SLACK_S
+        allowed_s = plan.join_timeout_s + plan.confirm_timeout_s + WITHDRAW_S + SLACK_S
         allowed_s += process.paused_s - paused_s
         if now - began_at > allowed_s and self._spare_seen_at < began_at and self.broken is None:
             self.broken = BrokeRelease(
