@@ -293,7 +293,7 @@ FORK = """
             "next_rendezvous": handler.next_rendezvous, "is_closed": handler.is_closed, "close": handler.close,
             "num_nodes_waiting": handler.num_nodes_waiting, "shutdown": handler.shutdown, "leave": handler.leave,
             "set": lambda: world.store.set("k", "child"), "get": lambda: world.store.get("k"),
-            "watch": lambda: next(changes), "members": lambda: world.members,
+            "watch": lambda: next(changes), "members": lambda: world.members, "changed": world.changed.wait,
         }
         for name, call in calls.items():
             try:

@@ -290,6 +290,32 @@ def test_long_lists_of_missing_keys_are_cut_short():
     run(main(), limit_s=60.0)
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_ranks_meet_when_one_tries_again_after_a_time_out(cancelled):
+    async def give_up(meeting):
+        if cancelled:
+            async with started(meeting) as task:
+                await asyncio.sleep(1.0)
+                task.cancel()
+                await asyncio.wait({task})
+        else:
+            with pytest.raises(StoreTimeoutError, match="absent: 1"):
+                await meeting
+
+    async def main():
+        async with kit_of().members(2) as group:
+            one, other = group.stores
+            for turn in range(3):
+                await give_up(one.barrier("b", 1.0))
+                await other.barrier("b", 1.0)  # the first has come, and is on its way again
+                await one.barrier("b", 1.0)
+                await give_up(one.gather("g", "old", 1.0))
+                values = await asyncio.gather(one.gather("g", f"{turn}", 1.0), other.gather("g", "x", 1.0))
+                assert values == [[b"%d" % turn, b"x"]] * 2
+
+    run(main(), limit_s=60.0)
+
+
 # --- the blocking face ------------------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,7 @@ class AsyncHandler:
         joined, node = await self._join()
         changed = self._changed = AsyncChanged()
         store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
+        store.owner = self
         self._stores.add(store)
         node.listen(changed.set)
         return AsyncWorld(node, joined, store, changed)
@@ -206,11 +207,13 @@ class AsyncHandler:
 
     async def set_closed(self, why: str = "set_closed() was called") -> None:
         """Close the run for everybody; fine if it is closed already."""
-        await (await self._open_within(self.settings.close_timeout_s)).close_run(why)
+        started_at = asyncio.get_running_loop().time()
+        await (await self._open_within(self.settings.close_timeout_s)).close_run(why, started_at)
 
     async def reopen(self, why: str = "reopen() was called") -> bool:
         """Let nodes join a closed run again; False if it was not closed."""
-        return await (await self._open_within(self.settings.close_timeout_s)).reopen_run(why)
+        started_at = asyncio.get_running_loop().time()
+        return await (await self._open_within(self.settings.close_timeout_s)).reopen_run(why, started_at)
 
     async def leave(self, why: str = "leave() was called") -> None:
         """Leave the run without closing it. The handler can join again.

@@ -76,6 +76,7 @@ class AsyncStore:
         self._fence = ModRevisionIs(keys.node(node_id), joined.own_revision)
         self._uses: dict[str, int] = {}
         self._ended: str | None = None
+        self.owner: object = None  # whoever keeps the session alive lives at least as long as the store
 
     def end(self, why: str) -> None:
         """The connection is about to go: whatever waits ends with a StoreError, and so does every later call."""

@@ -131,8 +131,9 @@ class Node:
             async with patience.scope:
                 return await self._join_until_in(patience)
         except TimeoutError:
-            if not patience.scope.expired():
-                raise  # not ours: something that the call used has given up
+            if not patience.scope.expired():  # not ours: something that the call used has given up
+                await self._presence.end("its call was interrupted (TimeoutError)")
+                raise
             raise await self._failed(self._timeout_error(patience)) from None
         except RendezvousError as error:
             await self._failed(error)
@@ -157,14 +158,14 @@ class Node:
         if await self._presence.end(why):
             self._emit(NodeLeft(run_id=self.settings.run_id, by=self.identity.name, reason=why))
 
-    async def close_run(self, why: str) -> None:
-        """Close the run for everybody. Raises RendezvousTimeoutError after `close_timeout`."""
-        if await self._within_close_timeout(lambda: self._entry.close(why), "closed"):
+    async def close_run(self, why: str, started_at: float | None = None) -> None:
+        """Close the run for everybody. RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
+        if await self._within_close_timeout(lambda: self._entry.close(why), "closed", started_at):
             self._emit(RunClosed(run_id=self.settings.run_id, by=self.identity.name, reason=why))
 
-    async def reopen_run(self, why: str) -> bool:
-        """Reopen a closed run; False if it is not closed. Raises RendezvousTimeoutError after `close_timeout`."""
-        reopened = await self._within_close_timeout(lambda: self._entry.reopen(why), "reopened")
+    async def reopen_run(self, why: str, started_at: float | None = None) -> bool:
+        """Reopen a closed run; False if it is not closed. Time-out as in `close_run`."""
+        reopened = await self._within_close_timeout(lambda: self._entry.reopen(why), "reopened", started_at)
         if reopened:
             self._emit(RunReopened(run_id=self.settings.run_id, by=self.identity.name, reason=why))
         return reopened
@@ -455,12 +456,14 @@ class Node:
     def _endpoint(self) -> str:
         return f"{self.settings.scheme}://{','.join(self.settings.endpoints)}"
 
-    async def _within_close_timeout(self, attempt: Callable[[], Awaitable[bool]], verb: str) -> bool:
+    async def _within_close_timeout(
+        self, attempt: Callable[[], Awaitable[bool]], verb: str, started_at: float | None
+    ) -> bool:
         """Try until it is known to have worked. Every attempt compares what it read, so trying again is safe."""
         self._reach.restart()
-        started_at = self._loop.time()
+        started_at = self._loop.time() if started_at is None else started_at
         try:
-            async with asyncio.timeout(self.settings.close_timeout_s):
+            async with asyncio.timeout_at(started_at + self.settings.close_timeout_s):
                 while True:
                     try:
                         result = await attempt()

@@ -1,0 +1,252 @@
+"""What goes wrong for hours, or again and again: leases are renewed, and whoever fails pauses and goes on."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from quorate.backends.contract import Backend, Limits, Scanned, Watch
+from quorate.backends.memory import MemoryBackend, MemoryServer
+from quorate.errors import BackendError, LeaseGone, Unavailable
+from quorate.events import CoordinatorDeposed, CoordinatorElected, RoundActive
+from quorate.kv.types import Batch, Put, TxnResult
+from quorate.rendezvous import coordinator as coordinating
+from quorate.rendezvous.entry import DATA_TTL_S
+from quorate.rendezvous.mirror import Mirror
+from quorate.rendezvous.records import ConfigRecord
+from quorate.store import AsyncStore
+from quorate.testing import loop as virtual
+from tests.rendezvous.kit import Meddling, Town, TxnHook, now, play, wait_until
+
+Execute = Callable[[], Awaitable[TxnResult]]
+
+
+class Busy(Meddling):
+    """Notes when a coordinator looks at everything."""
+
+    def __init__(self, inner: Backend, hook: TxnHook | None, looks: list[float], everything: str) -> None:
+        super().__init__(inner, hook, Limits())
+        self._looks = looks
+        self._everything = everything
+
+    async def scan(self, prefix: str) -> Scanned:
+        if prefix == self._everything:
+            self._looks.append(now())
+        return await super().scan(prefix)
+
+
+def config_of(town: Town) -> ConfigRecord:
+    config = town.record(ConfigRecord, town.keys.config)
+    assert config is not None
+    return config
+
+
+# Leases
+
+
+@pytest.mark.parametrize("end", ["crash", "leave"])
+def test_run_of_short_sessions_forms_rounds_for_hours(end: str) -> None:
+    """No session lasts for the half hour after which the lease of the data is renewed again."""
+
+    async def scene(town: Town) -> None:
+        for life in range(1, 13):
+            joined = await town.gathered("a", "b")
+            assert {one.number for one in joined.values()} == {life}
+            await asyncio.sleep(1000)
+            for name in "ab":
+                if end == "crash":
+                    town.crash(name)
+                else:
+                    await town.node(name).stop()
+                    del town.processes[name]
+            await asyncio.sleep(20)
+        assert now() > 3 * 3600 > DATA_TTL_S
+        assert len(town.of(RoundActive)) == 12
+
+    play(scene, min_nodes=2, join_timeout=30, hold_back_losses=0)
+
+
+def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again() -> None:
+    looks: list[float] = []
+
+    async def scene(town: Town) -> None:
+        town._wrap = lambda _, backend: Busy(backend, None, looks, town.keys.control)
+        (first,) = town.enter("a")
+        await asyncio.sleep(1)
+        before = config_of(town)
+        await MemoryBackend(town.server).revoke(before.data_lease)
+        (second,) = town.enter("b")
+        joined = await asyncio.gather(first, second)
+        assert {one.number for one in joined} == {1}
+        assert now() < 15
+        assert len(looks) < 30, "it looks in a loop"
+        after = config_of(town)
+        assert after.data_lease != before.data_lease
+        assert after.incarnation == before.incarnation
+        again = await town.gathered("a", "b")
+        assert {one.number for one in again.values()} == {2}
+        node = town.node("a")
+        store = AsyncStore(node.backend, node.keys, node.identity.id, again["a"])
+        await store.set("k", b"v")
+        assert await store.get("k") == b"v"
+
+    play(scene, min_nodes=2)
+
+
+# Pauses
+
+
+def test_coordinator_whose_writes_are_refused_again_and_again_pauses() -> None:
+    looks: list[float] = []
+    refused: list[float] = []
+
+    async def scene(town: Town) -> None:
+        async def refuses(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+            if "form" in what and now() < 20:
+                refused.append(now())
+                raise LeaseGone("it has just ended", lease=1)
+            return await execute()
+
+        town._wrap = lambda _, backend: Busy(backend, refuses, looks, town.keys.control)
+        calls = town.enter("a", "b")
+        await asyncio.sleep(10)
+        assert refused
+        for second in range(10):
+            assert len([at for at in looks if second <= at < second + 1]) <= 10
+        assert len([at for at in looks if 5 <= at < 10]) <= 10, "the pauses do not grow"
+        joined = await asyncio.gather(*calls)
+        assert {one.number for one in joined} == {1}
+        assert now() < 22
+
+    play(scene, min_nodes=2, keep_alive_interval=60)
+
+
+def test_one_refusal_costs_no_time() -> None:
+    async def scene(town: Town) -> None:
+        met: list[set[str]] = []
+
+        async def refuses_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+            if "form" in what and not met:
+                met.append(what)
+                raise LeaseGone("it has just ended", lease=1)
+            return await execute()
+
+        town._wrap = lambda _, backend: Meddling(backend, refuses_once)
+        await town.gathered("a", "b")
+        assert met
+        assert now() < 0.02
+
+    play(scene, min_nodes=2)
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+@pytest.mark.parametrize("removed", [True, False], ids=["steps down", "cannot step down"])
+def test_coordinator_that_fails_each_time_is_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, names: str, removed: bool
+) -> None:
+    def decide(*args: object) -> object:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(coordinating, "decide", decide)
+
+    async def scene(town: Town) -> None:
+        async def keeps_the_key(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+            if not removed and decision and not what:
+                raise Unavailable("not executed")
+            return await execute()
+
+        town._wrap = lambda _, backend: Meddling(backend, keeps_the_key)
+        town.enter(*names)
+        await asyncio.sleep(60)
+        failed_at = [at for at, event in town.events if isinstance(event, CoordinatorDeposed)]
+        assert 60 <= len(failed_at) <= 160 * len(names)
+        assert len([at for at in failed_at if at >= 50]) <= 25 * len(names), "the pauses do not grow"
+        deposed = [(event.by, event.term) for event in town.of(CoordinatorDeposed)]
+        assert deposed == [(event.by, event.term) for event in town.of(CoordinatorElected)]
+        assert {event.reason for event in town.of(CoordinatorDeposed)} == {"it failed: ZeroDivisionError('a defect')"}
+
+    play(scene, min_nodes=3)
+
+
+# A defect of the backend
+
+
+class Defective(MemoryBackend):
+    """Raises once what no backend should raise, where `where` says."""
+
+    where = ""
+
+    def fail(self, where: str) -> None:
+        if self.where == where:
+            self.where = ""
+            raise ZeroDivisionError("a defect")
+
+    async def scan(self, prefix: str) -> Scanned:
+        self.fail("scan")
+        return await super().scan(prefix)
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        self.fail("watch")
+        return DefectiveWatch(self, super().watch(prefix, after_revision))
+
+
+class DefectiveWatch(Watch):
+    def __init__(self, owner: Defective, inner: Watch) -> None:
+        self._owner = owner
+        self._inner = inner
+
+    async def __anext__(self) -> Batch:
+        batch = await anext(self._inner)
+        self._owner.fail("batch")
+        return batch
+
+    def ready(self) -> Batch | None:
+        return self._inner.ready()
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+
+@pytest.mark.parametrize("where", ["scan", "watch", "batch", "listener"])
+def test_defect_does_not_blind_a_mirror(where: str) -> None:
+    async def main() -> Sequence[BackendError | None]:
+        backend = Defective(MemoryServer())
+        backend.where = where
+        troubles: list[BackendError | None] = []
+        mirror = Mirror(backend, "/a/", random.Random(1), lambda: backend.fail("listener"), troubles.append)
+        for value in (b"1", b"2"):
+            await asyncio.sleep(2)
+            await backend.txn([], [Put("/a/x", value)])
+        await asyncio.sleep(2)
+        assert [item.value for item in mirror.items.values()] == [b"2"]
+        assert backend.where == ""
+        mirror.stop()
+        return troubles
+
+    troubles = virtual.run(main(), limit_s=100)
+    assert "a defect" in str([trouble for trouble in troubles if trouble is not None])
+    assert troubles[-1] is None
+
+
+@pytest.mark.parametrize("where", ["scan", "watch", "batch"])
+def test_defect_of_the_backend_does_not_keep_a_node_out(where: str) -> None:
+    async def scene(town: Town) -> None:
+        made: dict[str, Defective] = {}
+
+        def wrap(name: str, backend: Backend) -> Backend:
+            made[name] = Defective(town.server)
+            return made[name]
+
+        town._wrap = wrap
+        for name in "ab":
+            town.start(name)
+        made["b"].where = where
+        calls = town.enter("a", "b")
+        await asyncio.gather(*calls)
+        assert made["b"].where == ""
+        made["b"].where = where
+        town.enter("a")
+        await wait_until(lambda: town.node("b").waiting_count() == 1, 30)
+
+    play(scene, min_nodes=1, max_nodes=2, join_timeout=30)

@@ -1,0 +1,260 @@
+"""What is told, by whom and how often: each end and each beginning once, and no error says what is not so."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from quorate.backends.contract import Backend, Limits
+from quorate.errors import (
+    LeaseGone,
+    OutcomeUnknown,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+    Unavailable,
+)
+from quorate.events import (
+    BackendReachable,
+    BackendUnreachable,
+    JoinFailed,
+    NodeLeft,
+    RoundActive,
+    RoundForming,
+    RoundGivenUp,
+    RoundOver,
+)
+from quorate.kv.types import TxnResult
+from quorate.rendezvous.presence import WITHDRAW_S
+from quorate.rendezvous.records import HistoryRecord
+from quorate.testing.line import Line
+from tests.rendezvous.kit import Meddling, T, Through, Town, TxnHook, now, play
+
+Execute = Callable[[], Awaitable[TxnResult]]
+
+
+def meddle(hook: TxnHook, limits: Limits | None = None) -> Callable[[str, Backend], Backend]:
+    return lambda _, backend: Meddling(backend, hook, limits)
+
+
+def report_of(town: Town, number: int) -> HistoryRecord:
+    report = town.record(HistoryRecord, town.keys.history(number))
+    assert report is not None
+    return report
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("error", [Unavailable("once"), LeaseGone("once", lease=1), OutcomeUnknown("once")], ids=lambda error: type(error).__name__)
+def test_end_of_a_round_is_told_and_reported_although_its_write_failed(error: Exception) -> None:
+    failed: list[set[str]] = []
+
+    async def fails_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+        if what == {"history"} and not failed:
+            failed.append(what)
+            raise error
+        return await execute()
+
+    async def scene(town: Town) -> None:
+        await town.gathered("a", "b")
+        await town.gathered("a", "b")
+        await asyncio.sleep(5)
+        assert failed
+        (over,) = town.of(RoundOver)
+        assert over.round == 1
+        assert report_of(town, 1).ended == over.reason != ""
+        assert report_of(town, 2).ended == ""
+
+    play(scene, wrap=meddle(fails_once), min_nodes=2)
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_txn_ops=5)], ids=["whole", "split"])
+def test_round_is_announced_once_if_its_activation_had_an_unknown_outcome(done: bool, limits: Limits) -> None:
+    unknown: list[set[str]] = []
+
+    async def does_not_say(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+        if "active" in what and not unknown:
+            unknown.append(what)
+            if done:
+                await execute()
+            raise OutcomeUnknown("no answer")
+        return await execute()
+
+    async def scene(town: Town) -> None:
+        joined = await town.gathered("a", "b")
+        await asyncio.sleep(5)
+        assert unknown
+        assert {one.number for one in joined.values()} == {1}
+        assert [event.round for event in town.of(RoundActive)] == [1]
+        await town.gathered("a", "b")
+        assert len(town.of(RoundActive)) == 2
+
+    play(scene, wrap=meddle(does_not_say, limits), min_nodes=2)
+
+
+def test_attempt_that_could_not_be_told_to_all_is_told_to_be_given_up() -> None:
+    failed: list[set[str]] = []
+
+    async def fails_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+        if what == {"assign"} and not failed:
+            failed.append(what)
+            raise Unavailable("not executed")
+        return await execute()
+
+    async def scene(town: Town) -> None:
+        await town.gathered(*"abcdefgh")
+        assert [event.round for event in town.of(RoundForming)] == [1, 2]
+        assert [event.round for event in town.of(RoundGivenUp)] == [1]
+        assert [event.round for event in town.of(RoundActive)] == [2]
+
+    play(scene, wrap=meddle(fails_once, Limits(max_txn_ops=5)), min_nodes=8)
+
+
+def test_attempt_that_was_never_announced_is_not_given_up() -> None:
+    failed: list[set[str]] = []
+
+    async def fails_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+        if "form" in what and not failed:
+            failed.append(what)
+            raise Unavailable("not executed")
+        return await execute()
+
+    async def scene(town: Town) -> None:
+        await town.gathered("a", "b")
+        assert failed
+        assert town.of(RoundGivenUp) == []
+        assert [event.round for event in town.of(RoundForming)] == [1]
+
+    play(scene, wrap=meddle(fails_once), min_nodes=2)
+
+
+@pytest.mark.parametrize("change", [True, False], ids=["another coordinator", "the same coordinator"])
+def test_report_says_how_long_a_round_lasted_only_if_its_writer_saw_it_begin(change: bool) -> None:
+    async def scene(town: Town) -> None:
+        await town.gathered("a", "b", "c")
+        await asyncio.sleep(100)
+        leaving = next(name for name in "abc" if (name == town.coordinator()) is change)
+        await town.node(leaving).leave("done")
+        await town.gathered(*(name for name in "abc" if name != leaving))
+        await asyncio.sleep(5)
+        report = report_of(town, 1)
+        assert f"{leaving} left (done)" in report.ended or change
+        assert report.ended
+        assert report.lasted_s == (None if change else pytest.approx(100, abs=1))
+
+    play(scene, min_nodes=2, max_nodes=3, last_call_timeout=1)
+
+
+# Nodes
+
+
+def test_time_out_after_an_outage_that_healed_does_not_blame_the_backend() -> None:
+    lines: list[Line] = []
+
+    def wrap(name: str, backend: Backend) -> Backend:
+        lines.append(Line(backend))
+        return lines[-1]
+
+    async def scene(town: Town) -> None:
+        (call,) = town.enter("a")
+        await asyncio.sleep(8)
+        lines[0].refuse()
+        await asyncio.sleep(3)
+        assert len(town.of(BackendUnreachable)) == 1
+        lines[0].heal()
+        with pytest.raises(RendezvousTimeoutError) as caught:
+            await call
+        assert "unreachable" not in str(caught.value)
+        assert "1 of at least 2 nodes joined" in str(caught.value)
+        (reachable,) = town.of(BackendReachable)
+        assert reachable.after_s < 20
+
+    play(scene, wrap=wrap, min_nodes=2, join_timeout=60)
+
+
+@pytest.mark.parametrize("cause", ["a spare of a closed run", "drained"])
+def test_graceful_exit_is_a_node_that_left_and_no_failure(cause: str) -> None:
+    async def scene(town: Town) -> None:
+        await town.gathered("a", "b")
+        (call,) = town.enter("c")
+        await asyncio.sleep(5)
+        if cause == "drained":
+            await town.node("a")._entry.drain("c", "repair")
+        else:
+            await town.node("a").close_run("done")
+        with pytest.raises(RendezvousGracefulExitError) as caught:
+            await call
+        (left,) = town.of(NodeLeft)
+        assert (left.by, left.reason) == ("c", str(caught.value))
+        assert town.of(JoinFailed) == []
+
+    play(scene, min_nodes=2)
+
+
+def test_time_out_of_the_bootstrap_is_not_that_of_the_join() -> None:
+    async def scene(town: Town) -> None:
+        process = town.start("a")
+
+        async def no_answer(number: int, size: int) -> tuple[str, int]:
+            await asyncio.sleep(1)
+            raise TimeoutError("the port server does not answer")
+
+        process.node._bootstrap = no_answer
+        calls = town.enter("a", "b")
+        with pytest.raises(TimeoutError, match="the port server does not answer") as caught:
+            await calls[0]
+        assert not isinstance(caught.value, RendezvousTimeoutError)
+        assert now() < 2
+        assert set(town.present()) == {"b"}, "it has withdrawn"
+        calls += town.enter("c")
+        assert {one.size for one in await asyncio.gather(*calls[1:])} == {2}
+
+    play(scene, min_nodes=2, join_timeout=60)
+
+
+# A backend that hangs
+
+
+class Hanging(Through):
+    """From a moment on nothing is answered, and nothing is ever given up."""
+
+    hangs = False
+
+    async def call(self, name: str, execute: Callable[[], Awaitable[T]]) -> T:
+        if self.hangs:
+            await asyncio.Future()
+        return await execute()
+
+
+@pytest.mark.parametrize("way", ["leave", "stop", "time-out", "cancel"])
+def test_withdrawing_takes_five_seconds_at_most_whatever_hangs(way: str) -> None:
+    made: dict[str, Hanging] = {}
+
+    def wrap(name: str, backend: Backend) -> Backend:
+        made[name] = Hanging(backend)
+        return made[name]
+
+    async def scene(town: Town) -> None:
+        (call,) = town.enter("a")
+        await asyncio.sleep(9)
+        made["a"].hangs = True
+        began_at = now()
+        if way == "time-out":
+            with pytest.raises((RendezvousTimeoutError, RendezvousConnectionError)):
+                await call
+            began_at = 10
+        elif way == "cancel":
+            call.cancel()
+            await asyncio.wait({call})
+        else:
+            await (town.node("a").leave("enough") if way == "leave" else town.node("a").stop())
+        assert now() - began_at <= WITHDRAW_S + 0.01
+        assert WITHDRAW_S == 5
+        await asyncio.sleep(30)
+        assert town.present() == {}, "its lease has ended"
+        made["a"].hangs = False
+        await asyncio.wait({call})
+
+    play(scene, wrap=wrap, min_nodes=2, join_timeout=10)

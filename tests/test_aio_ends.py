@@ -1,0 +1,222 @@
+"""The API for asyncio where it opens and where it ends: deadlines from the first moment on, and nothing left behind."""
+
+import asyncio
+import gc
+import logging
+import socket
+import threading
+import time
+
+import pytest
+
+import quorate
+from quorate import aio
+from quorate.backends import schemes
+from quorate.backends.memory import MemoryBackend, MemoryServer
+from quorate.errors import RendezvousConnectionError, RendezvousTimeoutError, Unavailable
+from quorate.rendezvous.membership import Cause
+from quorate.testing.line import Line
+from quorate.testing.loop import run
+from tests.patience import PATIENCE_S, unique
+
+SOLO = {"min_nodes": 1, "last_call_timeout": 0.1, "name": "a", "local_addr": "here"}
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def virtual(main):
+    return run(main(), limit_s=3_600.0)
+
+
+@pytest.fixture
+def opened_by(monkeypatch):
+    """A URL whose backend is opened by the given function."""
+
+    def register(opener):
+        name = unique().replace("-", "")
+        monkeypatch.setitem(schemes._openers, name, opener)
+        return f"{name}://here/run"
+
+    return register
+
+
+# --- listeners --------------------------------------------------------------------------------------------------------
+
+
+def test_listener_that_raises_is_dropped_and_the_node_still_sees_the_next_round(caplog):
+    url = f"memory://{unique()}/run?min_nodes=1&max_nodes=2&last_call_timeout=1&join_timeout=30"
+    calls, heard = [], []
+
+    def fails(cause, reason):
+        calls.append(cause)
+        raise ZeroDivisionError("a defect")
+
+    async def main():
+        a, b = (aio.create_handler(url, name=name) for name in "ab")
+        world = await a.next_rendezvous()
+        world.changed.add_listener(fails)
+        world.changed.add_listener(lambda cause, reason: heard.append(cause))
+        joining = asyncio.create_task(b.next_rendezvous())
+        await world.changed.wait()
+        world.changed.set(Cause.LOSS, "graver")
+        again, other = await asyncio.gather(a.next_rendezvous(), joining)
+        assert again.round == other.round == 2
+        for handler in (a, b):
+            await handler.aclose()
+
+    with caplog.at_level(logging.ERROR, "quorate"):
+        virtual(main)
+    assert calls == [Cause.WAITING]
+    assert heard[:2] == [Cause.WAITING, Cause.LOSS]
+    (record,) = caplog.records
+    assert "not called again" in record.getMessage()
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_listener_that_raises_when_it_is_added_late_is_dropped(caplog):
+    def fails(cause, reason):
+        raise ZeroDivisionError("a defect")
+
+    async def main():
+        changed = aio.AsyncChanged()
+        changed.set(Cause.LOSS, "b is gone")
+        changed.add_listener(fails)
+        assert await changed.wait() == "b is gone"
+        changed.set(Cause.ROUND_OVER, "over")
+
+    with caplog.at_level(logging.ERROR, "quorate"):
+        virtual(main)
+    assert len(caplog.records) == 1
+
+
+# --- dropping ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", ["nothing", "world", "store"])
+def test_dropped_handler_ends_its_session_and_leaves_no_task(opened_by, kept):
+    server = MemoryServer()
+
+    async def opener(settings):
+        return MemoryBackend(server)
+
+    def nodes():
+        return [key for key in server.engine.items if "/nodes/" in key]
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), **SOLO)
+        world = await handler.next_rendezvous()
+        needed = {"nothing": None, "world": world, "store": world.store}[kept]
+        del handler, world
+        gc.collect()
+        await asyncio.sleep(60.0)
+        assert bool(nodes()) is (needed is not None), "who still has its world is a member"
+        if needed is not None:
+            del needed
+            gc.collect()
+            await asyncio.sleep(1.0)
+        assert nodes() == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert not server._watches
+
+    virtual(main)
+
+
+def test_dropped_handler_of_a_loop_that_has_ended_is_silent(opened_by, capsys):
+    async def opener(settings):
+        return MemoryBackend(MemoryServer())
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), **SOLO)
+        await handler.next_rendezvous()
+        return handler
+
+    handler = virtual(main)
+    del handler
+    gc.collect()
+    assert capsys.readouterr().err == ""
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+def test_join_deadline_covers_an_opener_that_is_slow(opened_by):
+    async def opener(settings):
+        await asyncio.sleep(30.0)
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), join_timeout=0.5, **SOLO)
+        with pytest.raises(RendezvousConnectionError, match=r"within 0\.5 s: no answer"):
+            await handler.next_rendezvous()
+        assert now() == pytest.approx(0.5)
+        await handler.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtual(main)
+
+
+def test_join_deadline_counts_from_the_call_and_not_from_the_opening(opened_by):
+    async def opener(settings):
+        await asyncio.sleep(3.0)
+        return MemoryBackend(MemoryServer())
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), join_timeout=5, **{**SOLO, "min_nodes": 2})
+        with pytest.raises(RendezvousTimeoutError, match="no round after 5 s"):
+            await handler.next_rendezvous()
+        assert now() == pytest.approx(5.0, abs=0.1)
+        await handler.aclose()
+
+    virtual(main)
+
+
+def test_join_deadline_covers_a_name_server_that_does_not_answer(monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getfqdn", lambda *_: answers.wait(PATIENCE_S) and "here")
+    handler = quorate.create_handler(f"memory://{unique()}/run", min_nodes=2, join_timeout=0.5)
+    started_at = time.monotonic()
+    try:
+        with pytest.raises(RendezvousConnectionError, match=r"within 0\.5 s"):
+            handler.next_rendezvous()
+        assert time.monotonic() - started_at < PATIENCE_S / 2
+    finally:
+        answers.set()
+        handler.close()
+
+
+def test_opener_that_is_unavailable_at_first_is_tried_again(opened_by):
+    server = MemoryServer()
+
+    async def opener(settings):
+        if now() < 5.0:
+            raise Unavailable("not there yet")
+        return MemoryBackend(server)
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), join_timeout=30, **SOLO)
+        world = await handler.next_rendezvous()
+        assert world.round == 1
+        assert now() == pytest.approx(5.0, abs=1.0)
+        await handler.aclose()
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("call", ["set_closed", "reopen"])
+@pytest.mark.parametrize("opening_s", [30.0, 1.5])
+def test_closing_takes_no_longer_than_it_may_whatever_is_slow(opened_by, call, opening_s):
+    async def opener(settings):
+        await asyncio.sleep(opening_s)
+        line = Line(MemoryBackend(MemoryServer()))
+        line.cut()
+        return line
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), close_timeout=2, **SOLO)
+        with pytest.raises((RendezvousConnectionError, RendezvousTimeoutError), match="within 2 s"):
+            await getattr(handler, call)()
+        assert now() == pytest.approx(2.0, abs=0.01)
+        await handler.aclose()
+
+    virtual(main)
