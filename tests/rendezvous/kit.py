@@ -339,7 +339,12 @@ async def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
 
 
 def play(
-    scene: Callable[[Town], Awaitable[T]], *, seed: int | None = None, limit_s: float = 100_000.0, **options: Any
+    scene: Callable[[Town], Awaitable[T]],
+    *,
+    seed: int | None = None,
+    limit_s: float = 100_000.0,
+    max_iterations: int = virtual.MAX_ITERATIONS,
+    **options: Any,
 ) -> T:
     """Run a scene in a town of its own under virtual time; then its whole past is checked, and that no task failed."""
     complaints: list[str] = []
@@ -353,6 +358,6 @@ def play(
         town.check()
         return result
 
-    result = virtual.run(main(), seed=seed, limit_s=limit_s)
+    result = virtual.run(main(), seed=seed, limit_s=limit_s, max_iterations=max_iterations)
     assert not complaints, complaints
     return result

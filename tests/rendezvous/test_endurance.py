@@ -20,6 +20,8 @@ from quorate.testing import loop as virtual
 from tests.rendezvous.kit import Meddling, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
+BUSY = 10_000
+"""Turns of the loop in one instant that only somebody who never pauses takes."""
 
 
 class Busy(Meddling):
@@ -64,7 +66,7 @@ def test_run_of_short_sessions_forms_rounds_for_hours(end: str) -> None:
         assert now() > 3 * 3600 > DATA_TTL_S
         assert len(town.of(RoundActive)) == 12
 
-    play(scene, min_nodes=2, join_timeout=30, hold_back_losses=0)
+    play(scene, max_iterations=BUSY, min_nodes=2, join_timeout=30, hold_back_losses=0)
 
 
 def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again() -> None:
@@ -91,7 +93,7 @@ def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again() -> Non
         await store.set("k", b"v")
         assert await store.get("k") == b"v"
 
-    play(scene, min_nodes=2)
+    play(scene, max_iterations=BUSY, min_nodes=2)
 
 
 # Pauses
@@ -119,7 +121,7 @@ def test_coordinator_whose_writes_are_refused_again_and_again_pauses() -> None:
         assert {one.number for one in joined} == {1}
         assert now() < 22
 
-    play(scene, min_nodes=2, keep_alive_interval=60)
+    play(scene, max_iterations=BUSY, min_nodes=2, keep_alive_interval=60)
 
 
 def test_one_refusal_costs_no_time() -> None:

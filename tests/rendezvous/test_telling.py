@@ -46,7 +46,11 @@ def report_of(town: Town, number: int) -> HistoryRecord:
 # Rounds
 
 
-@pytest.mark.parametrize("error", [Unavailable("once"), LeaseGone("once", lease=1), OutcomeUnknown("once")], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("once"), LeaseGone("once", lease=1), OutcomeUnknown("once")],
+    ids=lambda error: type(error).__name__,
+)
 def test_end_of_a_round_is_told_and_reported_although_its_write_failed(error: Exception) -> None:
     failed: list[set[str]] = []
 
