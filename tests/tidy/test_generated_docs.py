@@ -1,4 +1,4 @@
-"""Pages that are made from the definitions the code uses are what those definitions say. `--rewrite` makes them anew."""
+"""Pages that are made from the definitions the code uses say what those say. `--rewrite` makes them anew."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 OPTIONS_HEAD = """# Options
 
 Given in a URL (`scheme://endpoint/run-id?option=value`), as keyword arguments of `create_handler` and `join`, or in the
-configuration of `RendezvousParameters`. Seconds may have decimals. An unknown option is an error that suggests the nearest
-name. *Shared* options must be the same on all nodes of a run: a node with others is refused, with both values named.
+configuration of `RendezvousParameters`. Seconds may have decimals. An unknown option is an error that suggests the
+nearest name. *Shared* options must be the same on all nodes of a run: a node with others is refused, with both values named.
 
 | option | default | shared | meaning |
 |---|---|---|---|

@@ -6,7 +6,13 @@ from tests.tidy.sources import Import, imports, modules
 
 # (layer, the modules and packages directly under quorate that are in it). "__init__" is quorate itself.
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("shared words", frozenset({"errors", "events", "_marks", "_version", "options", "urls", "settings", "parameters"})),
+    (
+        "shared words",
+        frozenset({"errors", "events", "_marks", "_version", "options", "urls", "settings", "parameters"}),
+    ),
+        "shared words",
+        frozenset({"errors", "events", "_marks", "_version", "options", "urls", "settings", "parameters"}),
+    ),
     ("kv", frozenset({"kv"})),
     ("wire", frozenset({"wire"})),
     ("backends", frozenset({"backends"})),
