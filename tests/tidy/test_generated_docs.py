@@ -13,7 +13,8 @@ OPTIONS_HEAD = """# Options
 
 Given in a URL (`scheme://endpoint/run-id?option=value`), as keyword arguments of `create_handler` and `join`, or in the
 configuration of `RendezvousParameters`. Seconds may have decimals. An unknown option is an error that suggests the
-nearest name. *Shared* options must be the same on all nodes of a run: a node with others is refused, with both values named.
+nearest name. *Shared* options must be the same on all nodes of a run: a node with others is refused, with both values
+named.
 
 | option | default | shared | meaning |
 |---|---|---|---|
