@@ -72,7 +72,7 @@ class Doubting(Automaton):
 def test_processes_with_equal_fingerprints_go_on_alike(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorate.testing.exhaustive.world.Automaton", Doubting)
     monkeypatch.setattr(Doubting, "compared", 0)
-    report = explore(setup, max_states=1_000)
+    report = explore(setup, max_states=600)
     assert report.broke is None, str(report)
     assert Doubting.compared > 30
 

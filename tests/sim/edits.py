@@ -1,7 +1,6 @@
 """Editing one line of a function while the program runs, to see what notices."""
 
 from __future__ import annotations
-
 import __future__
 
 import inspect

@@ -1,11 +1,14 @@
 """Breadth-first over all choices, so that the first trace that is found is a shortest one.
 
 States are remembered by their hash (64 bits). For each state that is expanded the explorer also notes what a world
-without further faults would do next; in the end every such path must have come to rest, and rest is judged.
+without further faults would do next; in the end every such path must have come to rest, and rest is judged. From the
+edge of a search that was cut, some paths are followed to their rest, and some walks are drawn: they break nothing
+either, but a trace that they give is no shortest one.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from array import array
 from collections.abc import Callable
@@ -24,6 +27,7 @@ MOST_STATES = 1_000_000
 LONGEST_WAY_TO_REST = 2_000
 WAYS_FROM_THE_EDGE = 200
 """Of a search that was cut: how many of the states that were not expanded are followed to their rest."""
+MOST_WALKS, STATES_A_WALK, LONGEST_WALK = 500, 100, 300
 EVERY_S = 5.0
 
 _UNKNOWN, _REST = -2, -1
@@ -102,6 +106,7 @@ class Explorer:
             edge = self._search()
             is_complete = not edge
             self._check_ways_to_rest(edge)
+            self._wander(edge)
         except _Broken as broken:
             broke = broken.broke
             trace = self._tell(broken.path)
@@ -211,6 +216,24 @@ class Explorer:
             except Broke as broke:
                 raise _Broken([*self._path(number), *path], broke) from broke
         raise _Broken([*self._path(number), *path], BrokeCompletion("a world without faults comes to no rest"))
+
+    def _wander(self, edge: list[State]) -> None:
+        """Of a search that was cut: drawn walks on from its edge, faults included, as deep as they lead."""
+        rng = random.Random(len(edge))
+        for _ in range(min(MOST_WALKS, len(self._parents) // STATES_A_WALK) if edge else 0):
+            state = rng.choice(edge)
+            path = self._path(self._index[hash(state)])
+            for _ in range(LONGEST_WALK):
+                found = choices(self._world, state)
+                try:
+                    if fair(found) is None:
+                        judge_rest(self._world, state)
+                    if not found:
+                        break
+                    path.append(rng.randrange(len(found)))
+                    state = self._world.take(state, found[path[-1]])
+                except Broke as broke:
+                    raise _Broken(path, broke) from broke
 
     # --- telling ------------------------------------------------------------------------------------------------------
 

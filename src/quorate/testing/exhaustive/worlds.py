@@ -1,7 +1,7 @@
 """The worlds that are explored: small enough for all orders of events, together every fault in every phase.
 
 `QUICK` are those of the test suite, which cuts the larger ones. Of the rest most can be explored to the end in minutes;
-those called "everything" cannot, and are searched as far as time allows.
+those called "everything" cannot: they are searched as far as time allows, and walked through from there.
 """
 
 from __future__ import annotations
@@ -47,16 +47,20 @@ LONG = (
     Setup("2-elected-active-expire", elected=True, begin="active", budget=Budget(expire=1)),
     Setup("2-small-transactions", joins=1, max_txn_ops=5, begin="joined", budget=Budget(take_over=1)),
     Setup("2-everything", budget=_EVERYTHING),
+    Setup("2-forming-everything", begin="forming", budget=_EVERYTHING),
+    Setup("2-active-everything", joins=3, begin="active", budget=_EVERYTHING),
     Setup("3-crash", nodes=3, budget=Budget(crash=1)),
     Setup("3-forming-expire", nodes=3, begin="forming", budget=Budget(expire=1)),
     Setup("3-active-take-over-leave", nodes=3, begin="active", budget=Budget(take_over=1, leave=1)),
     Setup("3-active-two-crashes", nodes=3, begin="active", budget=Budget(crash=2)),
     Setup("3-everything", nodes=3, budget=_EVERYTHING),
+    Setup("3-active-everything", nodes=3, joins=3, begin="active", budget=_EVERYTHING),
     Setup("3-max3", nodes=3, max_nodes=3),
     Setup("3-max3-joined-slow", nodes=3, max_nodes=3, begin="joined", budget=Budget(slow=2)),
     Setup("3-max3-active-expire", nodes=3, max_nodes=3, begin="active", budget=Budget(expire=1)),
     Setup("3-max3-active-two-crashes", nodes=3, max_nodes=3, begin="active", budget=Budget(crash=2)),
     Setup("3-max3-everything", nodes=3, max_nodes=3, budget=_EVERYTHING),
+    Setup("3-max3-active-everything", nodes=3, max_nodes=3, joins=3, begin="active", budget=_EVERYTHING),
 )
 
 WORLDS = {setup.name: setup for setup in (*QUICK, *LONG)}
