@@ -184,14 +184,20 @@ MUTANTS = (
         world=alone("forming", close=1),
     ),
     Mutant(
-        "a node joins a run that was closed or remade since it looked",
-        ("Finality", "Completion"),
+        "a node joins a run that was closed since it looked",
+        ("Finality",),
         (
             Edit(Node, "_write_join", "NodePhase.JOINING, compares=compares", "NodePhase.JOINING"),
-            Edit(Node, "_advance", "sight.closed_revision > door.closed_revision", "False"),
+            Edit(
+                Node,
+                "_advance",
+                "sight.closed_revision > door.closed_revision",
+                "sight.closed_revision > self._presence.revision",
+            ),
         ),
         rule=8,
-        second_line="a node that waits notices the close",
+        second_line="a node that waits also notices a close from before its join",
+        world=alone(close=1),
     ),
     Mutant(
         "numbers go on without a look at the floors",

@@ -67,6 +67,16 @@ def test_tiny_world_of_a_mutant_is_fine_without_it(mutant):
     assert report.broke is None, str(report)
 
 
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.second_line], ids=lambda mutant: mutant.name)
+def test_second_line_of_defence_holds_when_the_first_is_gone(mutant):
+    with edited(mutant.edits[0]):
+        if mutant.world is None:
+            assert run_seed(recorded()[mutant.name]).broke == ""
+        else:
+            report = explore(mutant.world, max_states=10_000, seconds=60)
+            assert report.broke is None, str(report)
+
+
 def test_world_of_every_recorded_seed_is_fine_without_its_mutant():
     broken = {seed: verdict for seed in set(recorded().values()) if (verdict := run_seed(seed)).broke}
     assert not broken

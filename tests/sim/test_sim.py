@@ -17,9 +17,7 @@ from tests.sim.mutants import MUTANTS
 from tests.sim.test_mutants import recorded
 from tests.tidy.sources import modules
 
-QUICK = range(100)
-FOUND_SOMETHING = (38, 89)
-"""Seeds that found a bug once. What they draw may have changed since; they stay."""
+QUICK = range(200)
 
 
 def sim(*arguments: str) -> Result:
@@ -37,9 +35,9 @@ def broken_seed():
 # --- worlds -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_guarantee_holds_in_a_hundred_worlds():
+def test_every_guarantee_holds_in_two_hundred_worlds():
     total = Sum()
-    for seed in (*QUICK, *FOUND_SOMETHING):
+    for seed in QUICK:
         total.add(run_seed(seed))
     assert not total.broken, "\n".join(f"{replay_command(v.seed)}: {v.broke}: {v.why}" for v in total.broken)
     assert total.fewest_faults >= FEWEST_ACTIONS
