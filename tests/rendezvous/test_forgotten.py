@@ -1,0 +1,30 @@
+"""A round counts only in the incarnation that a node joined: the same number in another life is another round."""
+
+import asyncio
+
+import msgspec
+
+from quorate.backends.memory import MemoryBackend
+from quorate.kv.types import Put
+from quorate.rendezvous.membership import Cause
+from quorate.rendezvous.records import RoundRecord, decode, encode
+from quorate.testing.loop import run
+from quorate.testing.world import World
+
+
+def test_round_of_the_same_number_in_another_life_is_not_the_members_round():
+    async def main():
+        world = World(min_nodes=1, max_nodes=1)
+        node = world.start("a").node
+        joined = await world.join("a")
+        told = []
+        node.listen(lambda cause, reason: told.append(cause))
+        item = world.server.engine.items[node.keys.round]
+        other = msgspec.structs.replace(decode(RoundRecord, item), incarnation="another life")
+        await MemoryBackend(world.server).txn((), [Put(node.keys.round, encode(other), item.lease)])
+        await asyncio.sleep(1)
+        assert joined.number == other.number
+        assert told == [Cause.ROUND_OVER]
+        await world.stop()
+
+    run(main())
