@@ -21,8 +21,8 @@ def kinds() -> list[type[Event]]:
 
 def example(kind: type[Event]) -> Event:
     """An event of this kind with a value in every field."""
-    values = {"str": "some words", "int": 3, "float": 1.5}
-    return kind(**{field.name: values[field.type.__name__] for field in msgspec.structs.fields(kind)})
+    values = {str: "some words", int: 3, float: 1.5, tuple[str, ...]: ("one", "two")}
+    return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -32,7 +32,7 @@ def test_every_event_says_its_fact_in_one_line(kind):
     assert str(event).startswith("run 'some words': some words: ")
     assert event.text()
     assert kind.__doc__.endswith(".")
-    assert kind.level in (logging.DEBUG, logging.INFO, logging.WARNING)
+    assert kind.level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -48,6 +48,8 @@ def test_levels_are_those_that_operators_know():
     levels = {kind.__name__: logging.getLevelName(kind.level) for kind in kinds()}
     assert {name for name, level in levels.items() if level == "WARNING"} == {
         "BackendUnreachable",
+        "ClientRefused",
+        "Hosting",
         "JoinFailed",
         "NodeHeldBack",
         "NodeLost",

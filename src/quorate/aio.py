@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 from quorate.api import RendezvousStoreInfo, free_port
 from quorate.backends.contract import Backend
-from quorate.backends.schemes import backend_opener
+from quorate.backends.schemes import backend_opener, register_backend
 from quorate.errors import (
     BackendError,
     ForkedProcessError,
@@ -45,6 +45,15 @@ from quorate.store import AsyncStore
 from quorate.urls import shown
 
 RETRY_S = 0.1
+
+
+async def _open_tcp(settings: Settings) -> Backend:
+    from quorate.server.hosting import open_tcp  # only those who use it pay for importing a server
+
+    return await open_tcp(settings)
+
+
+register_backend("tcp", _open_tcp)
 
 _local_ids = itertools.count()
 
@@ -299,6 +308,7 @@ class AsyncHandler:
             if self._node is None:
                 identity = await self._identify()
                 self._backend = await self._opener(self.settings)
+                self._backend.tell_by(self._emit)
                 self._node = Node(
                     self._backend,
                     self.settings,

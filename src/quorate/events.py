@@ -30,7 +30,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="even
         raise NotImplementedError(type(self).__name__)
 
     def __str__(self) -> str:
-        return f"run {self.run_id!r}: {self.by}: {self.text()}"
+        about = f"run {self.run_id!r}: " if self.run_id else ""
+        return f"{about}{self.by}: {self.text()}"
 
 
 # --- what a node knows of itself -------------------------------------------------------------------------------------
@@ -280,6 +281,61 @@ class RecordUnreadable(Event, frozen=True, kw_only=True):
 
     def text(self) -> str:
         return f"cannot use a record: {self.reason}"
+
+
+# --- what a server knows of itself -----------------------------------------------------------------------------------
+
+
+class ServerListens(Event, frozen=True, kw_only=True):
+    """An embedded server accepts connections."""
+
+    level = logging.INFO
+    addresses: tuple[str, ...]
+
+    def text(self) -> str:
+        return f"listening on {', '.join(self.addresses)}"
+
+
+class ServerStopped(Event, frozen=True, kw_only=True):
+    """An embedded server has stopped in good order."""
+
+    level = logging.INFO
+    reason: str
+
+    def text(self) -> str:
+        return f"stopped: {self.reason}"
+
+
+class ClientRefused(Event, frozen=True, kw_only=True):
+    """An embedded server closed a connection that it could not go on with."""
+
+    level = logging.WARNING
+    peer: str
+    reason: str
+
+    def text(self) -> str:
+        return f"sent {self.peer} away: {self.reason}"
+
+
+class Hosting(Event, frozen=True, kw_only=True):
+    """A node serves the endpoint itself, because nobody did and it could."""
+
+    level = logging.WARNING
+    address: str
+    waits_for: str
+
+    def text(self) -> str:
+        return f"serves this run itself on {self.address}; {self.waits_for}"
+
+
+class NobodyServes(Event, frozen=True, kw_only=True):
+    """Nobody has served the endpoint for a while, and this node cannot."""
+
+    level = logging.ERROR
+    reason: str
+
+    def text(self) -> str:
+        return self.reason
 
 
 Sink: TypeAlias = Callable[[Event], None]

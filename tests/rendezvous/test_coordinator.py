@@ -461,8 +461,12 @@ def test_nodes_are_told_at_most_four_times_a_second() -> None:
 
 def test_node_that_is_lost_again_and_again_is_held_back_and_admitted_later() -> None:
     async def scene(town: Town) -> None:
+        await town.gathered("a", "b")  # one of them decides from now on
         for _ in range(3):
-            await town.gathered("a", "b", "bad")
+            (call,) = town.enter("bad")
+            await wait_until(lambda: "bad" in town.present(), 10)
+            survivors = await town.gathered("a", "b")
+            assert (await call).number == survivors["a"].number
             town.crash("bad")
             await asyncio.sleep(16)
         (event,) = town.of(NodeHeldBack)

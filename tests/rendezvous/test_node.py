@@ -102,7 +102,10 @@ def test_members_keep_their_ranks_from_round_to_round() -> None:
         await asyncio.sleep(20)
         second = await town.gathered("d", "c", "a")
         assert {name: one.rank for name, one in second.items()} == {"a": 0, "d": 1, "c": 2}
-        third = await town.gathered("c", "a", "b", "d")
+        newcomers = town.enter("b")
+        await wait_until(lambda: town.node("a").waiting_count() == 1, 10)
+        third = await town.gathered("c", "a", "d")
+        assert (await newcomers[0]).number == third["a"].number
         ranks = {name: one.rank for name, one in third.items()}
         assert (ranks["a"], ranks["d"], ranks["c"]) == (0, 1, 2)
 

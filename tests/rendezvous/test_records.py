@@ -14,6 +14,7 @@ from quorate.rendezvous.records import (
     ROSTER_CHUNK,
     SCHEMA,
     AssignRecord,
+    ClaimRecord,
     ClosedRecord,
     ConfigRecord,
     CoordinatorRecord,
@@ -66,6 +67,9 @@ RECORDS: dict[type[Record], st.SearchStrategy[Any]] = {
         floor=NUMBERS,
         port0=NUMBERS,
         why=TEXT,
+    ),
+    ClaimRecord: st.builds(
+        ClaimRecord, id=TEXT, round=NUMBERS, size=NUMBERS, is_member=st.booleans(), floor=NUMBERS, ttl_s=st.just(15.0)
     ),
     CoordinatorRecord: st.builds(CoordinatorRecord, id=TEXT, name=TEXT),
     RoundRecord: st.builds(

@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("observe", frozenset({"observe"})),
     ("dashboard", frozenset({"dashboard"})),
     ("public names", frozenset({"__init__"})),
+    ("bench", frozenset({"bench"})),
     ("cli", frozenset({"cli", "__main__"})),
     ("testing", frozenset({"testing"})),
 )

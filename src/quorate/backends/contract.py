@@ -20,6 +20,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from quorate.backends.lost import Lost
+from quorate.errors import BackendError
+from quorate.events import Event
 from quorate.kv.types import AddResult, Batch, BranchOp, Compare, Item, TxnResult
 
 
@@ -76,6 +78,12 @@ class Watch(ABC):
     def ready(self) -> Batch | None:
         """The next batch if it is here already: lets a reader take many at once without waiting."""
 
+    def notify(self, on_ready: Callable[[], None]) -> None:  # noqa: B027 - for those who can
+        """Call when a batch has become `ready()`, so that a reader need not be woken for each.
+
+        A backend may never call: whoever gives a callback iterates all the same. The callback must not raise.
+        """
+
     @abstractmethod
     def cancel(self) -> None: ...
 
@@ -105,6 +113,9 @@ class Backend(ABC):
     limits: Limits = Limits()
     has_coordinator: bool = False
     """Whether the backend itself runs the coordinator of each run; if not, the nodes elect one of theirs."""
+
+    renews_runs: bool = False
+    """Whether the backend itself renews the leases of a run while sessions of it live; if not, the nodes do."""
 
     @abstractmethod
     async def get(self, key: str) -> Got: ...
@@ -155,6 +166,18 @@ class Backend(ABC):
         A renewal that fails or takes longer than `renew_timeout_s` (default: half the interval) counts as missed:
         `on_missed` is told why, and must not raise.
         """
+
+    def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:  # noqa: B027 - most need not
+        """Tell when the backend becomes unreachable (with the cause) and reachable again (None), if it knows.
+
+        One that holds a connection knows before anybody asks for anything. The listener must not raise.
+        """
+
+    def claim_by(self, make: Callable[[], bytes]) -> None:  # noqa: B027 - most never forget
+        """For a backend that may lose its memory: `make` says where the run stood, just before sessions are lost."""
+
+    def tell_by(self, emit: Callable[[Event], None]) -> None:  # noqa: B027 - most have nothing to tell
+        """Where events of the backend itself go. Said before it is first used."""
 
     @abstractmethod
     async def status(self) -> BackendStatus: ...

@@ -16,31 +16,16 @@ from contextlib import suppress
 from itertools import count
 from weakref import WeakKeyDictionary
 
-from quorate.backends.contract import Backend, BackendStatus, Got, Limits, Scanned, Session, Watch
-from quorate.backends.session import LeaseSession
-from quorate.errors import HistoryGone, LeaseGone, Rejected, Unavailable
+from quorate.backends.contract import BackendStatus, Limits, Session, Watch
+from quorate.backends.ops import OpBackend
+from quorate.errors import HistoryGone, Unavailable
 from quorate.kv.engine import DEFAULT_HISTORY, Engine
 from quorate.kv.types import (
-    Add,
-    AddResult,
     Batch,
-    BranchOp,
-    Compare,
-    Failure,
-    FailureCode,
-    Get,
-    GotItem,
-    GotRange,
     Grant,
-    KeepAlive,
-    LeaseResult,
     Op,
-    Range,
     Result,
-    Revoke,
     Tick,
-    Txn,
-    TxnResult,
     WatchEvent,
     WatchTooOld,
 )
@@ -189,7 +174,7 @@ class MemoryWatch(Watch):
         self._wake.set()
 
 
-class MemoryBackend(Backend):
+class MemoryBackend(OpBackend):
     """A connection to a `MemoryServer`."""
 
     name = "memory"
@@ -203,46 +188,11 @@ class MemoryBackend(Backend):
         self._sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
         self._closed = False
 
-    async def get(self, key: str) -> Got:
-        result = await self._txn(Txn((), (Get(key),)))
-        (got,) = result.results
-        assert isinstance(got, GotItem)
-        return Got(got.item, result.revision)
-
-    async def scan(self, prefix: str) -> Scanned:
-        result = await self._txn(Txn((), (Range(prefix),)))
-        (got,) = result.results
-        assert isinstance(got, GotRange)
-        return Scanned(got.items, result.revision)
-
-    async def txn(
-        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
-    ) -> TxnResult:
-        return await self._txn(Txn(tuple(compares), tuple(then), tuple(otherwise)))
-
-    async def add(self, key: str, amount: int, *, compares: Sequence[Compare] = (), lease: int = 0) -> AddResult:
-        result = await self._apply(Add(key, amount, lease, tuple(compares)))
-        assert isinstance(result, AddResult)
-        return result
-
     def watch(self, prefix: str, after_revision: int) -> Watch:
         self._check_open()
         watch = MemoryWatch(self._server, prefix, after_revision)
         self._watches[watch] = None
         return watch
-
-    async def grant(self, ttl_s: float) -> int:
-        result = await self._apply(Grant(ttl_s))
-        assert isinstance(result, LeaseResult)
-        return result.lease
-
-    async def keep_alive(self, lease: int) -> bool:
-        result = await self._apply(KeepAlive(lease))
-        assert isinstance(result, LeaseResult)
-        return result.alive
-
-    async def revoke(self, lease: int) -> None:
-        await self._apply(Revoke(lease))
 
     async def open_session(
         self,
@@ -252,14 +202,14 @@ class MemoryBackend(Backend):
         renew_timeout_s: float | None = None,
         on_missed: Callable[[str], None] | None = None,
     ) -> Session:
-        session = await LeaseSession.open(
-            self, ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
+        session = await super().open_session(
+            ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
         )
         self._sessions[session] = None
         return session
 
     async def status(self) -> BackendStatus:
-        await self._apply(Tick())
+        await self.execute(Tick())
         engine = self._server.engine
         details = {"keys": str(len(engine.items)), "leases": str(len(engine.leases))}
         return BackendStatus(self.name, self._endpoint, engine.revision, details)
@@ -271,19 +221,10 @@ class MemoryBackend(Backend):
         for session in list(self._sessions):
             session.abandon()
 
-    async def _txn(self, op: Txn) -> TxnResult:
-        result = await self._apply(op)
-        assert isinstance(result, TxnResult)
-        return result
-
-    async def _apply(self, op: Op) -> Result:
+    async def execute(self, op: Op) -> Result:
         self._check_open()
         result = self._server.apply(op)
         await asyncio.sleep(0)  # a caller in a loop must not keep the others from running
-        if isinstance(result, Failure):
-            if result.code is FailureCode.LEASE_GONE:
-                raise LeaseGone(result.message, lease=result.lease)
-            raise Rejected(result.message)
         return result
 
     def _check_open(self) -> None:

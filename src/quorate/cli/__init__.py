@@ -9,6 +9,8 @@ import difflib
 import click
 
 from quorate._version import __version__
+from quorate.cli.bench import bench
+from quorate.cli.serve import serve
 from quorate.cli.sim import sim
 
 
@@ -44,4 +46,6 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+main.add_command(bench)
+main.add_command(serve)
 main.add_command(sim)

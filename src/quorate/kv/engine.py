@@ -49,6 +49,7 @@ from quorate.kv.types import (
     RangeEmpty,
     Result,
     Revoke,
+    Shorten,
     Tick,
     Ticked,
     Txn,
@@ -133,6 +134,9 @@ class Engine:
                 if lease is not None:
                     self._end(lease)
                 return LeaseResult(lease_id, 0.0, False)
+            case Shorten(lease_id, within_s):
+                lease = self.leases.shorten(lease_id, now + max(0.0, within_s))
+                return LeaseResult(lease_id, lease.ttl_s if lease else 0.0, lease is not None)
             case Tick():
                 return Ticked(expired)
 

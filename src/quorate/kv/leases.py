@@ -1,8 +1,8 @@
 """Leases of the engine: which are alive, which keys hang on them, which end next.
 
-A renewal is O(1): the heap keeps one entry a lease with a deadline that may be too early, and an entry that turns out
-to be too early when it comes up is put back with the right one. Entries of revoked leases stay until they come up, or
-until they are more than those of leases alive.
+A renewal is O(1): the heap keeps an entry a lease with a deadline that may be too early, and an entry that turns out
+to be too early when it comes up is put back with the right one. A lease that is shortened gets one more entry. Entries
+that are no longer needed stay until they come up, or until they are more than those of leases alive.
 """
 
 from __future__ import annotations
@@ -55,13 +55,25 @@ class Leases:
         self._alive[lease.id] = lease
         heapq.heappush(self._heap, (lease.deadline, lease.id))
 
+    def shorten(self, lease_id: int, deadline: float) -> Lease | None:
+        """Let a lease end at `deadline` if it would end later; None if it is not alive."""
+        lease = self._alive.get(lease_id)
+        if lease is not None and deadline < lease.deadline:
+            lease.deadline = deadline
+            heapq.heappush(self._heap, (deadline, lease_id))
+            self._tidy()
+        return lease
+
     def remove(self, lease_id: int) -> Lease | None:
         """Forget a lease; its keys are the caller's business. None if it was not alive."""
         lease = self._alive.pop(lease_id, None)
+        self._tidy()
+        return lease
+
+    def _tidy(self) -> None:
         if len(self._heap) > 2 * len(self._alive) + SPARE_ENTRIES:
             self._heap = [(lease.deadline, lease.id) for lease in self._alive.values()]
             heapq.heapify(self._heap)
-        return lease
 
     def next_deadline(self) -> float | None:
         """The earliest moment at which a lease ends if none is renewed; None without leases."""

@@ -185,11 +185,18 @@ class Revoke(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
     lease: int
 
 
+class Shorten(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """End a lease within `within_s`, unless it is renewed before; its time to live stays what it is."""
+
+    lease: int
+    within_s: float
+
+
 class Tick(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
     """Nothing but the passing of time: leases whose time is over end."""
 
 
-Op: TypeAlias = Txn | Add | Grant | KeepAlive | Revoke | Tick
+Op: TypeAlias = Txn | Add | Grant | KeepAlive | Revoke | Shorten | Tick
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

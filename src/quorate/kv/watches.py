@@ -100,14 +100,26 @@ class Watches:
         if len(batch.changes) == 1:
             events = [WatchEvent(watch, batch) for watch in self.matching(batch.changes[0].key)]
         else:
-            covered: dict[int, list[Change]] = {}
-            for change in batch.changes:
-                for watch in self.matching(change.key):
-                    covered.setdefault(watch, []).append(change)
-            events = [WatchEvent(watch, Batch(batch.revision, tuple(changes))) for watch, changes in covered.items()]
+            events = []
+            for prefix, changes in self._covered(batch).items():
+                seen = Batch(batch.revision, tuple(changes))  # one for all watches of the prefix
+                events.extend([WatchEvent(watch, seen) for watch in self._by_length[len(prefix)][prefix]])
         if self._not_before:
             return [event for event in events if self._has_begun(event.watch, batch.revision)]
         return events
+
+    def _covered(self, batch: Batch) -> dict[str, list[Change]]:
+        """The changes of a batch by the prefixes that are watched."""
+        covered: dict[str, list[Change]] = {}
+        for change in batch.changes:
+            key = change.key
+            for length in self._lengths:
+                if length > len(key):
+                    break
+                prefix = key[:length]
+                if prefix in self._by_length[length]:
+                    covered.setdefault(prefix, []).append(change)
+        return covered
 
     def _has_begun(self, watch: int, revision: int) -> bool:
         after = self._not_before.get(watch)

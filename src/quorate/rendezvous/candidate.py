@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable
 
 from quorate._marks import mark
+from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Backend, Session
 from quorate.errors import BackendError, HistoryGone, LeaseGone
 from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter
 from quorate.kv.types import CreateRevisionIs, Delete, Exists, Item, Put
-from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import CoordinatorRecord, encode

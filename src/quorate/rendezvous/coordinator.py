@@ -16,6 +16,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from quorate._marks import mark
+from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Backend, Watch
 from quorate.errors import BackendError, RendezvousStateError, Unavailable
 from quorate.events import (
@@ -37,7 +38,6 @@ from quorate.kv.types import (
     Put,
     TxnResult,
 )
-from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.decide import (
     Activate,
     Decision,
@@ -67,6 +67,7 @@ from quorate.rendezvous.records import (
     roster_digest,
     split_roster,
 )
+from quorate.rendezvous.returning import Returning
 from quorate.rendezvous.view import Departure, Plan, View
 
 TELL_EVERY_S = 0.25
@@ -92,6 +93,7 @@ class Coordinator:
         emit: Emitter,
         backoff: Backoff,
         wall: Callable[[], float],
+        returning: Returning | None = None,
     ) -> None:
         self._backend = backend
         self._keys = keys
@@ -102,6 +104,7 @@ class Coordinator:
         self._reports = Reports(wall)
         self._loop = asyncio.get_running_loop()
         self._view = View(keys, self._loop.time())
+        self._view.returning = returning
         self._watch: Watch | None = None
         self._writer = FencedWriter(backend, keys, term)
         self._next: asyncio.Task[Batch] | None = None

@@ -104,6 +104,9 @@ def decide(view: View, now: float) -> Decision:
             f"{_names((view.nodes[node_id] for node_id in view.above), len(view.above))} of a round above the known "
             f"one: memory was lost, nothing forms until they have left it"
         )
+    if view.returning is not None and (until := view.returning.holds_until(now)) is not None:
+        mark("decide.returning")
+        return Wait(view.returning.sentence(), until=until)
     return _gather(view, rules, now)
 
 

@@ -102,17 +102,19 @@ class Entry:
             nodes.count == 0,
         )
 
-    async def check(self) -> Door:
+    async def check(self, seen: Door | None = None) -> Door:
         """The door of a run that this node may join: made, renewed, replaced or reopened as the rules allow.
 
-        Raises RendezvousClosedError or SettingsMismatchError. The join itself compares the revisions in the result.
+        `seen` is the door as it was just read, if it was. Raises RendezvousClosedError or SettingsMismatchError. The
+        join itself compares the revisions in the result.
         """
         while True:
-            door = await self.find_or_make()
+            door = seen or await self.find_or_make()
+            seen = None
             if door.closed.closed and (self._settings.reopen_after_s > 0 or not door.empty):
                 # Before the renewal: those who try in vain must not keep a closed run from going away.
                 raise RendezvousClosedError(self._closed_sentence(door.closed))
-            if not await self._backend.keep_alive(door.config.run_lease):
+            if not self._backend.renews_runs and not await self._backend.keep_alive(door.config.run_lease):
                 mark("entry.lease_ended")
                 await asyncio.sleep(LEASE_ENDS_S)  # it ended just now: its keys are about to go, the run is free
                 continue

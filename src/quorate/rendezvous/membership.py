@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from quorate.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
+from quorate.rendezvous.records import ClaimRecord, RoundPhase, RoundRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,14 @@ def goodbye(error: RendezvousError) -> str:
             return "the run was closed"
         case _:
             return str(error)
+
+
+def claim_of(
+    identity: Identity, current: Joined | None, seen: RoundRecord | None, floor: int, ttl_s: float
+) -> ClaimRecord:
+    """Where the run stood, as a node knows it: for a server that has lost its memory."""
+    number, size = (seen.number, seen.size) if seen is not None and seen.phase is RoundPhase.ACTIVE else (0, 0)
+    if current is not None and current.number >= number:
+        number, size = current.number, current.size
+    is_member = current is not None and current.number == number
+    return ClaimRecord(id=identity.id, round=number, size=size, is_member=is_member, floor=floor, ttl_s=ttl_s)

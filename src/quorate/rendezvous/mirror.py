@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 
 from quorate._marks import mark
-from quorate.backends.contract import Backend
+from quorate.backends.backoff import Backoff
+from quorate.backends.contract import Backend, Watch
 from quorate.errors import BackendError, HistoryGone, Unavailable
-from quorate.kv.types import Item
-from quorate.rendezvous.backoff import Backoff
+from quorate.kv.types import Batch, Item
 
 
 class Mirror:
@@ -66,14 +66,27 @@ class Mirror:
 
     async def _watch(self, revision: int) -> None:
         watch = self._backend.watch(self._prefix, revision)
+        watch.notify(lambda: self._take_ready(watch))
         try:
             async for batch in watch:
-                for change in batch.changes:
-                    if change.item is None:
-                        self.items.pop(change.key, None)
-                    else:
-                        self.items[change.key] = change.item
-                self.revision = batch.revision
+                self._take(batch)
                 self._on_change()
         finally:
             watch.cancel()
+
+    def _take_ready(self, watch: Watch) -> None:
+        """Take in what is there without being woken for it."""
+        while (batch := watch.ready()) is not None:
+            self._take(batch)
+        try:
+            self._on_change()
+        except Exception as error:  # as in `_follow`
+            self._on_trouble(Unavailable(f"following {self._prefix} failed: {error!r}"))
+
+    def _take(self, batch: Batch) -> None:
+        for change in batch.changes:
+            if change.item is None:
+                self.items.pop(change.key, None)
+            else:
+                self.items[change.key] = change.item
+        self.revision = batch.revision

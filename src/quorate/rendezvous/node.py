@@ -12,8 +12,10 @@ import random
 from collections.abc import Awaitable, Callable
 
 from quorate._marks import mark
+from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Backend, Session
 from quorate.errors import (
+    BackendError,
     LeaseGone,
     OutcomeUnknown,
     Rejected,
@@ -21,7 +23,6 @@ from quorate.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
-    RendezvousTimeoutError,
     SessionLostError,
     Unavailable,
 )
@@ -38,11 +39,11 @@ from quorate.events import (
     WorldChanged,
 )
 from quorate.kv.types import ModRevisionIs
-from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.candidate import Candidate
 from quorate.rendezvous.entry import Door, Entry, closed_sentence, drain_sentence
+from quorate.rendezvous.insist import insist
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, goodbye
+from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye
 from quorate.rendezvous.patience import Patience
 from quorate.rendezvous.presence import JoinAnew, Presence
 from quorate.rendezvous.reach import Reach
@@ -52,6 +53,7 @@ from quorate.rendezvous.records import (
     NodePhase,
     RosterMember,
     RoundPhase,
+    encode,
     join_roster,
 )
 from quorate.rendezvous.sight import Sight
@@ -102,7 +104,10 @@ class Node:
             while_open=self._start_session_tasks,
             on_lost=self._look_up,
         )
+        backend.listen(self._reached)
+        backend.claim_by(self._claim)
         self._door: Door | None = None
+        self._first_look: Door | None = None
         self._joined_once = asyncio.Event()
         """Under the current session: from then on the run's own leases are this node's business too."""
         self._told_cause: Cause | None = None
@@ -134,7 +139,7 @@ class Node:
             if not patience.scope.expired():  # not ours: something that the call used has given up
                 await self._presence.end("its call was interrupted (TimeoutError)")
                 raise
-            raise await self._failed(self._timeout_error(patience)) from None
+            raise await self._failed(patience.error(self._reach, self.sight.reason(), self._endpoint())) from None
         except RendezvousError as error:
             await self._failed(error)
             raise
@@ -160,12 +165,12 @@ class Node:
 
     async def close_run(self, why: str, started_at: float | None = None) -> None:
         """Close the run for everybody. RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
-        if await self._within_close_timeout(lambda: self._entry.close(why), "closed", started_at):
+        if await self._insist(lambda: self._entry.close(why), "closed", started_at):
             self._emit(RunClosed(run_id=self.settings.run_id, by=self.identity.name, reason=why))
 
     async def reopen_run(self, why: str, started_at: float | None = None) -> bool:
         """Reopen a closed run; False if it is not closed. Time-out as in `close_run`."""
-        reopened = await self._within_close_timeout(lambda: self._entry.reopen(why), "reopened", started_at)
+        reopened = await self._insist(lambda: self._entry.reopen(why), "reopened", started_at)
         if reopened:
             self._emit(RunReopened(run_id=self.settings.run_id, by=self.identity.name, reason=why))
         return reopened
@@ -220,7 +225,7 @@ class Node:
                 asked = join
                 self._emit(JoinStarted(run_id=self.settings.run_id, by=self.identity.name, join=join))
             try:
-                session = await self._presence.ensure()
+                session = await self._come()
                 self._raise_if_left()
                 await self._write_join()
                 return await self._await_round(session, patience)
@@ -234,20 +239,44 @@ class Node:
             except Rejected as error:
                 raise RendezvousConnectionError(f"{self._endpoint()} refused this node: {error}") from error
 
-    async def _write_join(self) -> None:
-        """Write the node's key as joining, through a door that is as it was checked."""
+    async def _come(self) -> Session:
+        """A session; meanwhile, the run is looked at for the first time."""
         self.sight.start()
+        if self._door is not None:
+            return await self._presence.ensure()
+        looking = asyncio.create_task(self._entry.read(), name=f"first look of {self.identity.name}")
+        try:
+            session = await self._presence.ensure()
+            self._first_look = await looking
+            return session
+        finally:
+            if not looking.done():
+                looking.cancel()
+            elif not looking.cancelled():
+                looking.exception()  # seen, whatever became of the session
+
+    async def _write_join(self) -> None:
+        """Write the node's key as joining, through a door that is as it was checked: perhaps at an earlier join."""
+        if self._door is not None and await self._enter_by(self._door):
+            return
         while True:
-            door = await self._entry.check()
+            seen, self._first_look = self._first_look, None
+            door = await self._entry.check(seen)
             self._reach.succeeded()
-            self._door = door
-            compares = (
-                ModRevisionIs(self.keys.config, door.config_revision),
-                ModRevisionIs(self.keys.closed, door.closed_revision),
-            )
-            if await self._presence.write(NodePhase.JOINING, compares=compares):
-                self._joined_once.set()
+            if await self._enter_by(door):
                 return
+
+    async def _enter_by(self, door: Door) -> bool:
+        """Join if the door is still as it was checked."""
+        self._door = door
+        compares = (
+            ModRevisionIs(self.keys.config, door.config_revision),
+            ModRevisionIs(self.keys.closed, door.closed_revision),
+        )
+        written = await self._presence.write(NodePhase.JOINING, compares=compares)
+        if written:
+            self._joined_once.set()
+        return written
 
     # --- waiting for a round ------------------------------------------------------------------------------------------
 
@@ -407,7 +436,9 @@ class Node:
     def _start_session_tasks(self, session: Session) -> list[asyncio.Task[None]]:
         name = self.identity.name
         self._joined_once = asyncio.Event()
-        tasks = [asyncio.create_task(self._renew_run(session), name=f"run lease of {name}")]
+        tasks = []
+        if not self.backend.renews_runs:
+            tasks.append(asyncio.create_task(self._renew_run(session), name=f"run lease of {name}"))
         if not self.backend.has_coordinator:
             record = CoordinatorRecord(id=self.identity.id, name=name)
             candidate = Candidate(
@@ -427,6 +458,16 @@ class Node:
         assert self._door is not None
         return self._door.config
 
+    def _reached(self, error: BackendError | None) -> None:
+        if error is None:
+            self._reach.succeeded()
+        else:
+            self._reach.failed(error)
+
+    def _claim(self) -> bytes:
+        floor, ttl_s = self._presence.floor, self.settings.session_ttl_s
+        return encode(claim_of(self.identity, self.current, self.sight.round, floor, ttl_s))
+
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _raise_if_left(self) -> None:
@@ -443,40 +484,17 @@ class Node:
             self._emit(JoinFailed(run_id=run_id, by=name, error=type(error).__name__, reason=str(error)))
         return error
 
-    def _timeout_error(self, patience: Patience) -> RendezvousError:
-        trouble = self._reach.sentence()
-        if not self._reach.ever_reached:
-            return RendezvousConnectionError(
-                f"could not reach {self._endpoint()} within {patience.waited_s:.0f} s: {trouble or 'no answer'}. "
-                f"Is it running there, and can this machine reach it?"
-            )
-        parts = [part for part in (self.sight.reason() or "the run said nothing", trouble) if part]
-        return RendezvousTimeoutError(f"{patience.in_words()}: {'; '.join(parts)}")
-
     def _endpoint(self) -> str:
         return f"{self.settings.scheme}://{','.join(self.settings.endpoints)}"
 
-    async def _within_close_timeout(
-        self, attempt: Callable[[], Awaitable[bool]], verb: str, started_at: float | None
-    ) -> bool:
+    async def _insist(self, attempt: Callable[[], Awaitable[bool]], verb: str, started_at: float | None) -> bool:
         """Try until it is known to have worked. Every attempt compares what it read, so trying again is safe."""
-        self._reach.restart()
-        started_at = self._loop.time() if started_at is None else started_at
-        try:
-            async with asyncio.timeout_at(started_at + self.settings.close_timeout_s):
-                while True:
-                    try:
-                        result = await attempt()
-                        self._reach.succeeded()
-                        return result
-                    except (Unavailable, OutcomeUnknown) as error:
-                        self._reach.failed(error)
-                        await self._backoff.sleep()
-        except TimeoutError:
-            after_s = self._loop.time() - started_at
-            raise RendezvousTimeoutError(
-                f"run {self.settings.run_id!r} could not be {verb} within {after_s:.0f} s: "
-                f"{self._reach.sentence() or 'no answer from ' + self._endpoint()}"
-            ) from None
-        except Rejected as error:
-            raise RendezvousConnectionError(f"{self._endpoint()} refused: {error}") from error
+        return await insist(
+            attempt,
+            limit_s=self.settings.close_timeout_s,
+            started_at=started_at,
+            reach=self._reach,
+            backoff=self._backoff,
+            what=f"run {self.settings.run_id!r} could not be {verb}",
+            endpoint=self._endpoint(),
+        )

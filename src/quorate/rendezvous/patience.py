@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from quorate._marks import mark
+from quorate.errors import RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
+from quorate.rendezvous.reach import Reach
 from quorate.settings import Settings
 
 
@@ -68,3 +70,14 @@ class Patience:
         if self._place_free_at is not None:
             text += f", {self._loop.time() - self._place_free_at:.0f} s of them since a place was free"
         return text
+
+    def error(self, reach: Reach, reason: str, endpoint: str) -> RendezvousError:
+        """What is raised when it has run out: `reason` is what the run said last."""
+        trouble = reach.sentence()
+        if not reach.ever_reached:
+            return RendezvousConnectionError(
+                f"could not reach {endpoint} within {self.waited_s:.0f} s: {trouble or 'no answer'}. "
+                f"Is it running there, and can this machine reach it?"
+            )
+        parts = [part for part in (reason or "the run said nothing", trouble) if part]
+        return RendezvousTimeoutError(f"{self.in_words()}: {'; '.join(parts)}")

@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable, Sequence
 
 from quorate._marks import mark
+from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Backend, Session
 from quorate.errors import BackendError, OutcomeUnknown, RendezvousStateError, Unavailable
 from quorate.events import Emitter, RenewalMissed, SessionLost
 from quorate.kv.types import Compare, GotItem, ModRevisionIs, Put
-from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Identity
 from quorate.rendezvous.reach import Reach
@@ -53,7 +53,8 @@ class Presence:
         self.revision = 0
         self.join = 0
         self._sent_join = 0
-        self._floor = 0
+        self.floor = 0
+        """The highest number that this node ever confirmed."""
         self._backend = backend
         self._key = keys.node(identity.id)
         self._settings = settings
@@ -205,7 +206,7 @@ class Presence:
             labels=dict(who.labels),
             node_rank=who.node_rank,
             round=number,
-            floor=max(self._floor, number),
+            floor=max(self.floor, number),
             addr0=zero[0],
             port0=zero[1],
             why=why,
@@ -213,7 +214,7 @@ class Presence:
 
     def _written(self, record: NodeRecord, revision: int) -> bool:
         self.record, self.revision = record, revision
-        self._floor = max(self._floor, record.floor)
+        self.floor = max(self.floor, record.floor)
         return True
 
     def _lost(self, session: Session, why: str) -> None:

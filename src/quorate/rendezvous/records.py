@@ -82,6 +82,17 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     why: str = ""
 
 
+class ClaimRecord(Record, frozen=True, kw_only=True):
+    """What a node tells a server that has lost its memory: the last active round it knew of, and its part in it."""
+
+    id: str
+    round: Floor = 0
+    size: int = 0
+    is_member: bool = False
+    floor: Floor = 0
+    ttl_s: float = 0.0
+
+
 class CoordinatorRecord(Record, frozen=True, kw_only=True):
     """Who decides, for people; the key's create revision is what counts."""
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from quorate.backends.contract import Backend
 from quorate.errors import BackendError, RendezvousStateError
+from quorate.kv.types import Item
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.mirror import Mirror
 from quorate.rendezvous.reach import Reach
@@ -55,6 +56,7 @@ class Sight:
         self._state: Mirror | None = None
         self._own: tuple[Mirror, Mirror] | None = None
         self._unreadable: dict[str, RendezvousStateError] = {}
+        self._decoded: dict[str, tuple[Item, Record]] = {}
 
     def observe(self) -> None:
         """Follow `state/`: enough for a node that does not join."""
@@ -143,12 +145,17 @@ class Sight:
         self._on_change()
 
     def _decode(self, mirror: Mirror, kind: type[R], key: str) -> R | None:
-        self._unreadable.pop(key, None)
         item = mirror.items.get(key)
+        known = self._decoded.get(key)
+        if item is not None and known is not None and known[0] is item:
+            return known[1]  # type: ignore[return-value]  # always of the same kind for the same key
+        self._unreadable.pop(key, None)
         if item is None:
             return None
         try:
-            return decode(kind, item)
+            record = decode(kind, item)
+            self._decoded[key] = (item, record)
+            return record
         except RendezvousStateError as error:
             self._unreadable[key] = error
             return None

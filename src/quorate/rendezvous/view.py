@@ -36,6 +36,7 @@ from quorate.rendezvous.records import (
     WaitingRecord,
     decode,
 )
+from quorate.rendezvous.returning import Returning
 from quorate.rendezvous.rules import Rules
 
 FEW = 5
@@ -129,6 +130,8 @@ class View:
         self.roster_number = 0
         self.last_ranks: dict[str, tuple[int, str]] = {}
         """name -> (rank, id) in the last active round"""
+        self.returning: Returning | None = None
+        """Whoever comes back to a server that has lost its memory."""
         self.plan: Plan | None = None
         self.minimum_since: float | None = None
         self.first_arrival_at: float | None = None
@@ -440,7 +443,8 @@ class View:
     def next_number(self) -> int:
         """A number that nobody has ever seen."""
         floors = (max(node.record.floor, node.record.round) for node in self.nodes.values())
-        return 1 + max(self.round.number if self.round else 0, max(floors, default=0))
+        shown = self.returning.floor if self.returning is not None else 0
+        return 1 + max(self.round.number if self.round else 0, shown, max(floors, default=0))
 
 
 def _set(group: dict[str, None], key: str, wanted: bool) -> None:

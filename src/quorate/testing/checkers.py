@@ -258,7 +258,9 @@ class Ranks(Checker):
     """The ranks of a round are 0 … n-1, each once."""
 
     def __init__(self) -> None:
-        self._returned: dict[tuple[int, int], str] = {}
+        self._returned: dict[tuple[int, int, int], str] = {}
+        self._lives: list[dict[int, list[str]]] = [{}]
+        """The ids of each round by rank, one dict for each life of the store: some return from an earlier one late."""
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         ids = [member.id for member in picture.members(now)]
@@ -266,14 +268,23 @@ class Ranks(Checker):
             raise BrokeRanks(f"a node is twice in round {now.number}")
         if len(ids) != now.size:
             raise BrokeRanks(f"round {now.number} has {len(ids)} ranks for {now.size} places")
+        self._lives[-1][now.number] = ids
 
     def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
-        holder = self._returned.setdefault((joined.number, joined.rank), node_id)
+        holder = self._returned.setdefault((self._life_of(node_id, joined), joined.number, joined.rank), node_id)
         if holder != node_id:
             raise BrokeRanks(f"two nodes returned from round {joined.number} as rank {joined.rank}")
 
+    def _life_of(self, node_id: str, joined: Joined) -> int:
+        """The life of the store whose round this is: the last one that gave the rank to this node."""
+        for life in reversed(range(len(self._lives))):
+            ids = self._lives[life].get(joined.number, [])
+            if joined.rank < len(ids) and ids[joined.rank] == node_id:
+                return life
+        return len(self._lives) - 1
+
     def wiped(self, picture: Picture) -> None:
-        self._returned.clear()
+        self._lives.append({})
 
 
 class Exclusivity(Checker):

@@ -41,6 +41,7 @@ from quorate.kv.types import (
     RangeEmpty,
     Result,
     Revoke,
+    Shorten,
     Tick,
     Ticked,
     Txn,
@@ -228,7 +229,7 @@ class History:
             case Revoke():
                 await backend.revoke(self.theirs.get(op.lease, 0))
                 return LeaseResult(op.lease, 0.0, False)
-            case Tick():
+            case Tick() | Shorten():  # not part of the contract
                 return Ticked(0)
 
     def _know(self, ours: int, theirs: int) -> None:

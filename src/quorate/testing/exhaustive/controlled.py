@@ -12,28 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quorate.backends.contract import Backend, BackendStatus, Got, Limits, Scanned, Session, Watch
-from quorate.backends.session import LeaseSession
-from quorate.errors import BackendError, LeaseGone, OutcomeUnknown, Rejected, Unavailable
+from quorate.backends.contract import BackendStatus, Limits, Watch
+from quorate.backends.ops import OpBackend
+from quorate.errors import BackendError, OutcomeUnknown, Unavailable
 from quorate.kv.types import (
-    Add,
-    AddResult,
     Batch,
-    BranchOp,
-    Compare,
-    Failure,
-    FailureCode,
-    Get,
-    GotItem,
-    GotRange,
-    Grant,
-    KeepAlive,
-    LeaseResult,
     Op,
-    Range,
-    Revoke,
-    Txn,
-    TxnResult,
+    Result,
 )
 from quorate.testing.exhaustive.symbols import FAR_S, Moment
 from quorate.testing.exhaustive.words import wordless_op
@@ -91,7 +76,7 @@ class Request:
     answer: asyncio.Future[Any]
 
 
-class ControlledBackend(Backend):
+class ControlledBackend(OpBackend):
     """Parks every request in `requests` and keeps the open watches in `watches`, both in order."""
 
     name = "controlled"
@@ -109,64 +94,15 @@ class ControlledBackend(Backend):
         self.requests.remove(request)
         if isinstance(answer, BackendError):
             request.answer.set_exception(answer)
-        elif isinstance(answer, Failure):
-            is_lease = answer.code is FailureCode.LEASE_GONE
-            error = LeaseGone(answer.message, lease=answer.lease) if is_lease else Rejected(answer.message)
-            request.answer.set_exception(error)
         else:
             request.answer.set_result(answer)
 
     # --- the contract -------------------------------------------------------------------------------------------------
 
-    async def get(self, key: str) -> Got:
-        result: TxnResult = await self._call(Txn((), (Get(key),)))
-        (got,) = result.results
-        assert isinstance(got, GotItem)
-        return Got(got.item, result.revision)
-
-    async def scan(self, prefix: str) -> Scanned:
-        result: TxnResult = await self._call(Txn((), (Range(prefix),)))
-        (got,) = result.results
-        assert isinstance(got, GotRange)
-        return Scanned(got.items, result.revision)
-
-    async def txn(
-        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
-    ) -> TxnResult:
-        result: TxnResult = await self._call(Txn(tuple(compares), tuple(then), tuple(otherwise)))
-        return result
-
-    async def add(self, key: str, amount: int, *, compares: Sequence[Compare] = (), lease: int = 0) -> AddResult:
-        result: AddResult = await self._call(Add(key, amount, lease, tuple(compares)))
-        return result
-
     def watch(self, prefix: str, after_revision: int) -> Watch:
         watch = ControlledWatch(self, prefix)
         self.watches.append(watch)  # here and not when it is read: what happens from here on is for it
         return watch
-
-    async def grant(self, ttl_s: float) -> int:
-        result: LeaseResult = await self._call(Grant(ttl_s))
-        return result.lease
-
-    async def keep_alive(self, lease: int) -> bool:
-        result: LeaseResult = await self._call(KeepAlive(lease))
-        return result.alive
-
-    async def revoke(self, lease: int) -> None:
-        await self._call(Revoke(lease))
-
-    async def open_session(
-        self,
-        ttl_s: float,
-        *,
-        interval_s: float | None = None,
-        renew_timeout_s: float | None = None,
-        on_missed: Callable[[str], None] | None = None,
-    ) -> Session:
-        return await LeaseSession.open(
-            self, ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
-        )
 
     async def status(self) -> BackendStatus:
         return BackendStatus(self.name, "", 0, {})
@@ -174,13 +110,14 @@ class ControlledBackend(Backend):
     async def close(self) -> None:
         self.is_dead = True
 
-    async def _call(self, op: Op) -> Any:
+    async def execute(self, op: Op) -> Result:
         if self.is_dead:
             raise Unavailable("this process is no more")
         request = Request(wordless_op(op), asyncio.get_running_loop().create_future())
         self.requests.append(request)
         try:
-            return await request.answer
+            result: Result = await request.answer
+            return result
         finally:
             if request in self.requests:
                 self.requests.remove(request)

@@ -11,38 +11,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
 from itertools import count
 
-from quorate.backends.contract import Backend, BackendStatus, Got, Limits, Scanned, Session, Watch
-from quorate.backends.session import LeaseSession
-from quorate.errors import HistoryGone, LeaseGone, OutcomeUnknown, Rejected, Unavailable
+from quorate.backends.contract import BackendStatus, Limits, Watch
+from quorate.backends.ops import OpBackend, changes_something
+from quorate.errors import HistoryGone, OutcomeUnknown, Unavailable
 from quorate.kv.engine import Engine
 from quorate.kv.snapshot import restore, snapshot
 from quorate.kv.types import (
-    Add,
-    AddResult,
     Batch,
-    BranchOp,
-    Compare,
-    Failure,
-    FailureCode,
-    Get,
-    GotItem,
-    GotRange,
     Grant,
-    KeepAlive,
-    LeaseResult,
     Op,
     Origin,
-    Range,
     Result,
-    Revoke,
     Tick,
-    Txn,
-    TxnResult,
+    WatchStarted,
     WatchTooOld,
 )
 
@@ -110,16 +96,13 @@ class SimServer:
         """See every commit, whatever the history holds."""
         self.engine.watch(EVERYTHING, "", self.engine.revision)
 
-    def start_watch(self, watch: SimWatch, after_revision: int) -> int | WatchTooOld:
-        """Register a watch; what it missed is sent."""
+    def start_watch(self, watch: SimWatch, after_revision: int) -> tuple[int, WatchStarted | WatchTooOld]:
+        """Register a watch; what it missed is for the caller to send."""
         watch_id = next(self._watch_ids)
         started = self.engine.watch(watch_id, watch.prefix, after_revision)
-        if isinstance(started, WatchTooOld):
-            return started
-        self._watches[watch_id] = watch
-        for batch in started.backlog:
-            watch.send(batch)
-        return watch_id
+        if isinstance(started, WatchStarted):
+            self._watches[watch_id] = watch
+        return watch_id, started
 
     def stop_watch(self, watch_id: int) -> None:
         self._watches.pop(watch_id, None)
@@ -235,11 +218,14 @@ class SimWatch(Watch):
         if self._id is not None or not backend.weather.from_server:
             return  # asked for twice, or the answer cannot arrive
         self._last_arrival = 0.0
-        started = backend.server.start_watch(self, after)
+        watch_id, started = backend.server.start_watch(self, after)
         if isinstance(started, WatchTooOld):
             backend.send_down(0.0, self._refuse, started.oldest, connection, reliable=True)
-        else:
-            self._id = started
+            return
+        self._id = watch_id
+        for batch in started.backlog:
+            if self._id is not None:  # a batch that is lost tears the stream: nothing may follow
+                self.send(batch)
 
     def _refuse(self, oldest: int, connection: int) -> None:
         if connection == self._backend.connection:
@@ -264,7 +250,7 @@ def _give_up(answer: asyncio.Future[Result], writes: bool) -> None:
         answer.set_exception(Unavailable("no answer from the server"))
 
 
-class SimBackend(Backend):
+class SimBackend(OpBackend):
     """One process's connection. Everything that is random comes from `rng`; `note` is told of every message."""
 
     name = "sim"
@@ -352,7 +338,7 @@ class SimBackend(Backend):
 
     # --- the contract -------------------------------------------------------------------------------------------------
 
-    async def _request(self, op: Op, writes: bool) -> Result:
+    async def execute(self, op: Op) -> Result:
         if self.is_dead:
             raise Unavailable("this process is dead")
         self._seq += 1
@@ -365,74 +351,18 @@ class SimBackend(Backend):
             self.left_to_send -= 1
             if self.left_to_send <= 0:
                 self.has_sent.set()
-        patience = self._loop.call_later(self._call_timeout_s, _give_up, future, writes)
+        patience = self._loop.call_later(self._call_timeout_s, _give_up, future, changes_something(op))
         try:
             result = await future
         finally:
             patience.cancel()
             self._open.pop(seq, None)
-        if isinstance(result, Failure):
-            if result.code is FailureCode.LEASE_GONE:
-                raise LeaseGone(result.message, lease=result.lease)
-            raise Rejected(result.message)
-        return result
-
-    async def get(self, key: str) -> Got:
-        result = await self._request(Txn((), (Get(key),)), writes=False)
-        assert isinstance(result, TxnResult)
-        (got,) = result.results
-        assert isinstance(got, GotItem)
-        return Got(got.item, result.revision)
-
-    async def scan(self, prefix: str) -> Scanned:
-        result = await self._request(Txn((), (Range(prefix),)), writes=False)
-        assert isinstance(result, TxnResult)
-        (got,) = result.results
-        assert isinstance(got, GotRange)
-        return Scanned(got.items, result.revision)
-
-    async def txn(
-        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
-    ) -> TxnResult:
-        writes = any(not isinstance(op, Get | Range) for op in (*then, *otherwise))
-        result = await self._request(Txn(tuple(compares), tuple(then), tuple(otherwise)), writes)
-        assert isinstance(result, TxnResult)
-        return result
-
-    async def add(self, key: str, amount: int, *, compares: Sequence[Compare] = (), lease: int = 0) -> AddResult:
-        result = await self._request(Add(key, amount, lease, tuple(compares)), writes=True)
-        assert isinstance(result, AddResult)
         return result
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
         watch = SimWatch(self, prefix, after_revision)
         self.watches[watch] = None
         return watch
-
-    async def grant(self, ttl_s: float) -> int:
-        result = await self._request(Grant(ttl_s), writes=True)
-        assert isinstance(result, LeaseResult)
-        return result.lease
-
-    async def keep_alive(self, lease: int) -> bool:
-        result = await self._request(KeepAlive(lease), writes=False)
-        assert isinstance(result, LeaseResult)
-        return result.alive
-
-    async def revoke(self, lease: int) -> None:
-        await self._request(Revoke(lease), writes=True)
-
-    async def open_session(
-        self,
-        ttl_s: float,
-        *,
-        interval_s: float | None = None,
-        renew_timeout_s: float | None = None,
-        on_missed: Callable[[str], None] | None = None,
-    ) -> Session:
-        return await LeaseSession.open(
-            self, ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
-        )
 
     async def status(self) -> BackendStatus:
         raise Unavailable("a simulated server has no status")

@@ -16,10 +16,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from quorate.backends.backoff import Backoff
 from quorate.errors import BackendError, RendezvousError, RendezvousGracefulExitError, StoreError
 from quorate.events import Emitter, Event
 from quorate.kv.types import Batch, Op, Put, Revoke, Txn
-from quorate.rendezvous.backoff import Backoff
 from quorate.rendezvous.candidate import Candidate
 from quorate.rendezvous.coordinator import OTHER_COMPARES
 from quorate.rendezvous.entry import Entry

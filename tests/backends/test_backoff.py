@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.rendezvous.backoff import Backoff
+from quorate.backends.backoff import Backoff
 from quorate.testing import loop as virtual
 
 

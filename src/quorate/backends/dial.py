@@ -1,0 +1,50 @@
+"""Connecting to an endpoint over TCP: names, IPv4 and IPv6, several addresses for one name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from quorate.backends.tcp import Connector
+from quorate.backends.tcp_link import Link
+from quorate.urls import parse_endpoint
+
+ONE_ADDRESS_S = 3.0
+"""How long one address of a name may take while there are others."""
+KEEPALIVE_S = 10
+
+
+def dial(endpoint: str, default_port: int) -> Connector:
+    """A connector to an endpoint. A name is looked up for every attempt: it may come to mean another machine."""
+    host, port = parse_endpoint(endpoint, default_port)
+
+    async def connect(make: Callable[[], Link]) -> None:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        trouble: OSError = OSError(f"{host!r} has no address")
+        for family, _, _, _, address in found:
+            try:
+                async with asyncio.timeout(ONE_ADDRESS_S if len(found) > 1 else None):
+                    transport, _ = await loop.create_connection(make, str(address[0]), port, family=family)
+            except TimeoutError:
+                trouble = TimeoutError(f"no answer from {address[0]} within {ONE_ADDRESS_S:g} s")
+            except OSError as error:
+                trouble = error
+            else:
+                tune(transport)
+                return
+        raise trouble
+
+    return connect
+
+
+def tune(transport: asyncio.BaseTransport) -> None:
+    """Small messages go out at once, and a machine that vanished is noticed some time."""
+    one = transport.get_extra_info("socket")
+    if one is None or one.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)

@@ -1,0 +1,479 @@
+"""Backend `tcp`: a client of the embedded server.
+
+It connects when it is first used and reconnects for as long as it is open, with jittered pauses. A reconnect resumes
+everything: sessions go on, watches start after the last revision that arrived, requests that were not answered are
+sent again under their numbers and executed once. A server that has lost its memory (another generation) is different:
+sessions are lost, watches have to scan again, and of requests that had been sent the outcome is unknown.
+
+While there is no connection, requests that were never sent fail with the cause as soon as an attempt to connect has
+failed; those that were sent wait for the resumption. Every request ends within its time-out, whatever the peer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+from typing import TypeAlias
+
+from quorate._marks import mark
+from quorate._version import __version__
+from quorate.backends.backoff import Backoff
+from quorate.backends.contract import BackendStatus, Limits, Session, Watch
+from quorate.backends.ops import OpBackend, changes_something
+from quorate.backends.session import LeaseSession
+from quorate.backends.tcp_link import Link
+from quorate.backends.tcp_watch import TcpWatch
+from quorate.errors import BackendError, HistoryGone, OutcomeUnknown, Rejected, Unavailable
+from quorate.kv.types import Batch, Op, Result
+from quorate.wire.handshake import Versions
+from quorate.wire.messages import (
+    Answer,
+    AskStatus,
+    Claim,
+    ClientFrame,
+    ClientMessage,
+    Do,
+    Going,
+    Held,
+    Hello,
+    Hold,
+    Push,
+    RefusalCode,
+    Refused,
+    ServerMessage,
+    Status,
+    WatchRefused,
+    WatchStart,
+    WatchStop,
+    Welcome,
+    encoder,
+)
+
+LIMITS = Limits(max_txn_ops=100_000, max_txn_bytes=16 * 1024 * 1024)
+CONNECT_S = 10.0
+"""One attempt to connect, with the welcome, takes no longer."""
+CALL_S = 60.0
+STALL_S = 6.0
+"""A connection on which nothing is heard for so long, while an answer is due, is given up for a new one."""
+MOST_UNSENT = 100_000
+SOFTWARE = f"quorate {__version__}"
+
+Connector: TypeAlias = Callable[[Callable[[], Link]], Awaitable[None]]
+
+
+class _Pending:
+    """A request that waits for its answer."""
+
+    __slots__ = ("answer", "changes", "deadline", "is_sent", "message", "sent_at")
+
+    def __init__(
+        self, message: Do | AskStatus, answer: asyncio.Future[Result | Status], changes: bool, deadline: float
+    ) -> None:
+        self.message = message
+        self.answer = answer
+        self.changes = changes
+        self.deadline = deadline
+        self.is_sent = False
+        self.sent_at = 0.0
+
+
+class TcpBackend(OpBackend):
+    """One client of one server. Belongs to the loop it is first used on."""
+
+    name = "tcp"
+    limits = LIMITS
+    has_coordinator = True
+    renews_runs = True
+
+    def __init__(
+        self,
+        endpoint: str,
+        connector: Connector,
+        *,
+        run: str = "",
+        token: str = "",
+        grace_s: float = 1.0,
+        call_timeout_s: float = CALL_S,
+        stall_s: float = STALL_S,
+        rng: random.Random | None = None,
+        versions: Versions | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self._connector = connector
+        self._run = run
+        self._token = token
+        self._grace_s = grace_s
+        self._call_timeout_s = call_timeout_s
+        self._stall_s = stall_s
+        self._rng = rng or random.Random(secrets.randbits(64))
+        self._versions = versions or Versions()
+        self._client = f"{self._rng.getrandbits(96):024x}"
+        self._generation = ""
+        self._loop = asyncio.get_running_loop()
+        self._keeper: asyncio.Task[None] | None = None
+        self._link: Link | None = None
+        """The connection, once it is welcome."""
+        self._link_closed: asyncio.Future[str] | None = None
+        self._seq = 0
+        self._pending: dict[int, _Pending] = {}
+        self._out: list[ClientMessage] = []
+        self._flush_due = False
+        self._max_frame = 0
+        self._watch_numbers = count(1)
+        self._watches: dict[int, TcpWatch] = {}
+        self._sessions: dict[int, LeaseSession] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._make_claim: Callable[[], bytes] | None = None
+        self._on_reach: Callable[[BackendError | None], None] | None = None
+        self._is_down = False
+        self._is_closed = False
+
+    # --- the contract -------------------------------------------------------------------------------------------------
+
+    async def execute(self, op: Op) -> Result:
+        self._seq += 1
+        result = await self._request(Do(self._seq, op), changes_something(op))
+        assert not isinstance(result, Status)
+        return result
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        self._check_open()
+        return TcpWatch(self, prefix, after_revision)
+
+    async def open_session(
+        self,
+        ttl_s: float,
+        *,
+        interval_s: float | None = None,
+        renew_timeout_s: float | None = None,
+        on_missed: Callable[[str], None] | None = None,
+    ) -> Session:
+        session = await LeaseSession.open(
+            self, ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
+        )
+        self._sessions[session.lease] = session
+        session.lost.add_callback(lambda _: self._forget_session(session.lease))
+        self._send(Hold(session.lease, self._grace_s))
+        return session
+
+    async def revoke(self, lease: int) -> None:
+        try:
+            await super().revoke(lease)
+        finally:
+            self._forget_session(lease)
+
+    def _forget_session(self, lease: int) -> None:
+        self._sessions.pop(lease, None)
+
+    async def status(self) -> BackendStatus:
+        self._seq += 1
+        told = await self._request(AskStatus(self._seq), changes=False)
+        assert isinstance(told, Status)
+        return BackendStatus(self.name, self.endpoint, told.revision, told.details)
+
+    def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:
+        self._on_reach = on_reach
+
+    def claim_by(self, make: Callable[[], bytes]) -> None:
+        self._make_claim = make
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for watch in list(self._watches.values()):
+            watch.cancel()
+        for session in list(self._sessions.values()):
+            session.abandon()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            self._keeper = None
+        if self._link is not None:
+            self._flush()
+            self._link.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fail_pending(lambda _: True, Unavailable("this connection was closed"))
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def _request(self, message: Do | AskStatus, changes: bool) -> Result | Status:
+        self._check_open()
+        self._start()
+        answer: asyncio.Future[Result | Status] = self._loop.create_future()
+        pending = _Pending(message, answer, changes, self._loop.time() + self._call_timeout_s)
+        self._pending[message.seq] = pending
+        if self._link is not None:
+            self._dispatch(pending)
+        self._arm()
+        try:
+            return await answer
+        finally:
+            self._pending.pop(message.seq, None)
+
+    def _dispatch(self, pending: _Pending) -> None:
+        pending.is_sent = True
+        pending.sent_at = self._loop.time()
+        self._send(pending.message)
+
+    def _send(self, message: ClientMessage) -> None:
+        """Send with whatever else is to be sent in this turn of the loop; nothing, if there is no connection."""
+        if self._link is None:
+            return
+        self._out.append(message)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        out, self._out = self._out, []
+        if self._link is None or not out:
+            return
+        self._write(self._link, out)
+
+    def _write(self, link: Link, messages: Sequence[ClientMessage]) -> None:
+        acked = next(iter(self._pending), self._seq + 1) - 1
+        payload = encoder.encode(ClientFrame(acked, tuple(messages)))
+        if not self._max_frame or len(payload) <= self._max_frame:
+            link.send(payload)
+        elif len(messages) > 1:
+            half = len(messages) // 2
+            self._write(link, messages[:half])
+            self._write(link, messages[half:])
+        else:
+            self._too_large(messages[0], len(payload))
+
+    def _too_large(self, message: ClientMessage, size: int) -> None:
+        pending = self._pending.get(message.seq) if isinstance(message, Do) else None
+        if pending is not None and not pending.answer.done():
+            limit = f"the server takes {self._max_frame} at most"
+            pending.answer.set_exception(Rejected(f"a request of {size} bytes is too large: {limit}"))
+
+    def _arm(self) -> None:
+        """See to it that requests end in time, and that a silent connection is noticed. At most one timer runs."""
+        if self._timer is None and self._pending:
+            first = next(iter(self._pending.values()))
+            due = min(first.deadline, self._loop.time() + self._stall_s)
+            self._timer = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for pending in [pending for pending in self._pending.values() if pending.deadline <= now]:
+            self._fail(pending, f"{self.endpoint} did not answer within {self._call_timeout_s:g} s")
+        link = self._link
+        if link is not None:
+            waiting = next((p for p in self._pending.values() if p.is_sent and not p.answer.done()), None)
+            if waiting is not None and max(waiting.sent_at, link.heard_at) + self._stall_s <= now:
+                mark("tcp.stalled")
+                link.abort(f"nothing was heard from it for {self._stall_s:g} s")
+        if any(not pending.answer.done() for pending in self._pending.values()):
+            self._arm()
+
+    def _fail(self, pending: _Pending, why: str) -> None:
+        if pending.answer.done():
+            return
+        if pending.is_sent and pending.changes:
+            pending.answer.set_exception(OutcomeUnknown(f"{why}: it may have happened"))
+        else:
+            pending.answer.set_exception(Unavailable(why))
+
+    def _fail_pending(self, which: Callable[[_Pending], bool], error: BackendError) -> None:
+        for pending in list(self._pending.values()):
+            if which(pending) and not pending.answer.done():
+                if isinstance(error, Unavailable):
+                    self._fail(pending, str(error))
+                else:
+                    pending.answer.set_exception(error)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Unavailable(f"this connection to {self.endpoint} was closed")
+
+    # --- watches ------------------------------------------------------------------------------------------------------
+
+    def start_watch(self, watch: TcpWatch) -> int:
+        self._check_open()
+        self._start()
+        number = next(self._watch_numbers)
+        self._watches[number] = watch
+        self._send(WatchStart(number, watch.prefix, watch.after))
+        return number
+
+    def stop_watch(self, number: int) -> None:
+        if self._watches.pop(number, None) is not None:
+            self._send(WatchStop(number))
+
+    # --- the connection -----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.create_task(self._keep_connected(), name=f"connection to {self.endpoint}")
+
+    async def _keep_connected(self) -> None:
+        backoff = Backoff(self._rng, most_s=2.0)
+        while not self._is_closed:
+            try:
+                closed = await self._connect()
+            except Rejected as error:
+                self._fail_pending(lambda _: True, error)
+                self._down(error)
+                return
+            except (OSError, TimeoutError, Unavailable) as error:
+                trouble = Unavailable(f"{self.endpoint} cannot be reached: {_cause(error)}")
+                if await self._unreachable(error):
+                    continue
+                self._fail_pending(lambda pending: not pending.is_sent, trouble)
+                self._down(trouble)
+                await backoff.sleep()
+                continue
+            except Exception as error:  # a defect must not leave everybody waiting in silence
+                trouble = Unavailable(f"connecting to {self.endpoint} failed: {error!r}")
+                self._fail_pending(lambda pending: not pending.is_sent, trouble)
+                self._down(trouble)
+                await backoff.sleep()
+                continue
+            backoff.reset()
+            self._up()
+            why = await closed
+            mark("tcp.reconnects")
+            if why:
+                await asyncio.sleep(self._rng.uniform(0.0, 0.02))
+
+    async def _unreachable(self, error: Exception) -> bool:
+        """An attempt failed; whether to try again at once."""
+        return False
+
+    async def _connect(self) -> asyncio.Future[str]:
+        """A connection that is welcome and has been told all that is open; what is returned says when it is over."""
+        closed: asyncio.Future[str] = self._loop.create_future()
+
+        def over(link: Link, why: str) -> None:
+            if self._link is link:
+                self._link = None
+                self._out.clear()
+            if not closed.done():
+                closed.set_result(why)
+
+        link = Link(self._hello, self._received, over)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._connector(lambda: link)
+                welcome = await link.welcome
+        except BaseException as error:
+            link.abort("given up")
+            if link.not_quorate is not None:
+                raise Rejected(
+                    f"{self.endpoint} is not a Quorate server: it answered with {link.not_quorate}. Is the port right?"
+                ) from None
+            if isinstance(error, asyncio.CancelledError) and link.welcome.cancelled() and not _is_cancelled():
+                raise Unavailable(closed.result() if closed.done() else "the connection was closed") from None
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"no answer within {CONNECT_S:g} s") from None
+            raise
+        if isinstance(welcome, Refused):
+            link.close()
+            if welcome.code is RefusalCode.BUSY:
+                raise Unavailable(welcome.message)
+            raise Rejected(f"{self.endpoint} refused: {welcome.message}")
+        self._welcomed(link, welcome)
+        return closed
+
+    def _hello(self) -> Hello:
+        return Hello(
+            oldest=self._versions.oldest,
+            newest=self._versions.newest,
+            client=self._client,
+            token=self._token,
+            run=self._run,
+            software=SOFTWARE,
+            generation=self._generation,
+            sessions=tuple([Held(lease, self._grace_s) for lease in self._sessions]),
+        )
+
+    def _welcomed(self, link: Link, welcome: Welcome) -> None:
+        self._max_frame = welcome.max_frame
+        if link.is_over:
+            return
+        has_forgotten = self._generation not in ("", welcome.generation)
+        self._generation = welcome.generation
+        self._link = link
+        if has_forgotten:
+            self._forgotten()
+        for lease in welcome.ended:
+            session = self._sessions.pop(lease, None)
+            if session is not None:
+                session.lost.set("the server ended the session: it had not been renewed in time")
+        for number, watch in self._watches.items():
+            self._send(WatchStart(number, watch.prefix, watch.after))
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                self._dispatch(pending)
+
+    def _forgotten(self) -> None:
+        """The server has lost its memory: so has everything that was based on it."""
+        mark("tcp.forgotten")
+        why = f"{self.endpoint} was restarted without its data"
+        claim = self._make_claim() if self._make_claim is not None else None
+        for session in list(self._sessions.values()):
+            session.lost.set(why)
+        self._sessions.clear()
+        self._fail_pending(lambda pending: pending.is_sent and pending.changes, Unavailable(why))
+        for watch in list(self._watches.values()):
+            watch.gone(HistoryGone(f"{why}: scan again", oldest=0))
+        if claim is not None:
+            self._send(Claim(claim))
+
+    def _received(self, messages: Sequence[ServerMessage]) -> None:
+        for message in messages:
+            match message:
+                case Answer(seq, result):
+                    self._answered(seq, result)
+                case Push(number, batch):
+                    self._pushed(number, batch)
+                case Status(seq):
+                    self._answered(seq, message)
+                case WatchRefused(number, oldest):
+                    watch = self._watches.get(number)
+                    if watch is not None:
+                        watch.gone(HistoryGone(f"changes under {watch.prefix!r} are no longer kept", oldest=oldest))
+                case Going(why):
+                    if self._link is not None:
+                        self._link.note(f"the server said: {why}")
+
+    def _answered(self, seq: int, result: Result | Status) -> None:
+        pending = self._pending.get(seq)
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_result(result)
+
+    def _pushed(self, number: int, batch: Batch) -> None:
+        watch = self._watches.get(number)
+        if watch is not None:
+            watch.push(batch)
+
+    def _down(self, error: BackendError) -> None:
+        self._is_down = True
+        if self._on_reach is not None:
+            self._on_reach(error)
+
+    def _up(self) -> None:
+        if self._is_down and self._on_reach is not None:
+            self._on_reach(None)
+        self._is_down = False
+
+
+def _is_cancelled() -> bool:
+    """Whether the running task was asked to end, as opposed to something it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _cause(error: Exception) -> str:
+    """An error of connecting in a few words."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

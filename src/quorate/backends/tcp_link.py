@@ -1,0 +1,99 @@
+"""One connection of a client: the greeting, the welcome, then frames either way. Made anew for every attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+
+from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, NotQuorate, frame
+from quorate.wire.handshake import describe
+from quorate.wire.messages import Hello, Refused, ServerMessage, Welcome, encoder, server_decoder, welcome_decoder
+
+
+class Link(asyncio.Protocol):
+    """`welcome` is the server's first word; `closed` is set with the reason when the connection is over."""
+
+    def __init__(
+        self,
+        hello: Callable[[], Hello],
+        on_messages: Callable[[Sequence[ServerMessage]], None],
+        on_closed: Callable[[Link, str], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.welcome: asyncio.Future[Welcome | Refused] = loop.create_future()
+        self.heard_at = loop.time()
+        """When something was last received."""
+        self.not_quorate: str | None = None
+        """What the other side speaks, if it is something else."""
+        self._hello = hello
+        self._on_messages = on_messages
+        self._on_closed = on_closed
+        self._loop = loop
+        self._framer = Framer(DEFAULT_LIMIT)
+        self._transport: asyncio.Transport | None = None
+        self._why = ""
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._is_over:
+            self._transport.abort()
+            return
+        self._transport.write(GREETING + frame(encoder.encode(self._hello())))
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        self.heard_at = self._loop.time()
+        try:
+            for payload in self._framer.feed(data):
+                if self.welcome.done():
+                    self._on_messages(server_decoder.decode(payload))
+                else:
+                    self.welcome.set_result(welcome_decoder.decode(payload))
+                if self.is_over:
+                    return
+        except NotQuorate as error:
+            self.not_quorate = describe(error.first)
+            self.abort(f"it answered with {self.not_quorate}")
+        except (FrameError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.abort(f"it sent what cannot be read: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(str(error) if error is not None else "the connection was closed")
+
+    def send(self, payload: bytes) -> None:
+        """One frame, unless the connection is over."""
+        if not self._is_over and self._transport is not None:
+            self._transport.write(frame(payload))
+
+    def close(self) -> None:
+        """Close in good order: what was sent is delivered."""
+        self._end("closed by this side")
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, why: str) -> None:
+        """Have done with it now."""
+        self._end(why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def note(self, why: str) -> None:
+        """What the server said of the end that comes next."""
+        self._why = why
+
+    def _end(self, why: str) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if not self.welcome.done():
+            self.welcome.cancel()
+        self._on_closed(self, self._why or why)

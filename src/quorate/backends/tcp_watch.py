@@ -1,0 +1,102 @@
+"""A watch over the wire: survives its connection, and starts again where it was when it falls behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from quorate.backends.contract import Watch
+from quorate.errors import HistoryGone
+from quorate.kv.types import Batch
+
+WATCH_BUFFER = 4_096
+
+
+class Post(Protocol):
+    """Where a watch is asked for."""
+
+    def start_watch(self, watch: TcpWatch) -> int:
+        """Ask for it, after `watch.after`; the number under which it will be pushed. A new one every time."""
+
+    def stop_watch(self, number: int) -> None:
+        """Ask no more."""
+
+
+class TcpWatch(Watch):
+    """Asked for when it is first iterated."""
+
+    def __init__(self, post: Post, prefix: str, after_revision: int) -> None:
+        self.prefix = prefix
+        self._post = post
+        self._seen = after_revision
+        self._number: int | None = None
+        self._buffer: deque[Batch] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._on_ready: Callable[[], None] | None = None
+        self._gone: HistoryGone | None = None
+        self._is_cancelled = False
+
+    @property
+    def after(self) -> int:
+        """Everything up to here has arrived."""
+        return self._buffer[-1].revision if self._buffer else self._seen
+
+    def push(self, batch: Batch) -> None:
+        """A batch has arrived."""
+        if len(self._buffer) >= WATCH_BUFFER:
+            self._stop()  # and start again when what is here has been taken
+            return
+        self._buffer.append(batch)
+        if self._on_ready is not None:
+            self._on_ready()
+        if self._buffer:
+            self._notify()
+
+    def notify(self, on_ready: Callable[[], None]) -> None:
+        self._on_ready = on_ready
+
+    def gone(self, error: HistoryGone) -> None:
+        """What it would have to go on from is not kept."""
+        self._stop()
+        self._gone = error
+        self._notify()
+
+    def ready(self) -> Batch | None:
+        if not self._buffer or self._is_cancelled:
+            return None
+        batch = self._buffer.popleft()
+        self._seen = batch.revision
+        return batch
+
+    async def __anext__(self) -> Batch:
+        while not self._is_cancelled:
+            batch = self.ready()
+            if batch is not None:
+                return batch
+            if self._gone is not None:
+                gone, self._gone = self._gone, None
+                raise gone
+            if self._number is None:
+                self._number = self._post.start_watch(self)
+            self._wake = asyncio.get_running_loop().create_future()
+            try:
+                await self._wake
+            finally:
+                self._wake = None
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self._stop()
+        self._notify()
+
+    def _stop(self) -> None:
+        if self._number is not None:
+            self._post.stop_watch(self._number)
+            self._number = None
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)

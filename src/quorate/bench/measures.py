@@ -1,0 +1,157 @@
+"""How a rendezvous and a recovery are measured. The same conductor for every side; one sample a call.
+
+Every sample has its own server, its own nodes and its own run, so that nothing of one is left when the next begins.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from quorate.bench.crew import Crew, Do, NodeFailed, NoneInTime, What
+from quorate.bench.driver import be_nodes
+from quorate.bench.helper import Helper, end_all, fork, with_a_stack_of_its_own
+from quorate.bench.node import be_node
+from quorate.bench.plan import (
+    DRIVERS,
+    LAST_ARRIVAL,
+    LATE_NODE,
+    LOSS_NOTICED,
+    LOSS_TOLD,
+    MOST_PROCESSES,
+    TOGETHER,
+    Case,
+    settle_s,
+)
+from quorate.bench.quorate_side import run_url
+from quorate.bench.sides import Contender, Sizes
+
+START_SIGNAL_S = 0.2
+"""How far ahead the instant lies at which all begin: every node has to have heard of it."""
+
+
+class Stage:
+    """A server with its nodes, for one sample."""
+
+    def __init__(self, server: Helper, port: int, crew: Crew, limit_s: float) -> None:
+        self.server = server
+        self.port = port
+        self.crew = crew
+        self._limit_s = limit_s
+
+    def deadline(self) -> float:
+        """Of something that begins now."""
+        return time.monotonic() + self._limit_s
+
+    def first_round(self, nodes: Sequence[int]) -> None:
+        """Put these nodes into a round. NodeFailed if that takes too long: then there is nothing to measure."""
+        self.crew.tell(Do.JOIN, nodes)
+        try:
+            self.crew.gather(nodes, self.deadline())
+        except NoneInTime as error:
+            raise NodeFailed(f"no first round in {self._limit_s:g} s ({error})") from error
+
+
+@contextmanager
+def stage(side: Contender, case: Case, nodes: int, least: int) -> Iterator[Stage]:
+    """Start a server and nodes that have not done anything yet; end them all. `nodes` is also the most of a round."""
+    server, port = side.start_server(nodes)
+    try:
+        sizes = Sizes(f"bench-{port}", least, nodes, join_timeout_s=math.ceil(2 * case.limit_s))
+        with Crew(*_processes(side, port, sizes, own_process=case.nodes <= MOST_PROCESSES)) as crew:
+            yield Stage(server, port, crew, case.limit_s)
+    except (NoneInTime, NodeFailed) as error:
+        if server.has_ended():
+            raise NodeFailed(f"the server ended by itself; {error}") from error
+        raise
+    finally:
+        end_all([server])
+
+
+def _processes(
+    side: Contender, port: int, sizes: Sizes, own_process: bool
+) -> tuple[list[tuple[int, ...]], Callable[[int], Helper]]:
+    """Which nodes share a process, and what starts one."""
+    count = sizes.most
+    if own_process:
+        hosted: list[tuple[int, ...]] = [(number,) for number in range(count)]
+    else:
+        hosted = [tuple(range(first, count, DRIVERS)) for first in range(DRIVERS)]
+
+    def start(number: int) -> Helper:
+        if own_process:
+            return fork(with_a_stack_of_its_own(lambda sock: be_node(sock, number, side.client(port, sizes))))
+        return fork(lambda sock: be_nodes(sock, hosted[number], run_url(port, sizes)))
+
+    return hosted, start
+
+
+def last_arrival(side: Contender, case: Case, repetition: int) -> float:
+    """Seconds from the last node's call, made when all others are waiting, until the slowest node has its place."""
+    with stage(side, case, case.nodes, case.nodes) as there:
+        crew, (*others, last) = there.crew, there.crew.nodes
+        crew.tell(Do.CONNECT, crew.nodes)
+        crew.wait(What.CONNECTED, crew.nodes, there.deadline())
+        crew.tell(Do.JOIN, others)
+        crew.wait(What.INSIDE, others, there.deadline())
+        time.sleep(settle_s(case.nodes, repetition))
+        crew.tell(Do.JOIN, [last])
+        released_at = crew.gather(crew.nodes, there.deadline())
+        return released_at - crew.wait(What.INSIDE, [last], there.deadline())[last].at
+
+
+def together(side: Contender, case: Case, repetition: int) -> float:
+    """Seconds from a start signal, upon which all make their clients, connect and call, until the slowest is placed."""
+    with stage(side, case, case.nodes, case.nodes) as there:
+        start_at = time.monotonic() + START_SIGNAL_S + 0.001 * case.nodes
+        there.crew.tell(Do.JOIN, there.crew.nodes, at=start_at)
+        return there.crew.gather(there.crew.nodes, there.deadline()) - start_at
+
+
+def loss_told(side: Contender, case: Case, repetition: int) -> float:
+    """Seconds from the kill of a node until all others are in a round; they join again when they are told to."""
+    return _loss(side, case, repetition, Do.FOLLOW)
+
+
+def loss_noticed(side: Contender, case: Case, repetition: int) -> float:
+    """As above, but the others join again at once, as if their workers had failed with the node's."""
+    return _loss(side, case, repetition, Do.JOIN)
+
+
+def _loss(side: Contender, case: Case, repetition: int, do: Do) -> float:
+    with stage(side, case, case.nodes, max(1, case.nodes - 1)) as there:
+        crew = there.crew
+        there.first_round(crew.nodes)
+        *survivors, victim = crew.nodes
+        if do is Do.FOLLOW:
+            crew.tell(do, survivors)
+        time.sleep(settle_s(case.nodes, repetition))
+        killed_at = crew.kill(victim)
+        if do is Do.JOIN:
+            crew.tell(do, survivors)
+        return crew.gather(survivors, there.deadline()) - killed_at
+
+
+def late_node(side: Contender, case: Case, repetition: int) -> float:
+    """Seconds from the call of one more node, with a round of all others under way, until they are all in one."""
+    with stage(side, case, case.nodes + 1, case.nodes) as there:
+        crew, (*others, late) = there.crew, there.crew.nodes
+        crew.tell(Do.CONNECT, [late])
+        crew.wait(What.CONNECTED, [late], there.deadline())
+        there.first_round(others)
+        crew.tell(Do.FOLLOW, others)
+        time.sleep(settle_s(case.nodes, repetition))
+        crew.tell(Do.JOIN, [late])
+        released_at = crew.gather(crew.nodes, there.deadline())
+        return released_at - crew.wait(What.INSIDE, [late], there.deadline())[late].at
+
+
+TIMED: dict[str, Callable[[Contender, Case, int], float]] = {
+    LAST_ARRIVAL: last_arrival,
+    TOGETHER: together,
+    LOSS_TOLD: loss_told,
+    LOSS_NOTICED: loss_noticed,
+    LATE_NODE: late_node,
+}

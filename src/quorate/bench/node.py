@@ -1,0 +1,61 @@
+"""A node that is a process of its own: it does what it is told, and reports the instant of each thing."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from quorate.bench.crew import Command, Do, Report, What
+from quorate.bench.helper import Gone, Line
+from quorate.bench.sides import Client
+
+LONGEST_ERROR = 300
+
+
+def be_node(sock: socket.socket, number: int, client: Client) -> None:
+    """Until the other end is gone, or a call fails."""
+    line = Line(sock, Command)
+    try:
+        while True:
+            for command in line.receive():
+                wait_until(command.at)
+                _obey(command.do, number, client, line)
+    except Gone:
+        return
+    except Exception as error:
+        line.send([failure(number, error)])
+
+
+def _obey(do: Do, number: int, client: Client, line: Line[Command]) -> None:
+    match do:
+        case Do.CONNECT:
+            client.connect()
+            line.send([Report(number, What.CONNECTED, time.monotonic())])
+        case Do.JOIN:
+            _join(number, client, line)
+        case Do.FOLLOW:
+            client.wait_told()
+            _join(number, client, line)
+        case Do.ABANDON:
+            raise RuntimeError("a node with a process of its own is killed, not told to abandon its handler")
+
+
+def _join(number: int, client: Client, line: Line[Command]) -> None:
+    client.create()
+    line.send([Report(number, What.INSIDE, time.monotonic())])
+    place = client.join()
+    at = time.monotonic()
+    line.send([Report(number, What.RELEASED, at, place.rank, place.size)])
+
+
+def wait_until(at: float) -> None:
+    """Sleep until that instant of the monotonic clock."""
+    left_s = at - time.monotonic()
+    if left_s > 0:
+        time.sleep(left_s)
+
+
+def failure(number: int, error: BaseException) -> Report:
+    """What a node says of a call that raised."""
+    text = f"{type(error).__name__}: {error}"
+    return Report(number, What.FAILED, time.monotonic(), text=text[:LONGEST_ERROR])

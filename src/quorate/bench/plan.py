@@ -1,0 +1,156 @@
+"""What is to be measured, and the records that travel between the command and the processes of a case. Pure."""
+
+from __future__ import annotations
+
+import enum
+import random
+
+import msgspec
+
+MOST_PROCESSES = 128
+"""Up to here every node is a process of its own; above, four drivers share the nodes."""
+DRIVERS = 4
+LIMIT_S = 60.0
+"""How long one sample may take before it counts as none."""
+CALM_S = 2.0
+"""Pause between the first round and the beginning of an idle measurement."""
+LAST_CALL_S = 1
+POLL_S = 0.1
+"""How often torch's agent asks for waiting nodes."""
+PHASE_S = 1.0
+"""Nodes that poll have a phase: a random part of the settle time keeps it out of the figures."""
+
+
+class Bench(enum.Enum):
+    """What is measured."""
+
+    RENDEZVOUS = "rendezvous"
+    RECOVERY = "recovery"
+    IDLE = "idle"
+
+
+class Against(enum.Enum):
+    """Whom Quorate can be measured against."""
+
+    TORCH = "torch"
+    TORCHFT = "torchft"
+
+
+class Side(enum.Enum):
+    """One column: whose rendezvous, and in which variant. The value is its name in commands and JSON."""
+
+    QUORATE = "quorate"
+    TORCH_STOCK = "torch-stock"
+    TORCH_LEAN = "torch-lean"
+    TORCH_UNSHARED = "torch-unshared"
+    TORCH_POLLING = "torch-polling"
+    TORCHFT = "torchft"
+
+
+TITLES = {
+    Side.QUORATE: "quorate",
+    Side.TORCH_STOCK: "torch",
+    Side.TORCH_LEAN: "torch, lean",
+    Side.TORCH_UNSHARED: "torch, lean, store sharing off",
+    Side.TORCH_POLLING: "torch, polling as its agent does",
+    Side.TORCHFT: "torchft lighthouse",
+}
+
+LAST_ARRIVAL = "last arrival until all released"
+TOGETHER = "all together, connections included"
+LOSS_TOLD = "loss, survivors told by the rendezvous"
+LOSS_NOTICED = "loss, survivors re-join at once"
+LATE_NODE = "late node"
+CPU = "server CPU"
+RSS = "server RSS"
+RSS_PER_NODE = "server RSS growth per node"
+BYTES = "payload"
+BYTES_PER_NODE = "payload per node"
+
+MEASURES = {
+    Bench.RENDEZVOUS: (LAST_ARRIVAL, TOGETHER),
+    Bench.RECOVERY: (LOSS_TOLD, LOSS_NOTICED, LATE_NODE),
+    Bench.IDLE: (CPU, RSS, RSS_PER_NODE, BYTES, BYTES_PER_NODE),
+}
+UNITS = {CPU: "% of a core", RSS: "MiB", RSS_PER_NODE: "KiB", BYTES: "B/s", BYTES_PER_NODE: "B/s"}
+SECONDS = "s"
+
+_RIVALS = {
+    (Bench.RENDEZVOUS, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_LEAN),
+    (Bench.RENDEZVOUS, Against.TORCHFT): (Side.TORCHFT,),
+    (Bench.RECOVERY, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_UNSHARED),
+    (Bench.IDLE, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_POLLING),
+}
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One side with one number of nodes."""
+
+    bench: Bench
+    side: Side
+    nodes: int
+    repeat: int = 3
+    seconds: float = 30.0
+    limit_s: float = LIMIT_S
+
+    @property
+    def patience_s(self) -> float:
+        """How long the whole case may take: what every sample may, and as much again for starting and ending them."""
+        samples = self.repeat * (1 if self.bench is Bench.IDLE else len(MEASURES[self.bench]))
+        return 60.0 + samples * (2 * self.limit_s + 20.0 + 0.1 * self.nodes) + self.repeat * self.seconds
+
+
+class Sample(msgspec.Struct, frozen=True, tag="sample"):
+    """One measured value, or why there is none."""
+
+    measure: str
+    value: float | None
+    why_none: str = ""
+
+
+class Doing(msgspec.Struct, frozen=True, tag="doing"):
+    """What a case is at, for who watches."""
+
+    text: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The case ended early, and why."""
+
+    why: str
+
+
+Line = Sample | Doing | Failed
+"""What the process of a case writes, one JSON document a line."""
+
+
+def columns(bench: Bench, against: Against | None) -> tuple[Side, ...]:
+    """The sides of a table, Quorate first. KeyError if there is nothing to compare: see `comparable`."""
+    return (Side.QUORATE, *(_RIVALS[bench, against] if against is not None else ()))
+
+
+def comparable(bench: Bench, against: Against) -> bool:
+    """Whether that side can do the work of that measurement."""
+    return (bench, against) in _RIVALS
+
+
+def cases(
+    bench: Bench, against: Against | None, nodes: tuple[int, ...], repeat: int, seconds: float
+) -> tuple[Case, ...]:
+    """All cases in the order in which they are run. Competitors run as processes only, so not above that number."""
+    return tuple(
+        Case(bench, side, count, repeat, seconds)
+        for count in nodes
+        for side in columns(bench, against)
+        if side is Side.QUORATE or count <= MOST_PROCESSES
+    )
+
+
+def settle_s(nodes: int, repetition: int) -> float:
+    """How long nodes that are inside their call are given to be noted: the same on all sides of a comparison."""
+    return least_settle_s(nodes) + random.Random(f"{nodes}/{repetition}").uniform(0.0, PHASE_S)
+
+
+def least_settle_s(nodes: int) -> float:
+    """The settle time without its random part."""
+    return 0.5 + 0.01 * nodes

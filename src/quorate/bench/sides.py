@@ -1,0 +1,70 @@
+"""What every side of a comparison can do. A side is a server and the client that a node is; both are made in a case."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from quorate.bench.helper import Helper
+from quorate.bench.plan import Side
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a node got from its call."""
+
+    rank: int
+    size: int
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """What the nodes of a run ask for."""
+
+    run_id: str
+    least: int
+    most: int
+    join_timeout_s: int
+
+
+class Client(Protocol):
+    """One node, in its own process. Every call blocks."""
+
+    def create(self) -> None:
+        """Make the client, if that has not happened, as a user would: some connect with it, others with their call."""
+
+    def connect(self) -> None:
+        """Make the client, and see to it that it is connected."""
+
+    def join(self) -> Place:
+        """Leave the round, if any, and wait for a place in the next."""
+
+    def wait_told(self) -> None:
+        """Return when the rendezvous says that it is time to join again."""
+
+
+class Contender(Protocol):
+    """A side, in the process of a case."""
+
+    def load(self) -> None:
+        """Import all that a node or the server needs, and start no thread."""
+
+    def start_server(self, nodes: int) -> tuple[Helper, int]:
+        """A server for one sample, in a process of its own, and its port."""
+
+    def client(self, port: int, sizes: Sizes) -> Client:
+        """The node of this process. Connects nothing yet."""
+
+
+def contender(side: Side) -> Contender:
+    """The side of that name."""
+    if side is Side.QUORATE:
+        from quorate.bench.quorate_side import QuorateSide
+
+        return QuorateSide()
+    if side is Side.TORCHFT:
+        from quorate.bench.torchft_side import TorchftSide
+
+        return TorchftSide()
+    from quorate.bench.torch_side import TorchSide
+
+    return TorchSide(lean=side in (Side.TORCH_LEAN, Side.TORCH_UNSHARED), unshared=side is Side.TORCH_UNSHARED)

@@ -1,0 +1,65 @@
+"""torchft's lighthouse, through the low-level API of its package: a quorum of all replicas stands for a round."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+from quorate.bench.helper import Helper
+from quorate.bench.plan import LIMIT_S
+from quorate.bench.sides import Place, Sizes
+from quorate.bench.torch_side import report_port, start_forked
+
+JOIN_TIMEOUT_MS = 100
+"""Its default. It does not matter here: a quorum needs all replicas."""
+
+
+class TorchftSide:
+    """The lighthouse alone: managers and their stores are not started."""
+
+    def load(self) -> None:
+        importlib.import_module("torchft._torchft")
+
+    def start_server(self, nodes: int) -> tuple[Helper, int]:
+        def host(sock: socket.socket) -> None:
+            lighthouse = _module().LighthouseServer(
+                bind="127.0.0.1:0", min_replicas=nodes, join_timeout_ms=JOIN_TIMEOUT_MS
+            )
+            report_port(sock, int(lighthouse.address().rpartition(":")[2]))
+
+        return start_forked(host)
+
+    def client(self, port: int, sizes: Sizes) -> TorchftClient:
+        return TorchftClient(port)
+
+
+class TorchftClient:
+    """One replica."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._client: Any = None
+        self._id = f"replica-{os.getpid()}"
+
+    def connect(self) -> None:
+        self.create()
+
+    def create(self) -> None:
+        """Connects to the lighthouse."""
+        if self._client is None:
+            self._client = _module().LighthouseClient(f"http://127.0.0.1:{self._port}", timedelta(seconds=LIMIT_S))
+
+    def join(self) -> Place:
+        quorum = self._client.quorum(self._id, timedelta(seconds=LIMIT_S), world_size=1)
+        ids = [member.replica_id for member in quorum.participants]
+        return Place(ids.index(self._id), len(ids))
+
+    def wait_told(self) -> None:
+        raise NotImplementedError("torchft is measured in a rendezvous only")
+
+
+def _module() -> Any:
+    return importlib.import_module("torchft._torchft")

@@ -1,0 +1,229 @@
+"""`quorate bench`: measure Quorate on this machine, beside others if they are installed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from quorate.bench.plan import Against, Bench, Case, Side
+    from quorate.bench.report import Table
+    from quorate.bench.runner import Outcome
+
+EXAMPLES = """\b
+Examples:
+  quorate bench rendezvous                                  Quorate alone
+  quorate bench rendezvous --against torch --nodes 2,8,32   beside torch's c10d rendezvous
+  quorate bench recovery --against torch --nodes 4 --repeat 5
+  quorate bench idle --nodes 128,1024 --seconds 60 --json
+"""
+INSTALL = {"torch": "pip install torch==2.13.0", "torchft": "pip install torchft==0.2.0"}
+FEWEST_NODES = 2
+MOST_NODES = 16_000
+
+
+class NodeCounts(click.ParamType):  # type: ignore[type-arg]
+    """Numbers of nodes, separated by commas."""
+
+    name = "N,N,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(part.isascii() and part.isdecimal() for part in parts):
+            self.fail(f"{value!r} is no list of numbers of nodes: give it like 2,8,32", param, ctx)
+        counts = sorted({int(part) for part in parts})
+        if not FEWEST_NODES <= counts[0] <= counts[-1] <= MOST_NODES:
+            self.fail(f"{value!r} is out of range: {FEWEST_NODES} to {MOST_NODES} nodes can be measured", param, ctx)
+        return tuple(counts)
+
+
+def _common(repeat: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options that all measurements have."""
+    options = (
+        click.option(
+            "--against", type=click.Choice(["torch", "torchft"]), help="Measure this one too, if it is installed."
+        ),
+        click.option("--nodes", type=NodeCounts(), default="2,8,32,128", show_default=True, help="Numbers of nodes."),
+        click.option(
+            "--repeat", type=click.IntRange(min=1), default=repeat, show_default=True, help="Samples of each."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table."),
+    )
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.group(epilog=EXAMPLES)
+def bench() -> None:
+    """Measure Quorate on this machine.
+
+    Nodes are processes of this machine, above 128 connections of four processes; the server is a process of its own.
+    With --against, the same work is done by both, one after the other, and the ratio is competitor / Quorate.
+    """
+
+
+@bench.command()
+@_common(repeat=3)
+def rendezvous(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: bool) -> None:
+    """How long it takes until all N of N nodes are released."""
+    _run("rendezvous", against, nodes, repeat, 0.0, as_json)
+
+
+@bench.command()
+@_common(repeat=3)
+def recovery(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: bool) -> None:
+    """How long it takes until there is a new round after a node was killed, or has come late."""
+    _run("recovery", against, nodes, repeat, 0.0, as_json)
+
+
+@bench.command()
+@_common(repeat=1)
+@click.option("--seconds", type=click.FloatRange(min=1.0), default=30.0, show_default=True, help="How long to look.")
+def idle(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: bool, seconds: float) -> None:
+    """What the server of an idle round costs: processor time, memory, bytes on the wire."""
+    if sys.platform != "linux":
+        raise click.ClickException("bench idle reads /proc, which only Linux has")
+    _run("idle", against, nodes, repeat, seconds, as_json)
+
+
+def _run(name: str, against: str | None, nodes: tuple[int, ...], repeat: int, seconds: float, as_json: bool) -> None:
+    from quorate.bench.plan import Against, Bench, Side, cases, columns
+    from quorate.bench.report import Table
+
+    wanted = Bench(name)
+    rival = Against(against) if against is not None else None
+    if rival is not None:
+        _check_rival(wanted, rival)
+    sides = columns(wanted, rival)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as Ctrl-C: leave no processes
+    try:
+        outcomes = _run_cases(cases(wanted, rival, nodes, repeat, seconds))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    table = Table(wanted, sides, outcomes)
+    if as_json:
+        click.echo(json.dumps({**_circumstances(sides, repeat, seconds), **table.as_json()}, indent=2))
+    else:
+        _show(wanted, table, sides, nodes, seconds)
+    if any(outcome.failed for outcome in outcomes if outcome.case.side is Side.QUORATE):
+        raise SystemExit(1)
+
+
+def _check_rival(bench: Bench, rival: Against) -> None:
+    from importlib.util import find_spec
+
+    from quorate.bench.plan import comparable
+
+    if not comparable(bench, rival):
+        raise click.UsageError(
+            f"--against {rival.value} is not for `bench {bench.value}`: {rival.value} has only a first round "
+            f"to compare; use it with `bench rendezvous`"
+        )
+    if find_spec(rival.value) is None:
+        raise click.ClickException(
+            f"{rival.value} is not installed for {sys.executable}: {INSTALL[rival.value]}, or leave out --against"
+        )
+
+
+def _run_cases(wanted: tuple[Case, ...]) -> list[Outcome]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from quorate.bench.plan import TITLES
+    from quorate.bench.runner import run_case
+
+    console = Console(stderr=True)
+    bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    outcomes = []
+    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(wanted))
+        for case in wanted:
+            title = f"{TITLES[case.side]}, {case.nodes} nodes"
+            progress.update(task, description=title)
+            outcomes.append(run_case(case, partial(_tell, progress, task, title)))
+            progress.advance(task)
+    return outcomes
+
+
+def _tell(progress: Progress, task: TaskID, title: str, text: str) -> None:
+    progress.update(task, description=f"{title}: {text}")
+
+
+def _show(bench: Bench, table: Table, sides: tuple[Side, ...], nodes: tuple[int, ...], seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    heads = table.heads()
+    shown = RichTable(title=f"{bench.value}: medians (least to most)", title_justify="left")
+    for head in heads:
+        shown.add_column(head, justify="left" if not head else "right")
+    last = None
+    for row in table.rows():
+        if last is not None and row[0] != last:
+            shown.add_section()
+        shown.add_row(*(row if row[0] != last else ["", *row[1:]]))
+        last = row[0]
+    console = Console(width=None if Console().is_terminal else 200)
+    console.print(shown, markup=False)
+    for line in (*_explained(bench, nodes, seconds), *table.remarks()):
+        click.echo(line)
+    machine = _circumstances(sides, 0, 0.0)
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    click.echo(f"{machine['machine']['cores']} cores; {versions}")
+
+
+def _explained(bench: Bench, nodes: tuple[int, ...], seconds: float) -> list[str]:
+    from quorate.bench.plan import CALM_S, LAST_CALL_S, LIMIT_S, PHASE_S, Bench, least_settle_s
+
+    settle = ", ".join(f"{least_settle_s(count):g} s" for count in nodes)
+    settled = f"settle time {settle}, and up to {PHASE_S:g} s more at random, the same for all"
+    match bench:
+        case Bench.RENDEZVOUS:
+            return [f"min_nodes = max_nodes = N; {settled}; at most {LIMIT_S:g} s a sample"]
+        case Bench.RECOVERY:
+            return [f"last call {LAST_CALL_S} s, keep-alive as it comes; {settled}; at most {LIMIT_S:g} s a sample"]
+        case Bench.IDLE:
+            return [f"{seconds:g} s, after {CALM_S:g} s of calm; payload without the headers of TCP"]
+
+
+def _circumstances(sides: tuple[Side, ...], repeat: int, seconds: float) -> dict[str, Any]:
+    """What the figures depend on."""
+    import os
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from quorate.bench.plan import CALM_S, LAST_CALL_S, LIMIT_S, PHASE_S
+
+    versions = {"python": platform.python_version()}
+    for name in dict.fromkeys(["quorate", *(side.value.partition("-")[0] for side in sides)]):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "unknown"
+    return {
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": platform.machine()},
+        "versions": versions,
+        "settings": {
+            "repeat": repeat,
+            "seconds": seconds,
+            "limit_s": LIMIT_S,
+            "settle_s": f"0.5 + 0.01 a node + up to {PHASE_S:g} at random",
+            "calm_s": CALM_S,
+            "last_call_s": LAST_CALL_S,
+        },
+    }

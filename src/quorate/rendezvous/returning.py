@@ -1,0 +1,67 @@
+"""Those who come back to a server that has lost its memory: nothing forms before everybody can know that.
+
+A restarted server without data knows no rounds, but the members of one may still be at work. They learn that their
+round is over when they reach the new server, or from their own clocks one time to live after they lost the old one. So
+for one time to live from its start nothing forms, unless every member of the last round has said that it knows, or
+nobody who came back knew of a round. New numbers are above all that were ever confirmed, as far as anybody tells.
+"""
+
+from __future__ import annotations
+
+from quorate.rendezvous.records import ClaimRecord
+
+LOOK_AGAIN_S = 0.1
+UNTOLD_TTL_S = 15.0
+"""What is taken for the time to live as long as nobody has said it."""
+
+
+class Returning:
+    """Filled by the server, asked by `decide`. `started_at` is on the coordinator's clock."""
+
+    def __init__(self, started_at: float) -> None:
+        self.floor = 0
+        """The highest number that anybody ever confirmed."""
+        self.round = 0
+        self.size = 0
+        self._started_at = started_at
+        self._ttl_s = 0.0
+        self._expected: set[str] = set()
+        self._members: dict[int, set[str]] = {}
+
+    def expect(self, client: str) -> None:
+        """A client of the server's earlier life is back, and has not said yet where it stood."""
+        self._expected.add(client)
+
+    def claim(self, client: str, claim: ClaimRecord) -> None:
+        """It has, and has given up whatever it held."""
+        self._expected.discard(client)
+        self.floor = max(self.floor, claim.floor, claim.round)
+        self._ttl_s = max(self._ttl_s, claim.ttl_s)
+        if claim.round > self.round:
+            self.round, self.size = claim.round, claim.size
+        if claim.is_member:
+            self._members.setdefault(claim.round, set()).add(claim.id)
+
+    def holds_until(self, now: float) -> float | None:
+        """When to look again while nothing may form; None: it may."""
+        ends_at = self._started_at + (self._ttl_s or UNTOLD_TTL_S)
+        if now >= ends_at or not self._is_incomplete:
+            return None
+        return min(ends_at, now + LOOK_AGAIN_S)
+
+    @property
+    def _is_incomplete(self) -> bool:
+        return bool(self._expected) or self._back < self.size
+
+    @property
+    def _back(self) -> int:
+        return len(self._members.get(self.round, ()))
+
+    def sentence(self) -> str:
+        """What is waited for."""
+        if not self.round:
+            return "the server was restarted without its data: waiting for the nodes to say where the run stood"
+        return (
+            f"the server was restarted without its data: {self._back} of {self.size} members of round {self.round} are "
+            f"back; the others are given up one time to live after the restart"
+        )

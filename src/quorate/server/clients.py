@@ -1,0 +1,156 @@
+"""Clients, their sessions and the connections they have now: what it means for a session that a connection closed.
+
+A connection that the *peer* closed (it ended, or its machine said so) shortens the sessions of its client to their
+grace: a dead process is seen in about a second, and a client that reconnects within the grace goes on as if nothing had
+been. A connection that this side dropped, or that broke without a word, shortens nothing. Nor does a closed connection
+when many close at once: that is a switch or a proxy that died, not the nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quorate._marks import mark
+from quorate.kv.types import KeepAlive, LeaseResult, Shorten
+from quorate.server.hub import Hub
+from quorate.wire.messages import Held
+
+MASS_SESSIONS = 20
+MASS_SHARE = 0.1
+MASS_WINDOW_S = 1.0
+"""More than so many sessions, and more than this share of all, within this time: not the nodes died."""
+
+
+class Line(Protocol):
+    """A connection, as far as its client is concerned."""
+
+    def replaced(self) -> None:
+        """The client has come back on another connection: deliver nothing more, close."""
+
+
+@dataclass(slots=True)
+class Client:
+    """One client, for as long as it is connected or has sessions."""
+
+    id: str
+    run: str
+    line: Line | None = None
+    sessions: dict[int, float] = field(default_factory=dict)
+    """Lease to grace."""
+
+
+class Clients:
+    """All clients of a server."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._loop = asyncio.get_running_loop()
+        self._clients: dict[str, Client] = {}
+        self._session_count = 0
+        self._closed: deque[tuple[float, int]] = deque()
+        """When the connections of which sessions were closed, within the window."""
+        self._is_mass = False
+        self.runs_alive: set[str] = set()
+        """The runs in which some session lived when that was last looked at, and those that had one since."""
+        self.on_alive: Callable[[], None] = lambda: None
+        """Called when a run that had no session gets one."""
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @property
+    def session_count(self) -> int:
+        """Sessions that were not seen to end: an upper bound, brought down whenever a client comes or goes."""
+        return self._session_count
+
+    def came(self, client_id: str, run: str, line: Line, held: Iterable[Held]) -> tuple[Client, tuple[int, ...]]:
+        """A client connected, perhaps again: its sessions go on with their full time. Those that have ended are told.
+
+        Its earlier connection, if there still is one, is replaced: what that had not delivered yet never counts.
+        """
+        client = self._clients.get(client_id)
+        if client is None:
+            client = self._clients[client_id] = Client(client_id, run)
+        elif client.line is not None:
+            mark("server.replaced")
+            client.line.replaced()
+        client.line, client.run = line, run
+        ended = []
+        for session in held:
+            result = self._hub.execute(KeepAlive(session.lease))
+            assert isinstance(result, LeaseResult)
+            if result.alive:
+                self.hold(client, session.lease, session.grace_s)
+            else:
+                ended.append(session.lease)
+        self._forget_ended(client)
+        return client, tuple(ended)
+
+    def hold(self, client: Client, lease: int, grace_s: float) -> None:
+        """The lease is a session of this client."""
+        if lease not in client.sessions and self._hub.engine.leases.get(lease) is not None:
+            self._session_count += 1
+        client.sessions[lease] = max(0.0, grace_s)
+        if client.run not in self.runs_alive:
+            self.runs_alive.add(client.run)
+            self.on_alive()
+
+    def gone(self, client: Client, line: Line, by_peer: bool) -> None:
+        """A connection of this client is closed. Only its current one matters."""
+        if client.line is not line:
+            return
+        client.line = None
+        self._forget_ended(client)
+        if by_peer:
+            for lease, grace_s in client.sessions.items():
+                self._shorten(lease, grace_s)
+        if not client.sessions:
+            del self._clients[client.id]
+
+    def present_runs(self) -> set[str]:
+        """The runs that somebody is connected for."""
+        return {client.run for client in self._clients.values() if client.line is not None}
+
+    def live_runs(self) -> set[str]:
+        """The runs in which some session lives."""
+        leases = self._hub.engine.leases
+        self.runs_alive = {
+            client.run
+            for client in self._clients.values()
+            if any(leases.get(lease) is not None for lease in client.sessions)
+        }
+        return self.runs_alive
+
+    def sweep(self) -> None:
+        """Forget those who are neither connected nor have a session that lives."""
+        for client in list(self._clients.values()):
+            if client.line is None:
+                self._forget_ended(client)
+                if not client.sessions:
+                    del self._clients[client.id]
+
+    def _forget_ended(self, client: Client) -> None:
+        leases = self._hub.engine.leases
+        for lease in [lease for lease in client.sessions if leases.get(lease) is None]:
+            del client.sessions[lease]
+            self._session_count -= 1
+
+    def _shorten(self, lease: int, grace_s: float) -> None:
+        """Let a session end soon, unless too many go at once: then all of them keep their full time."""
+        now = self._loop.time()
+        closed = self._closed
+        while closed and closed[0][0] < now - MASS_WINDOW_S:
+            closed.popleft()
+        closed.append((now, lease))
+        if len(closed) <= MASS_SESSIONS or len(closed) <= MASS_SHARE * self._session_count:
+            self._hub.execute(Shorten(lease, grace_s))
+            self._is_mass = False
+        elif not self._is_mass:
+            mark("server.mass")
+            self._is_mass = True
+            for _, spared in closed:
+                self._hub.execute(KeepAlive(spared))

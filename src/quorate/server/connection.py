@@ -1,0 +1,353 @@
+"""One connection of the server: handshake, frames in, frames out.
+
+What a peer sends costs only its own connection: a stranger is told one line, a malformed frame one refusal, and both
+are closed. What is to be sent is gathered until the loop has run everything that is due, then goes out as one frame. A
+peer that does not read is dropped when what waits for it passes a bound; it comes back and resumes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import Protocol, cast
+
+import msgspec
+
+from quorate._marks import mark
+from quorate.backends.dial import tune
+from quorate.backends.ops import changes_something
+from quorate.kv.types import Batch, Origin, WatchTooOld
+from quorate.server.clients import Client, Clients
+from quorate.server.hub import Hub
+from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
+from quorate.wire.handshake import Accepted, Versions, judge, stranger_line
+from quorate.wire.messages import (
+    Answer,
+    AskStatus,
+    Claim,
+    ClientMessage,
+    Do,
+    Going,
+    Hold,
+    PushRaw,
+    RefusalCode,
+    Refused,
+    SentMessage,
+    Status,
+    WatchRefused,
+    WatchStart,
+    WatchStop,
+    Welcome,
+    client_decoder,
+    encoder,
+)
+
+HELLO_WITHIN_S = 10.0
+MOST_WAITING_BYTES = 64 * 1024 * 1024
+MOST_WAITING_MESSAGES = 100_000
+_SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
+"""Ends of a connection that say nothing about the process at the other side."""
+
+
+class Traffic:
+    """What went over all connections of a server."""
+
+    __slots__ = ("bytes_in", "bytes_out", "frames_in", "frames_out", "refused", "slow")
+
+    def __init__(self) -> None:
+        self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.refused = self.slow = 0
+
+
+class House(Protocol):
+    """The server, as far as a connection is concerned."""
+
+    hub: Hub
+    clients: Clients
+    traffic: Traffic
+    versions: Versions
+    token: str | None
+    generation: str
+    software: str
+    max_frame: int
+    max_txn_ops: int
+    max_txn_bytes: int
+    connections: set[Connection]
+
+    def attend(self, run: str, is_returning: bool, client: str) -> None:
+        """Somebody has come for a run."""
+
+    def claimed(self, run: str, client: str, claim: bytes) -> None:
+        """A client of an earlier generation says where the run stood."""
+
+    def describe(self) -> dict[str, str]:
+        """For `Status`."""
+
+    def refused(self, peer: str, why: str) -> None:
+        """Somebody was sent away."""
+
+
+class _Pushed:
+    """A watch of a client."""
+
+    __slots__ = ("connection", "id", "number")
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.id = 0
+
+    def push(self, batch: Batch) -> None:
+        self.connection.push(self.number, batch)
+
+
+class Connection(asyncio.Protocol):
+    """From accepting a connection until it is closed."""
+
+    _encoded: tuple[Batch | None, msgspec.Raw] = (None, msgspec.Raw(b""))
+    """The batch that was encoded last, for all connections: one that goes to many is encoded once."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._loop = asyncio.get_running_loop()
+        self._framer = Framer()
+        self._transport: asyncio.Transport | None = None
+        self._client: Client | None = None
+        self._watches: dict[int, _Pushed] = {}
+        self._out: list[SentMessage] = []
+        self._flush_due = False
+        self._is_paused = False
+        self._is_over = False
+        self._dropped_here = False
+        self._hello_timer: asyncio.TimerHandle | None = None
+
+    # --- what the transport tells -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        tune(transport)
+        self._house.connections.add(self)
+        self._hello_timer = self._loop.call_later(HELLO_WITHIN_S, self._no_hello)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        traffic = self._house.traffic
+        traffic.bytes_in += len(data)
+        try:
+            for payload in self._framer.feed(data):
+                traffic.frames_in += 1
+                if self._client is None:
+                    self._greet(payload)
+                else:
+                    self._take(payload, self._client)
+                if self.is_over:
+                    return
+        except NotQuorate as error:
+            self._send_away(stranger_line(error.first), str(error))
+        except FrameTooLarge as error:
+            if self._client is None:
+                self._refuse(Refused(RefusalCode.MALFORMED, f"the hello is too long: {error}"))
+            else:
+                self._refuse_frame(str(error))
+        except (FrameError, msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            self._refuse_frame(f"a frame could not be read: {error}")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_over = True
+        self._house.connections.discard(self)
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        for watch in self._watches.values():
+            self._house.hub.unwatch(watch.id)
+        self._watches.clear()
+        self._out.clear()
+        if self._client is not None:
+            silent = isinstance(error, TimeoutError) or getattr(error, "errno", None) in _SILENT_ENDS
+            self._house.clients.gone(self._client, self, by_peer=not self._dropped_here and not silent)
+
+    # --- the handshake ------------------------------------------------------------------------------------------------
+
+    def _greet(self, payload: bytes) -> None:
+        house = self._house
+        verdict = judge(payload, house.token, house.versions)
+        if isinstance(verdict, Refused):
+            self._refuse(verdict)
+            return
+        assert isinstance(verdict, Accepted)
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        hello = verdict.hello
+        is_returning = hello.generation not in ("", house.generation)
+        held = () if is_returning else hello.sessions
+        self._client, ended = house.clients.came(hello.client, hello.run, self, held)
+        self._framer.limit = house.max_frame
+        if hello.run:
+            house.attend(hello.run, is_returning, hello.client)
+        self._write(
+            GREETING
+            + frame(
+                encoder.encode(
+                    Welcome(
+                        version=verdict.version,
+                        generation=house.generation,
+                        software=house.software,
+                        ended=ended,
+                        max_frame=house.max_frame,
+                        max_txn_ops=house.max_txn_ops,
+                        max_txn_bytes=house.max_txn_bytes,
+                    )
+                )
+            )
+        )
+
+    def _no_hello(self) -> None:
+        self._refuse(Refused(RefusalCode.MALFORMED, f"no hello within {HELLO_WITHIN_S:g} s"))
+
+    def _refuse(self, refused: Refused) -> None:
+        self._send_away(GREETING + frame(encoder.encode(refused)), refused.message)
+
+    def _send_away(self, last_words: bytes, why: str) -> None:
+        self._house.traffic.refused += 1
+        self._house.refused(self.peer, why)
+        self._is_over = self._dropped_here = True
+        if self._transport is not None:
+            self._write(last_words)
+            self._transport.close()
+
+    def _refuse_frame(self, why: str) -> None:
+        mark("server.malformed")
+        if self._client is None:
+            self._refuse(Refused(RefusalCode.MALFORMED, why))
+        else:
+            self._send_away(frame(encoder.encode([Going(why)])), why)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is taken from it."""
+        return self._is_over
+
+    @property
+    def peer(self) -> str:
+        """The other side's address, for people."""
+        address = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "a connection")
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _take(self, payload: bytes, client: Client) -> None:
+        received = client_decoder.decode(payload)
+        for message in received.messages:
+            self._handle(message, client, received.acked)
+            if self.is_over:
+                return
+
+    def _handle(self, message: ClientMessage, client: Client, acked: int) -> None:
+        house = self._house
+        match message:
+            case Do(seq, op):
+                origin = Origin(client.id, seq, acked) if changes_something(op) else None
+                self.send(Answer(seq, house.hub.execute(op, origin)))
+            case WatchStart(number, prefix, after):
+                self._start_watch(number, prefix, after)
+            case WatchStop(number):
+                self._stop_watch(number)
+            case Hold(lease, grace_s):
+                house.clients.hold(client, lease, grace_s)
+            case Claim(claim):
+                house.claimed(client.run, client.id, claim)
+            case AskStatus(seq):
+                self.send(Status(seq, house.hub.engine.revision, house.describe()))
+
+    def _start_watch(self, number: int, prefix: str, after: int) -> None:
+        self._stop_watch(number)
+        watch = _Pushed(self, number)
+        watch.id, started = self._house.hub.watch(watch, prefix, after)
+        if isinstance(started, WatchTooOld):
+            self.send(WatchRefused(number, started.oldest))
+            return
+        self._watches[number] = watch
+        for batch in started.backlog:
+            self.push(number, batch)
+
+    def _stop_watch(self, number: int) -> None:
+        watch = self._watches.pop(number, None)
+        if watch is not None:
+            self._house.hub.unwatch(watch.id)
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def push(self, number: int, batch: Batch) -> None:
+        """A batch for a watch of this connection."""
+        last, raw = Connection._encoded
+        if last is not batch:
+            raw = msgspec.Raw(encoder.encode(batch))
+            Connection._encoded = (batch, raw)
+        self.send(PushRaw(number, raw))
+
+    def send(self, message: SentMessage) -> None:
+        """Send with whatever else is to be sent in this turn of the loop."""
+        out = self._out
+        out.append(message)
+        if not self._flush_due:
+            if self._is_paused:
+                if len(out) > MOST_WAITING_MESSAGES:
+                    self._drop_slow()
+                return
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        transport = self._transport
+        if self._is_over or not self._out or transport is None or self._is_paused:
+            return
+        out, self._out = self._out, []
+        self._write(frame(encoder.encode(out)))
+        if transport.get_write_buffer_size() > MOST_WAITING_BYTES:
+            self._drop_slow()
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        traffic = self._house.traffic
+        traffic.bytes_out += len(data)
+        traffic.frames_out += 1
+        self._transport.write(data)
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def replaced(self) -> None:
+        self._abort()
+
+    def go(self, why: str) -> None:
+        """The server stops: say so and close."""
+        if self._is_over or self._transport is None:
+            return
+        self._flush()
+        self._dropped_here = self._is_over = True
+        if self._client is not None:
+            self._write(frame(encoder.encode([Going(why)])))
+        self._transport.close()
+
+    def _drop_slow(self) -> None:
+        mark("server.slow")
+        self._house.traffic.slow += 1
+        self._house.refused(self.peer, "it does not read what it is sent; it may come back and resume")
+        self._abort()
+
+    def _abort(self) -> None:
+        self._dropped_here = self._is_over = True
+        if self._transport is not None:
+            self._transport.abort()
+
+
+MAX_FRAME = DEFAULT_LIMIT

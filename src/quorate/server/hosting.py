@@ -1,0 +1,203 @@
+"""Who serves when nobody was told to: whoever can bind the endpoint. Decided by trying, never by comparing names.
+
+A node connects; if nobody listens there and one of the endpoint's addresses is this machine's, it binds that and serves
+(binding is atomic: who loses connects). It tries again whenever the endpoint is unreachable, so that the survivors of a
+host that died carry on by themselves where they can. `is_host` forces it either way; forced, a node binds every
+address of the machine if the endpoint's own is not its.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from quorate.backends.contract import Backend
+from quorate.backends.dial import dial
+from quorate.backends.tcp import Connector, TcpBackend
+from quorate.errors import Rejected
+from quorate.events import Emitter, Event, Hosting, NobodyServes
+from quorate.server.server import Server, shown_address
+from quorate.settings import Settings
+from quorate.urls import DEFAULT_PORTS, parse_endpoint
+
+NOBODY_S = 10.0
+"""After so long without anybody to connect to, a node that cannot serve says what could be done."""
+LINGER_LOOK_S = 0.05
+_NOT_OURS = frozenset({errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT, errno.EINVAL})
+
+
+class NotOurs(Exception):
+    """No address of the endpoint can be bound on this machine."""
+
+
+class Taken(Exception):
+    """Somebody on this machine has the port."""
+
+
+async def bind_endpoint(host: str, port: int, *, anywhere: bool) -> socket.socket:
+    """A socket bound to the first address of `host` that is this machine's. NotOurs or Taken if that cannot be.
+
+    Addresses are tried in an order that is the same for every process, so that two of them cannot bind two addresses
+    of one name. With `anywhere`, every address of the machine is bound if the endpoint's own is not among them.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        found = []
+    addresses = sorted({(family, str(address[0])) for family, _, _, _, address in found}, key=_order)
+    if anywhere:
+        addresses += [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+    for family, address in addresses:
+        one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind((address, port))
+            one.listen()  # two processes may bind a port that is not listened on: only this decides
+        except OSError as error:
+            one.close()
+            if error.errno == errno.EADDRINUSE:
+                raise Taken from error
+            if error.errno in _NOT_OURS:
+                continue
+            raise
+        one.setblocking(False)
+        return one
+    raise NotOurs
+
+
+def _order(pair: tuple[int, str]) -> tuple[int, int]:
+    address = ipaddress.ip_address(pair[1].partition("%")[0])
+    return address.version, int(address)
+
+
+class HostingBackend(TcpBackend):
+    """A client that serves the endpoint itself when it has to and can."""
+
+    def __init__(self, settings: Settings, connector: Connector, token: str) -> None:
+        self._settings = settings
+        super().__init__(
+            settings.endpoints[0],
+            connector,
+            run=settings.run_id,
+            token=token,
+            grace_s=settings.disconnect_grace_s,
+            call_timeout_s=settings.read_timeout_s,
+        )
+        self._host, self._port = parse_endpoint(self.endpoint, DEFAULT_PORTS[settings.scheme])
+        self._hosting_token = token
+        self._server: Server | None = None
+        self._emit: Callable[[Event], None] = Emitter()
+        self._unreachable_since: float | None = None
+        self._has_said = False
+
+    @property
+    def is_hosting(self) -> bool:
+        return self._server is not None
+
+    def tell_by(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+
+    async def _unreachable(self, error: Exception) -> bool:
+        if self._server is not None or self._settings.is_host is False or not _nobody_listens(error):
+            return False
+        try:
+            one = await bind_endpoint(self._host, self._port, anywhere=self._settings.is_host is True)
+        except NotOurs:
+            self._say_nobody(error)
+            return False
+        except Taken:
+            return False  # whoever has it will listen in a moment, or says what it is
+        except OSError as failure:
+            self._say_nobody(failure)
+            return False
+        await self._serve(one)
+        return True
+
+    async def _serve(self, one: socket.socket) -> None:
+        name = self._settings.name or socket.gethostname()
+        emit = self._emit if isinstance(self._emit, Emitter) else Emitter(self._emit)
+        self._server = Server(token=self._hosting_token or None, name=name, emit=emit)
+        await self._server.listen([one])
+        others = self._settings.min_nodes - 1
+        waits = "it needs no other node"
+        if others:
+            waits = f"at least {others} more node{'s' * (others != 1)} must reach it there"
+        if not self._hosting_token:
+            waits += "; anybody who reaches the port can join: give a token_file to all nodes"
+        self._emit(
+            Hosting(
+                run_id=self._settings.run_id,
+                by=name,
+                address=shown_address(one.getsockname()),
+                waits_for=waits,
+            )
+        )
+
+    def _say_nobody(self, error: Exception) -> None:
+        now = self._loop.time()
+        if self._unreachable_since is None:
+            self._unreachable_since = now
+        if self._has_said or now - self._unreachable_since < NOBODY_S:
+            return
+        self._has_said = True
+        settings = self._settings
+        self._emit(
+            NobodyServes(
+                run_id=settings.run_id,
+                by=settings.name or socket.gethostname(),
+                reason=f"nobody has served {self.endpoint} for {now - self._unreachable_since:.0f} s, and it is not an "
+                f"address of this machine ({error}). If it is the address of a service or a load balancer, give "
+                f"is_host=true to the one node behind it, or start `quorate serve` there; otherwise start the node "
+                f"that has the address. Trying until the deadline",
+            )
+        )
+
+    def _up(self) -> None:
+        self._unreachable_since, self._has_said = None, False
+        super()._up()
+
+    async def close(self) -> None:
+        """Let go of the connection; a host lingers until the others have left, or for `close_timeout`."""
+        await super().close()
+        server, self._server = self._server, None
+        if server is None:
+            return
+        try:
+            async with asyncio.timeout(self._settings.close_timeout_s):
+                while server.has_company:  # noqa: ASYNC110 - bounded, and at the end of a process
+                    await asyncio.sleep(LINGER_LOOK_S)
+        except TimeoutError:
+            pass
+        await server.stop("the node that hosted it has left")
+
+
+def _nobody_listens(error: Exception) -> bool:
+    """Whether nobody is there, as far as one can see from here."""
+    return isinstance(error, OSError)
+
+
+def read_token(path: str | None) -> str:
+    """The token in a file, without blanks at its ends; "" without a file. Rejected if there is none to be had."""
+    if path is None:
+        return ""
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Rejected(f"token_file {path!r} cannot be read: {error}") from error
+    if not token:
+        raise Rejected(f"token_file {path!r} is empty: write the token into it")
+    return token
+
+
+async def open_tcp(settings: Settings) -> Backend:
+    """What `tcp://` URLs open with."""
+    loop = asyncio.get_running_loop()
+    token = await loop.run_in_executor(None, read_token, settings.token_file) if settings.token_file else ""
+    return HostingBackend(settings, dial(settings.endpoints[0], DEFAULT_PORTS[settings.scheme]), token)

@@ -1,0 +1,98 @@
+"""The backend contract inside the server's own process: what its coordinators work on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from quorate.backends.contract import BackendStatus, Limits, Watch
+from quorate.backends.ops import OpBackend
+from quorate.errors import HistoryGone, Unavailable
+from quorate.kv.types import Batch, Op, Result, WatchTooOld
+from quorate.server.hub import Hub
+
+WATCH_BUFFER = 1_000_000
+"""Batches that wait to be taken in; a watch with more starts again where it was."""
+
+
+class LocalWatch(Watch):
+    """Batches as the engine makes them."""
+
+    def __init__(self, hub: Hub, prefix: str, after_revision: int) -> None:
+        self._hub = hub
+        self._prefix = prefix
+        self._seen = after_revision
+        self._id: int | None = None
+        self._buffer: deque[Batch] = deque()
+        self._wake = asyncio.Event()
+        self._is_cancelled = False
+
+    def push(self, batch: Batch) -> None:
+        """The hub's."""
+        if len(self._buffer) >= WATCH_BUFFER:
+            if self._id is not None:
+                self._hub.unwatch(self._id)
+            self._id = None
+            return
+        self._buffer.append(batch)
+        self._wake.set()
+
+    def ready(self) -> Batch | None:
+        if not self._buffer or self._is_cancelled:
+            return None
+        batch = self._buffer.popleft()
+        self._seen = batch.revision
+        return batch
+
+    async def __anext__(self) -> Batch:
+        while not self._is_cancelled:
+            if self._id is None and not self._buffer:
+                self._start()
+            batch = self.ready()
+            if batch is not None:
+                return batch
+            self._wake.clear()
+            await self._wake.wait()
+        raise StopAsyncIteration
+
+    def _start(self) -> None:
+        watch, started = self._hub.watch(self, self._prefix, self._seen)
+        if isinstance(started, WatchTooOld):
+            raise HistoryGone(f"changes under {self._prefix!r} are no longer kept", oldest=started.oldest)
+        self._id = watch
+        self._buffer.extend(started.backlog)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._id is not None:
+            self._hub.unwatch(self._id)
+            self._id = None
+        self._wake.set()
+
+
+class LocalBackend(OpBackend):
+    """Executes at once. Closing it makes every later call fail."""
+
+    name = "local"
+    limits = Limits(max_txn_ops=1_000_000, max_txn_bytes=1 << 30)
+    has_coordinator = True
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._is_closed = False
+
+    async def execute(self, op: Op) -> Result:
+        if self._is_closed:
+            raise Unavailable("the server is stopping")
+        result = self._hub.execute(op)
+        await asyncio.sleep(0)  # a coordinator must not keep the connections from being served
+        return result
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        return LocalWatch(self._hub, prefix, after_revision)
+
+    async def status(self) -> BackendStatus:
+        return BackendStatus(self.name, "", self._hub.engine.revision, {})
+
+    async def close(self) -> None:
+        self._is_closed = True

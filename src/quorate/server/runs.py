@@ -1,0 +1,175 @@
+"""The runs of a server: a coordinator for each, and the renewal of what a run lives on while its sessions live.
+
+A run is attended to from the first client that comes for it, until nobody is connected for it, no session of it lives
+and its `config` is gone. One run's trouble is its own: a coordinator that fails is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from quorate._marks import mark
+from quorate.backends.backoff import Backoff
+from quorate.errors import RendezvousStateError
+from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter
+from quorate.kv.types import Delete, Exists, Item, KeepAlive, Put, Txn
+from quorate.rendezvous.coordinator import Coordinator
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import ClaimRecord, ConfigRecord, CoordinatorRecord, decode, encode
+from quorate.rendezvous.returning import Returning
+from quorate.server.clients import Clients
+from quorate.server.hub import Hub
+from quorate.server.local import LocalBackend
+
+PREFIX = "quorate"
+MOST_PAUSE_S = 5.0
+LEAST_PAUSE_S = 0.1
+SETTLE_S = 0.05
+"""A node that comes in vain is gone after this: it must not keep a closed run alive."""
+_claim_decoder = msgspec.json.Decoder(ClaimRecord)
+
+
+class Run:
+    """One run that is attended to."""
+
+    def __init__(self, run_id: str, returning: Returning, task: asyncio.Task[None]) -> None:
+        self.keys = RunKeys(PREFIX, run_id)
+        self.returning = returning
+        self.task = task
+        self._config: tuple[int, ConfigRecord] | None = None
+
+    def config(self, item: Item | None) -> ConfigRecord | None:
+        """The run's config, decoded when it has changed; None if there is none that can be read."""
+        if item is None:
+            return None
+        if self._config is None or self._config[0] != item.mod_revision:
+            try:
+                self._config = (item.mod_revision, decode(ConfigRecord, item))
+            except RendezvousStateError:
+                return None  # the coordinator says so
+        return self._config[1]
+
+
+class Runs:
+    """All runs of one server. `start` before use, `stop` at the end."""
+
+    def __init__(
+        self, hub: Hub, clients: Clients, name: str, emit: Emitter, rng: random.Random, wall: Callable[[], float]
+    ) -> None:
+        self._hub = hub
+        self._clients = clients
+        self._backend = LocalBackend(hub)
+        self._name = name
+        self._emit = emit
+        self._rng = rng
+        self._wall = wall
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
+        self._runs: dict[str, Run] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._soon = asyncio.Event()
+        clients.on_alive = self._soon.set
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def start(self) -> None:
+        """Begin to look after runs, those included that a restored store knows."""
+        self._keeper = asyncio.create_task(self._keep(), name="keeper of runs")
+
+    async def stop(self) -> None:
+        """Stop deciding. The coordinators' keys go: whoever starts next need not wait for anything."""
+        tasks = [run.task for run in self._runs.values()]
+        if self._keeper is not None:
+            tasks.append(self._keeper)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for run in self._runs.values():
+            self._hub.execute(Txn((), (Delete(run.keys.coordinator),)))
+        self._runs.clear()
+        await self._backend.close()
+
+    def attend(self, run_id: str) -> Run:
+        """See to it that the run has a coordinator."""
+        run = self._runs.get(run_id)
+        if run is None:
+            returning = Returning(self._started_at)
+            keys = RunKeys(PREFIX, run_id)
+            task = asyncio.create_task(self._coordinate(keys, returning), name=f"coordinator of {run_id}")
+            run = self._runs[run_id] = Run(run_id, returning, task)
+        return run
+
+    def claimed(self, run_id: str, client: str, claim: bytes) -> None:
+        """A client of an earlier life of the server says where the run stood."""
+        run = self.attend(run_id)
+        try:
+            run.returning.claim(client, _claim_decoder.decode(claim))
+        except msgspec.DecodeError:
+            run.returning.claim(client, ClaimRecord(id=client))
+
+    async def _coordinate(self, keys: RunKeys, returning: Returning) -> None:
+        """Hold the office for as long as the run is attended to."""
+        backoff = Backoff(self._rng)
+        while True:
+            term = await self._take_office(keys)
+            self._emit(CoordinatorElected(run_id=keys.run_id, by=self._name, term=term))
+            coordinator = Coordinator(
+                self._backend, keys, term, self._name, self._emit, Backoff(self._rng), self._wall, returning
+            )
+            try:
+                reason = await coordinator.run()
+            except Exception as error:
+                mark("server.coordinator_failed")
+                reason = f"it failed: {error!r}"
+            self._emit(CoordinatorDeposed(run_id=keys.run_id, by=self._name, term=term, reason=reason))
+            await backoff.sleep()
+
+    async def _take_office(self, keys: RunKeys) -> int:
+        """Our own term: a predecessor's key, left by a server that is no more, is replaced."""
+        record = encode(CoordinatorRecord(id=self._name, name=self._name))
+        while True:
+            await self._backend.txn((), [Delete(keys.coordinator)])
+            result = await self._backend.txn([Exists(keys.coordinator, False)], [Put(keys.coordinator, record)])
+            if result.committed:
+                return result.revision
+
+    # --- while sessions live ------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        while True:
+            pause_s = self._look_after_all()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._soon.wait()
+                    self._soon.clear()
+                    await asyncio.sleep(SETTLE_S)
+            except TimeoutError:
+                continue
+
+    def _look_after_all(self) -> float:
+        """Renew the leases of runs with live sessions, let go of runs that are over; how long until the next time."""
+        self._clients.sweep()
+        present, alive = self._clients.present_runs(), self._clients.live_runs()
+        pause_s = MOST_PAUSE_S
+        for run_id, run in list(self._runs.items()):
+            config = run.config(self._hub.engine.items.get(run.keys.config))
+            if config is None:
+                if run_id not in present and run_id not in alive:
+                    self._let_go(run_id, run)
+                continue
+            pause_s = min(pause_s, config.run_ttl_s / 3)
+            if run_id in alive:
+                self._hub.execute(KeepAlive(config.run_lease))
+                self._hub.execute(KeepAlive(config.data_lease))
+        return max(LEAST_PAUSE_S, pause_s)
+
+    def _let_go(self, run_id: str, run: Run) -> None:
+        mark("server.collected")
+        del self._runs[run_id]
+        run.task.cancel()
+        self._hub.execute(Txn((), (Delete(run.keys.coordinator),)))

@@ -1,0 +1,142 @@
+"""A server: the engine, its clients, its runs, and a listening socket.
+
+It looks up no names: addresses are bound and shown as numbers. Without data its revisions begin at a number that no
+earlier life of it can have reached, so that nothing remembered from then means anything now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from quorate.backends.tcp import LIMITS, SOFTWARE
+from quorate.events import ClientRefused, Emitter, ServerListens, ServerStopped
+from quorate.kv.engine import DEFAULT_HISTORY, Engine
+from quorate.server.clients import Clients
+from quorate.server.connection import MAX_FRAME, Connection, Traffic
+from quorate.server.hub import Hub
+from quorate.server.runs import Runs
+from quorate.wire.handshake import Versions
+
+REVISIONS_A_MS = 2_048
+"""No server makes more than so many revisions a millisecond: the next one begins above all of the last one's."""
+BACKLOG = 16_384
+GOODBYE_S = 1.0
+LOOK_S = 0.01
+
+
+class Server:
+    """Serves on the loop it is started on, until `stop`."""
+
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        name: str = "server",
+        emit: Emitter | None = None,
+        versions: Versions | None = None,
+        history: int = DEFAULT_HISTORY,
+        rng: random.Random | None = None,
+        wall: Callable[[], float] = time.time,
+        engine: Engine | None = None,
+    ) -> None:
+        self.name = name
+        self.token = token
+        self.emit = emit or Emitter()
+        self.versions = versions or Versions()
+        self.generation = secrets.token_hex(8) if rng is None else f"{rng.getrandbits(64):016x}"
+        self.software = SOFTWARE
+        self.max_frame = MAX_FRAME
+        self.max_txn_ops = LIMITS.max_txn_ops
+        self.max_txn_bytes = LIMITS.max_txn_bytes
+        self.traffic = Traffic()
+        self.connections: set[Connection] = set()
+        first = int(wall() * 1000) * REVISIONS_A_MS
+        self.hub = Hub(engine or Engine(history, first=first))
+        self.clients = Clients(self.hub)
+        self.runs = Runs(self.hub, self.clients, name, self.emit, rng or random.Random(secrets.randbits(64)), wall)
+        self.runs.start()
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
+        self._listening: list[asyncio.Server] = []
+        self.addresses: tuple[str, ...] = ()
+
+    async def listen(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept connections on sockets that are bound already."""
+        for one in sockets:
+            self._listening.append(await self._loop.create_server(self.connect, sock=one, backlog=BACKLOG))
+        self.addresses = tuple(shown_address(one.getsockname()) for one in sockets)
+        self.emit(ServerListens(run_id="", by=self.name, addresses=self.addresses))
+
+    def connect(self) -> Connection:
+        """The protocol of a new connection."""
+        return Connection(self)
+
+    async def stop(self, why: str = "the server stops") -> None:
+        """Tell everybody, close everything. What was answered was executed; nothing more is."""
+        for listening in self._listening:
+            listening.close()
+        await self.runs.stop()
+        for connection in list(self.connections):
+            connection.go(why)
+        for _ in range(round(GOODBYE_S / LOOK_S)):
+            if not self.connections:
+                break
+            await asyncio.sleep(LOOK_S)
+        for connection in list(self.connections):
+            connection.replaced()
+        self.hub.stop()
+        if self.addresses:
+            self.emit(ServerStopped(run_id="", by=self.name, reason=why))
+
+    @property
+    def has_company(self) -> bool:
+        """Whether anybody is connected."""
+        return bool(self.connections)
+
+    # --- for connections ----------------------------------------------------------------------------------------------
+
+    def attend(self, run: str, is_returning: bool, client: str) -> None:
+        """Somebody has come for a run."""
+        attended = self.runs.attend(run)
+        if is_returning:
+            attended.returning.expect(client)
+
+    def claimed(self, run: str, client: str, claim: bytes) -> None:
+        """A client of an earlier generation says where the run stood."""
+        if run:
+            self.runs.claimed(run, client, claim)
+
+    def refused(self, peer: str, why: str) -> None:
+        """Somebody was sent away."""
+        self.emit(ClientRefused(run_id="", by=self.name, peer=peer, reason=why))
+
+    def describe(self) -> dict[str, str]:
+        """The server in a few words and figures."""
+        engine, traffic = self.hub.engine, self.traffic
+        return {
+            "software": self.software,
+            "generation": self.generation,
+            "up_s": f"{self._loop.time() - self._started_at:.1f}",
+            "connections": str(len(self.connections)),
+            "runs": str(len(self.runs)),
+            "keys": str(len(engine.items)),
+            "leases": str(len(engine.leases)),
+            "watches": str(self.hub.watch_count),
+            "bytes_in": str(traffic.bytes_in),
+            "bytes_out": str(traffic.bytes_out),
+            "frames_in": str(traffic.frames_in),
+            "frames_out": str(traffic.frames_out),
+            "refused": str(traffic.refused),
+            "dropped_as_slow": str(traffic.slow),
+        }
+
+
+def shown_address(address: tuple[object, ...]) -> str:
+    """An address of a socket as an endpoint."""
+    host, port = str(address[0]), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,160 @@
+"""Whole cases, small, through the runner and the command. Nothing here judges how long anything took."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from quorate.bench.plan import MEASURES, MOST_PROCESSES, Bench, Case, Sample, Side
+from quorate.bench.runner import run_case
+from quorate.cli import main
+from tests.patience import until
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
+def measured(case: Case) -> list[Sample]:
+    outcome = run_case(case, lambda text: None)
+    assert outcome.failed == ""
+    return list(outcome.samples)
+
+
+@pytest.mark.parametrize("bench", [Bench.RENDEZVOUS, Bench.RECOVERY])
+def test_every_measure_of_quorate_has_a_sample(bench):
+    samples = measured(Case(bench, Side.QUORATE, nodes=3, repeat=1))
+    assert [sample.measure for sample in samples] == list(MEASURES[bench])
+    assert [sample.why_none for sample in samples] == [""] * len(samples)
+    assert all(sample.value is not None and sample.value > 0.0 for sample in samples)
+
+
+@linux_only
+def test_idle_round_of_quorate_is_measured():
+    samples = measured(Case(Bench.IDLE, Side.QUORATE, nodes=2, repeat=1, seconds=1.0))
+    assert [sample.measure for sample in samples] == list(MEASURES[Bench.IDLE])
+
+
+def test_more_nodes_than_processes_share_four_drivers():
+    samples = measured(Case(Bench.RENDEZVOUS, Side.QUORATE, nodes=MOST_PROCESSES + 2, repeat=1))
+    assert [sample.why_none for sample in samples] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    "side",
+    [
+        pytest.param(Side.TORCH_STOCK, marks=needs("torch")),
+        pytest.param(Side.TORCH_LEAN, marks=needs("torch")),
+        pytest.param(Side.TORCHFT, marks=needs("torchft")),
+    ],
+)
+def test_competitor_does_the_same_work(side):
+    samples = measured(Case(Bench.RENDEZVOUS, side, nodes=2, repeat=1))
+    assert [(sample.measure, sample.why_none) for sample in samples] == [
+        (name, "") for name in MEASURES[Bench.RENDEZVOUS]
+    ]
+
+
+def test_sample_that_takes_too_long_is_none():
+    outcome = run_case(Case(Bench.RENDEZVOUS, Side.QUORATE, nodes=2, repeat=2, limit_s=1e-6), lambda text: None)
+    assert [sample.value for sample in outcome.samples] == [None] * len(outcome.samples)
+    assert all("none in 1e-06 s" in sample.why_none for sample in outcome.samples)
+    assert len(outcome.samples) == 2  # one of each measure: what took too long once is not tried again
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
+def test_case_whose_side_is_not_installed_says_so():
+    outcome = run_case(Case(Bench.RENDEZVOUS, Side.TORCH_STOCK, nodes=2, repeat=1), lambda text: None)
+    assert outcome.samples == ()
+    assert "No module named 'torch'" in outcome.failed
+
+
+def test_command_writes_one_json_document():
+    done = subprocess.run(
+        [sys.executable, "-m", "quorate", "bench", "rendezvous", "--nodes", "2", "--repeat", "1", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["bench"] == "rendezvous"
+    assert document["machine"]["cores"] == os.cpu_count()
+    assert document["settings"]["repeat"] == 1
+    assert [case["nodes"] for case in document["cases"]] == [2]
+
+
+def test_command_writes_a_table_for_people():
+    result = CliRunner().invoke(main, ["bench", "rendezvous", "--nodes", "2", "--repeat", "1"])
+    assert result.exit_code == 0, result.output
+    assert "last arrival until all released" in result.output
+    assert "settle time 0.52 s" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rendezvous", "--nodes", "2,x"], "is no list of numbers of nodes: give it like 2,8,32"),
+        (["rendezvous", "--nodes", "1"], "is out of range: 2 to 16000 nodes"),
+        (["rendezvous", "--seconds", "3"], "No such option"),
+        (["rendezvous", "--against", "jax"], "'torch', 'torchft'"),
+        (["recovery", "--against", "torchft"], "use it with `bench rendezvous`"),
+        (["idle", "--against", "torchft"], "use it with `bench rendezvous`"),
+        (["recover"], "No such command 'recover'"),
+    ],
+)
+def test_option_that_does_not_fit_is_an_error_that_says_so(arguments, said):
+    result = CliRunner().invoke(main, ["bench", *arguments])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_absent_competitor_is_an_error_that_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(main, ["bench", "rendezvous", "--against", "torch"])
+    assert result.exit_code == 1
+    assert "pip install torch==2.13.0" in result.output
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below that one."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has just ended
+    found, new = set(), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new}
+        found |= new
+    return found
+
+
+@linux_only
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_when_the_command_is_ended(number):
+    command = subprocess.Popen(
+        [sys.executable, "-m", "quorate", "bench", "idle", "--nodes", "3", "--seconds", "300"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
+    )
+    try:
+        # The case, the rehearsal's server or the real one, and then three nodes.
+        until(lambda: len(descendants(command.pid)) >= 5, "the nodes have started")
+        below = descendants(command.pid)
+        command.send_signal(number)
+        command.wait(30)
+    finally:
+        command.kill()
+        command.wait(30)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "all processes have ended")
