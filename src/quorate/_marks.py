@@ -31,6 +31,16 @@ MARKS = {
     "entry.lease_ended": "the run's lease ended while a node was at the door",
     "mirror.rescanned": "a node's watch had fallen behind the history",
     "candidate.again": "a coordinator found its own key after an unknown outcome",
+    "decide.returning": "nothing formed because a server without its data waited for the members of its earlier life",
+    "tcp.reconnects": "a connection ended and was made again",
+    "tcp.stalled": "a connection on which nothing was heard was given up",
+    "tcp.forgotten": "a client came back to a server that had lost its memory",
+    "server.replaced": "a client came back while its earlier connection was still there",
+    "server.mass": "so many connections closed at once that no session was shortened",
+    "server.malformed": "a frame that could not be read cost its connection",
+    "server.slow": "a peer that did not read was dropped",
+    "server.coordinator_failed": "a coordinator in the server failed and was started again",
+    "server.collected": "a run that nobody was left in was let go",
 }
 
 hits: set[str] | None = None

@@ -53,7 +53,8 @@ async def _open_tcp(settings: Settings) -> Backend:
     return await open_tcp(settings)
 
 
-register_backend("tcp", _open_tcp)
+for _scheme in ("tcp", "static"):
+    register_backend(_scheme, _open_tcp)
 
 _local_ids = itertools.count()
 
@@ -435,7 +436,9 @@ def create_handler(
     target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object
 ) -> AsyncHandler:
     """A handler from a URL, parameters or settings. `options` come on top of a URL's. SettingsError if it is wrong."""
-    return AsyncHandler(settings_of(target, options), sinks=sinks)
+    from quorate.static import handler_for  # which is made of what is here
+
+    return handler_for(settings_of(target, options), sinks=sinks)
 
 
 def join(target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object) -> AsyncRun:

@@ -23,6 +23,7 @@ from quorate.events import Sink
 from quorate.parameters import RendezvousParameters
 from quorate.rendezvous.membership import Cause
 from quorate.settings import Settings
+from quorate.static import handler_for
 from quorate.store import Store
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class Handler(RendezvousHandler):
     """The blocking handler of one node of one run."""
 
     def __init__(self, settings: Settings, *, backend_name: str | None = None, sinks: Iterable[Sink] = ()) -> None:
-        core = AsyncHandler(settings, backend_name=backend_name, sinks=sinks)
+        core = handler_for(settings, backend_name=backend_name, sinks=sinks)
         loop, user = _background.acquire(core.aclose)
         self._core = core
         self._loop = loop

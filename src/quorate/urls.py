@@ -99,7 +99,7 @@ def normalise_endpoints(scheme: str, endpoints: Sequence[object]) -> tuple[str, 
     return tuple(given)
 
 
-def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
+def parse_endpoint(text: str, default_port: int, lowest_port: int = 1) -> tuple[str, int]:
     """(host, port) of `host[:port]` or `[v6][:port]`; an empty host is localhost. SettingsError for anything else."""
     if not isinstance(text, str):
         raise _bad_endpoint(text, "it is not a string")
@@ -117,7 +117,7 @@ def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
         host = rest.partition(":")[0]
         rest = rest[len(host) :]
         _check_host_name(text, host)
-    return host or "localhost", _port(text, rest[1:]) if rest else default_port
+    return host or "localhost", _port(text, rest[1:], lowest_port) if rest else default_port
 
 
 def format_endpoint(host: str, port: int) -> str:
@@ -188,13 +188,13 @@ def _check_host_name(text: str, host: str) -> None:
         raise _bad_endpoint(text, "the host is not a valid name") from error
 
 
-def _port(text: str, digits: str) -> int:
+def _port(text: str, digits: str, lowest: int) -> int:
     if not digits:
         raise _bad_endpoint(text, "the port after the colon is missing")
     if not (digits.isascii() and digits.isdigit()):
         raise _bad_endpoint(text, f"the port {shown(digits)} is not a number")
-    if len(digits) > 5 or not 1 <= int(digits) <= _HIGHEST_PORT:
-        raise _bad_endpoint(text, f"the port {shown(digits)} is not in 1..{_HIGHEST_PORT}")
+    if len(digits) > 5 or not lowest <= int(digits) <= _HIGHEST_PORT:
+        raise _bad_endpoint(text, f"the port {shown(digits)} is not in {lowest}..{_HIGHEST_PORT}")
     return int(digits)
 
 

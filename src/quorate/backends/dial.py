@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Callable
 
@@ -18,17 +19,18 @@ KEEPALIVE_S = 10
 def dial(endpoint: str, default_port: int) -> Connector:
     """A connector to an endpoint. A name is looked up for every attempt: it may come to mean another machine."""
     host, port = parse_endpoint(endpoint, default_port)
+    literal = _literal(host)
 
     async def connect(make: Callable[[], Link]) -> None:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = [host] if literal else await _look_up(host, port)
         trouble: OSError = OSError(f"{host!r} has no address")
-        for family, _, _, _, address in found:
+        for address in found:
             try:
                 async with asyncio.timeout(ONE_ADDRESS_S if len(found) > 1 else None):
-                    transport, _ = await loop.create_connection(make, str(address[0]), port, family=family)
+                    transport, _ = await loop.create_connection(make, address, port)
             except TimeoutError:
-                trouble = TimeoutError(f"no answer from {address[0]} within {ONE_ADDRESS_S:g} s")
+                trouble = TimeoutError(f"no answer from {address} within {ONE_ADDRESS_S:g} s")
             except OSError as error:
                 trouble = error
             else:
@@ -37,6 +39,21 @@ def dial(endpoint: str, default_port: int) -> Connector:
         raise trouble
 
     return connect
+
+
+async def _look_up(host: str, port: int) -> list[str]:
+    """The addresses of a name, in the order to try them."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _literal(host: str) -> bool:
+    """Whether the host is an address already, which nobody has to be asked about."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def tune(transport: asyncio.BaseTransport) -> None:

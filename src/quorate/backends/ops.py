@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from quorate.backends.contract import Backend, Got, Scanned, Session
 from quorate.backends.session import LeaseSession
-from quorate.errors import LeaseGone, Rejected
+from quorate.errors import LeaseGone, OutcomeUnknown, Rejected
 from quorate.kv.types import (
     Add,
     AddResult,
@@ -97,6 +97,8 @@ class OpBackend(Backend):
         if isinstance(result, Failure):
             if result.code is FailureCode.LEASE_GONE:
                 raise LeaseGone(result.message, lease=result.lease)
+            if result.code is FailureCode.TOO_OLD:
+                raise OutcomeUnknown(result.message)
             raise Rejected(result.message)
         return result
 

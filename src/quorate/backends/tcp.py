@@ -129,6 +129,8 @@ class TcpBackend(OpBackend):
         self._make_claim: Callable[[], bytes] | None = None
         self._on_reach: Callable[[BackendError | None], None] | None = None
         self._is_down = False
+        self._was_dedicated = False
+        """Whether the last server was one that somebody runs for its own sake."""
         self._is_closed = False
 
     # --- the contract -------------------------------------------------------------------------------------------------
@@ -395,6 +397,7 @@ class TcpBackend(OpBackend):
 
     def _welcomed(self, link: Link, welcome: Welcome) -> None:
         self._max_frame = welcome.max_frame
+        self._was_dedicated = welcome.is_dedicated
         if link.is_over:
             return
         has_forgotten = self._generation not in ("", welcome.generation)

@@ -63,7 +63,7 @@ class Link(asyncio.Protocol):
         except NotQuorate as error:
             self.not_quorate = describe(error.first)
             self.abort(f"it answered with {self.not_quorate}")
-        except (FrameError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (FrameError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.abort(f"it sent what cannot be read: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -188,17 +188,30 @@ def _show(bench: Bench, table: Table, sides: tuple[Side, ...], nodes: tuple[int,
 
 
 def _explained(bench: Bench, nodes: tuple[int, ...], seconds: float) -> list[str]:
-    from quorate.bench.plan import CALM_S, LAST_CALL_S, LIMIT_S, PHASE_S, Bench, least_settle_s
+    from quorate.bench.plan import (
+        CALM_CORES,
+        IDLE_AFTER_S,
+        LAST_CALL_S,
+        LIMIT_S,
+        MOST_PHASE_S,
+        Bench,
+        least_settle_s,
+    )
 
     settle = ", ".join(f"{least_settle_s(count):g} s" for count in nodes)
-    settled = f"settle time {settle}, and up to {PHASE_S:g} s more at random, the same for all"
+    settled = (
+        f"settle time {settle}, then until nodes and server use less than {CALM_CORES:g} of a core, "
+        f"then up to {MOST_PHASE_S:g} s at random, the same for all"
+    )
     match bench:
         case Bench.RENDEZVOUS:
             return [f"min_nodes = max_nodes = N; {settled}; at most {LIMIT_S:g} s a sample"]
         case Bench.RECOVERY:
             return [f"last call {LAST_CALL_S} s, keep-alive as it comes; {settled}; at most {LIMIT_S:g} s a sample"]
         case Bench.IDLE:
-            return [f"{seconds:g} s, after {CALM_S:g} s of calm; payload without the headers of TCP"]
+            return [
+                f"{seconds:g} s, beginning {IDLE_AFTER_S:g} s after all were in a round; payload without headers of TCP"
+            ]
 
 
 def _circumstances(sides: tuple[Side, ...], repeat: int, seconds: float) -> dict[str, Any]:
@@ -207,7 +220,7 @@ def _circumstances(sides: tuple[Side, ...], repeat: int, seconds: float) -> dict
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    from quorate.bench.plan import CALM_S, LAST_CALL_S, LIMIT_S, PHASE_S
+    from quorate.bench.plan import CALM_CORES, IDLE_AFTER_S, LAST_CALL_S, LIMIT_S, MOST_PHASE_S
 
     versions = {"python": platform.python_version()}
     for name in dict.fromkeys(["quorate", *(side.value.partition("-")[0] for side in sides)]):
@@ -222,8 +235,8 @@ def _circumstances(sides: tuple[Side, ...], repeat: int, seconds: float) -> dict
             "repeat": repeat,
             "seconds": seconds,
             "limit_s": LIMIT_S,
-            "settle_s": f"0.5 + 0.01 a node + up to {PHASE_S:g} at random",
-            "calm_s": CALM_S,
+            "settle_s": f"0.5 + 0.01 a node, until below {CALM_CORES:g} cores, + up to {MOST_PHASE_S:g} at random",
+            "idle_after_s": IDLE_AFTER_S,
             "last_call_s": LAST_CALL_S,
         },
     }

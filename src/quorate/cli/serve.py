@@ -23,16 +23,15 @@ from quorate.settings import DEFAULT_PORTS
 def serve(bind: str, token_file: str | None) -> None:
     """Serve any number of runs from this machine.
 
-    Nodes reach it with tcp://ADDR:PORT/run-id?min_nodes=...; it stops in good order on SIGTERM and Ctrl-C. Without
-    --data everything it knows is in memory.
+    Nodes reach it with tcp://ADDR:PORT/run-id?min_nodes=...; it stops in good order on SIGTERM and Ctrl-C. Everything
+    it knows is in memory.
 
     Example: quorate serve --bind 0.0.0.0:29400 --token-file /etc/quorate/token
     """
-    import asyncio
-
-    from quorate.server.process import BindError, serve_until_told
+    from quorate.errors import QuorateError
+    from quorate.server.process import run_loop, serve_until_told
 
     try:
-        asyncio.run(serve_until_told(bind, token_file))
-    except BindError as error:
+        run_loop(serve_until_told(bind, token_file))
+    except QuorateError as error:
         raise click.ClickException(str(error)) from None

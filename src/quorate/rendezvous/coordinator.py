@@ -73,6 +73,8 @@ from quorate.rendezvous.view import Departure, Plan, View
 TELL_EVERY_S = 0.25
 RETELL_EVERY_S = 1.0
 """How often the nodes may be told at most: that a count changed, and that only the sentence changed."""
+MANY_NODES = 1_000
+"""From so many nodes on they are told less often, a loss excepted."""
 MOST_COLLECTED = 100
 """Old rounds whose data is removed at a time; what is left of more goes with its lease."""
 OTHER_COMPARES = 3
@@ -433,13 +435,20 @@ class Coordinator:
             self._told, self._told_revision = self._view.told, self._view.told_revision
         if record == self._told:
             return None
-        only_words = self._told is not None and _counts(record) == _counts(self._told)
-        may_at = self._told_at + (RETELL_EVERY_S if only_words else TELL_EVERY_S)
+        may_at = self._told_at + self._pause_s(record)
         if now < may_at:
             return may_at
         written = await self._write(Put(self._keys.waiting, encode(record), self._run_lease))
         self._note_told(record, written.revision)
         return None
+
+    def _pause_s(self, record: WaitingRecord) -> float:
+        """How long to wait after the last telling: everybody is told, so the more there are the longer."""
+        told = self._told
+        if told is None or record.lost != told.lost or record.number != told.number:
+            return TELL_EVERY_S
+        only_words = _counts(record) == _counts(told)
+        return (RETELL_EVERY_S if only_words else TELL_EVERY_S) * max(1.0, len(self._view.nodes) / MANY_NODES)
 
     def _note_told(self, record: WaitingRecord, revision: int) -> None:
         self._told = record

@@ -91,8 +91,10 @@ class Clients:
         return client, tuple(ended)
 
     def hold(self, client: Client, lease: int, grace_s: float) -> None:
-        """The lease is a session of this client."""
-        if lease not in client.sessions and self._hub.engine.leases.get(lease) is not None:
+        """The lease, unless it has ended, is a session of this client."""
+        if self._hub.engine.leases.get(lease) is None:
+            return
+        if lease not in client.sessions:
             self._session_count += 1
         client.sessions[lease] = max(0.0, grace_s)
         if client.run not in self.runs_alive:

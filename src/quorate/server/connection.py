@@ -16,7 +16,7 @@ import msgspec
 from quorate._marks import mark
 from quorate.backends.dial import tune
 from quorate.backends.ops import changes_something
-from quorate.kv.types import Batch, Origin, WatchTooOld
+from quorate.kv.types import Batch, Deleted, Failure, FailureCode, Origin, PutDone, TxnResult, WatchTooOld
 from quorate.server.clients import Client, Clients
 from quorate.server.hub import Hub
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
@@ -71,7 +71,8 @@ class House(Protocol):
     max_frame: int
     max_txn_ops: int
     max_txn_bytes: int
-    connections: set[Connection]
+    is_dedicated: bool
+    connections: dict[Connection, None]
 
     def attend(self, run: str, is_returning: bool, client: str) -> None:
         """Somebody has come for a run."""
@@ -116,6 +117,8 @@ class Connection(asyncio.Protocol):
         self._out: list[SentMessage] = []
         self._flush_due = False
         self._is_paused = False
+        self._waiting_bytes = 0
+        """What was pushed since the peer stopped reading."""
         self._is_over = False
         self._dropped_here = False
         self._hello_timer: asyncio.TimerHandle | None = None
@@ -125,7 +128,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
-        self._house.connections.add(self)
+        self._house.connections[self] = None
         self._hello_timer = self._loop.call_later(HELLO_WITHIN_S, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
@@ -149,7 +152,7 @@ class Connection(asyncio.Protocol):
                 self._refuse(Refused(RefusalCode.MALFORMED, f"the hello is too long: {error}"))
             else:
                 self._refuse_frame(str(error))
-        except (FrameError, msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        except (FrameError, msgspec.DecodeError, ValueError, RecursionError) as error:
             self._refuse_frame(f"a frame could not be read: {error}")
 
     def eof_received(self) -> bool:
@@ -164,7 +167,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over = True
-        self._house.connections.discard(self)
+        self._house.connections.pop(self, None)
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         for watch in self._watches.values():
@@ -205,6 +208,7 @@ class Connection(asyncio.Protocol):
                         max_frame=house.max_frame,
                         max_txn_ops=house.max_txn_ops,
                         max_txn_bytes=house.max_txn_bytes,
+                        is_dedicated=house.is_dedicated,
                     )
                 )
             )
@@ -235,6 +239,11 @@ class Connection(asyncio.Protocol):
     def is_over(self) -> bool:
         """Nothing more is taken from it."""
         return self._is_over
+
+    @property
+    def is_paused(self) -> bool:
+        """The peer has to read first."""
+        return self._is_paused
 
     @property
     def peer(self) -> str:
@@ -293,6 +302,10 @@ class Connection(asyncio.Protocol):
             raw = msgspec.Raw(encoder.encode(batch))
             Connection._encoded = (batch, raw)
         self.send(PushRaw(number, raw))
+        if self._is_paused:
+            self._waiting_bytes += len(raw)
+            if self._waiting_bytes > MOST_WAITING_BYTES and not self._is_over:
+                self._drop_slow()
 
     def send(self, message: SentMessage) -> None:
         """Send with whatever else is to be sent in this turn of the loop."""
@@ -311,10 +324,35 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if self._is_over or not self._out or transport is None or self._is_paused:
             return
-        out, self._out = self._out, []
-        self._write(frame(encoder.encode(out)))
-        if transport.get_write_buffer_size() > MOST_WAITING_BYTES:
-            self._drop_slow()
+        parts, self._out = [self._out], []
+        while parts and not self.is_paused:
+            part = parts.pop()
+            payload = encoder.encode(part)
+            if len(payload) <= self._house.max_frame:
+                self._write(frame(payload))
+            elif len(part) > 1:
+                half = len(part) // 2
+                parts += [part[half:], part[:half]]
+            else:
+                parts.append([self._instead_of(part[0], len(payload))])
+        self._waiting_bytes = 0
+        if parts:  # the rest when the peer has read this
+            self._out = [message for part in reversed(parts) for message in part] + self._out
+
+    def _instead_of(self, message: SentMessage, size: int) -> SentMessage:
+        """What is said in the place of a message that no frame can hold."""
+        match message:
+            case Answer(seq, result):
+                results = result.results if isinstance(result, TxnResult) else ()
+                has_written = any(isinstance(one, (PutDone, Deleted)) for one in results)
+                code = FailureCode.TOO_OLD if has_written else FailureCode.INVALID
+                limit = f"{size} bytes, and {self._house.max_frame} at most can be sent: ask for less at once"
+                return Answer(seq, Failure(code, f"the answer is too large: {limit}"))
+            case PushRaw(number):
+                self._stop_watch(number)
+                return WatchRefused(number, self._house.hub.engine.revision)
+            case _:
+                return Going("a message was too large")
 
     def _write(self, data: bytes) -> None:
         assert self._transport is not None

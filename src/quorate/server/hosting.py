@@ -26,6 +26,8 @@ from quorate.urls import DEFAULT_PORTS, parse_endpoint
 
 NOBODY_S = 10.0
 """After so long without anybody to connect to, a node that cannot serve says what could be done."""
+DEDICATED_S = 30.0
+"""`quorate serve` was started for its own sake: it is given so long to come back before a node takes its place."""
 LINGER_LOOK_S = 0.05
 _NOT_OURS = frozenset({errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT, errno.EINVAL})
 
@@ -105,7 +107,12 @@ class HostingBackend(TcpBackend):
         self._emit = emit
 
     async def _unreachable(self, error: Exception) -> bool:
+        now = self._loop.time()
+        if self._unreachable_since is None:
+            self._unreachable_since = now
         if self._server is not None or self._settings.is_host is False or not _nobody_listens(error):
+            return False
+        if self._was_dedicated and now - self._unreachable_since < DEDICATED_S:
             return False
         try:
             one = await bind_endpoint(self._host, self._port, anywhere=self._settings.is_host is True)
@@ -141,10 +148,9 @@ class HostingBackend(TcpBackend):
         )
 
     def _say_nobody(self, error: Exception) -> None:
-        now = self._loop.time()
-        if self._unreachable_since is None:
-            self._unreachable_since = now
-        if self._has_said or now - self._unreachable_since < NOBODY_S:
+        assert self._unreachable_since is not None
+        for_s = self._loop.time() - self._unreachable_since
+        if self._has_said or for_s < NOBODY_S:
             return
         self._has_said = True
         settings = self._settings
@@ -152,7 +158,7 @@ class HostingBackend(TcpBackend):
             NobodyServes(
                 run_id=settings.run_id,
                 by=settings.name or socket.gethostname(),
-                reason=f"nobody has served {self.endpoint} for {now - self._unreachable_since:.0f} s, and it is not an "
+                reason=f"nobody has served {self.endpoint} for {for_s:.0f} s, and it is not an "
                 f"address of this machine ({error}). If it is the address of a service or a load balancer, give "
                 f"is_host=true to the one node behind it, or start `quorate serve` there; otherwise start the node "
                 f"that has the address. Trying until the deadline",

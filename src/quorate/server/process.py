@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any
 
 from quorate.errors import QuorateError
 from quorate.events import Emitter, Event
@@ -15,6 +18,9 @@ from quorate.server.hosting import read_token
 from quorate.server.server import Server
 from quorate.settings import DEFAULT_PORTS
 from quorate.urls import parse_endpoint
+
+COLLECT = (50_000, 20, 100)
+"""A server makes many objects that live long and hardly any cycles: looking for those often is all cost."""
 
 
 class BindError(QuorateError):
@@ -25,7 +31,10 @@ async def serve_until_told(bind: str, token_file: str | None) -> None:
     """Serve until SIGTERM or SIGINT."""
     token = read_token(token_file) or None
     one = bind_to(bind)
-    server = Server(token=token, emit=Emitter(_print))
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT)
+    server = Server(token=token, emit=Emitter(_print), is_dedicated=True)
     told = asyncio.Event()
     why = ["it was told to"]
 
@@ -40,9 +49,19 @@ async def serve_until_told(bind: str, token_file: str | None) -> None:
     await server.stop(why[0])
 
 
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run a process's main coroutine, on uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
 def bind_to(bind: str) -> socket.socket:
     """A listening socket on an address, which has to be one of this machine's. BindError says what is wrong."""
-    host, port = parse_endpoint(bind, DEFAULT_PORTS["tcp"])
+    host, port = parse_endpoint(bind, DEFAULT_PORTS["tcp"], lowest_port=0)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

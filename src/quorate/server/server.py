@@ -43,7 +43,9 @@ class Server:
         rng: random.Random | None = None,
         wall: Callable[[], float] = time.time,
         engine: Engine | None = None,
+        is_dedicated: bool = False,
     ) -> None:
+        self.is_dedicated = is_dedicated
         self.name = name
         self.token = token
         self.emit = emit or Emitter()
@@ -54,7 +56,7 @@ class Server:
         self.max_txn_ops = LIMITS.max_txn_ops
         self.max_txn_bytes = LIMITS.max_txn_bytes
         self.traffic = Traffic()
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
         first = int(wall() * 1000) * REVISIONS_A_MS
         self.hub = Hub(engine or Engine(history, first=first))
         self.clients = Clients(self.hub)

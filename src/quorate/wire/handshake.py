@@ -48,7 +48,7 @@ def judge(payload: bytes, token: str | None, versions: Versions) -> Accepted | R
     """What becomes of a hello. The token is compared before anything else of it is used."""
     try:
         hello = hello_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Refused(RefusalCode.MALFORMED, "the first frame is not a hello: is this a client of Quorate?")
     if token is not None and not hmac.compare_digest(hello.token.encode(), token.encode()):
         said = "the token is wrong" if hello.token else "this server asks for a token and none was given"

@@ -51,6 +51,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     max_frame: int = 0
     max_txn_ops: int = 0
     max_txn_bytes: int = 0
+    is_dedicated: bool = False
+    """Somebody runs this server for its own sake and will start it again: nodes need not hurry to take its place."""
 
 
 class RefusalCode(enum.Enum):
