@@ -48,3 +48,11 @@ def test_payload_of_a_server_is_counted():
             deadline = time.monotonic() + 30.0
             while usage.grown(before, usage.payload(port) or {}) != 1010:
                 assert time.monotonic() < deadline, "the bytes were not counted"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_that_do_nothing_are_calm_and_busy_ones_are_waited_for():
+    usage.wait_calm([os.getpid()], cores=2.0, patience_s=30.0)
+    started_at = time.monotonic()
+    usage.wait_calm([os.getpid()], cores=0.0, patience_s=0.1)
+    assert time.monotonic() >= started_at + 0.1

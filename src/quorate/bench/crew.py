@@ -111,6 +111,11 @@ class Crew:
         """The numbers of all nodes."""
         return tuple(self._line_of)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The ids of all processes."""
+        return tuple(helper.pid for helper in self._helpers)
+
     def tell(self, do: Do, nodes: Iterable[int], at: float = 0.0) -> None:
         """Each process is sent one command for those of its nodes."""
         by_line: dict[Line[Report], list[int]] = {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from quorate.bench import usage
 from quorate.bench.crew import Do
 from quorate.bench.measures import stage
-from quorate.bench.plan import BYTES, BYTES_PER_NODE, CALM_S, CPU, RSS, RSS_PER_NODE, Case, Sample, Side
+from quorate.bench.plan import BYTES, BYTES_PER_NODE, CPU, IDLE_AFTER_S, RSS, RSS_PER_NODE, Case, Sample, Side
 from quorate.bench.sides import Contender
 
 _MIB = 1 << 20
@@ -23,7 +23,7 @@ def idle(side: Contender, case: Case) -> Iterator[Sample]:
         there.first_round(there.crew.nodes)
         if case.side is Side.TORCH_POLLING:
             there.crew.tell(Do.FOLLOW, there.crew.nodes)
-        time.sleep(CALM_S)
+        time.sleep(IDLE_AFTER_S)
         bytes_from = usage.payload(there.port)
         cpu_from, from_at = usage.cpu_s(pid), time.monotonic()
         time.sleep(case.seconds)

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from quorate.bench import usage
 from quorate.bench.crew import Crew, Do, NodeFailed, NoneInTime, What
 from quorate.bench.driver import be_nodes
 from quorate.bench.helper import Helper, end_all, fork, with_a_stack_of_its_own
 from quorate.bench.node import be_node
 from quorate.bench.plan import (
+    CALM_CORES,
     DRIVERS,
     LAST_ARRIVAL,
     LATE_NODE,
@@ -23,7 +25,8 @@ from quorate.bench.plan import (
     MOST_PROCESSES,
     TOGETHER,
     Case,
-    settle_s,
+    least_settle_s,
+    phase_s,
 )
 from quorate.bench.quorate_side import run_url
 from quorate.bench.sides import Contender, Sizes
@@ -44,6 +47,12 @@ class Stage:
     def deadline(self) -> float:
         """Of something that begins now."""
         return time.monotonic() + self._limit_s
+
+    def settle(self, nodes: int, repetition: int) -> None:
+        """Give the nodes time until the server has noted what they want, and a random part of a polling interval."""
+        time.sleep(least_settle_s(nodes))
+        usage.wait_calm([self.server.pid, *self.crew.pids], CALM_CORES, self._limit_s)
+        time.sleep(phase_s(nodes, repetition))
 
     def first_round(self, nodes: Sequence[int]) -> None:
         """Put these nodes into a round. NodeFailed if that takes too long: then there is nothing to measure."""
@@ -96,7 +105,7 @@ def last_arrival(side: Contender, case: Case, repetition: int) -> float:
         crew.wait(What.CONNECTED, crew.nodes, there.deadline())
         crew.tell(Do.JOIN, others)
         crew.wait(What.INSIDE, others, there.deadline())
-        time.sleep(settle_s(case.nodes, repetition))
+        there.settle(case.nodes, repetition)
         crew.tell(Do.JOIN, [last])
         released_at = crew.gather(crew.nodes, there.deadline())
         return released_at - crew.wait(What.INSIDE, [last], there.deadline())[last].at
@@ -127,7 +136,7 @@ def _loss(side: Contender, case: Case, repetition: int, do: Do) -> float:
         *survivors, victim = crew.nodes
         if do is Do.FOLLOW:
             crew.tell(do, survivors)
-        time.sleep(settle_s(case.nodes, repetition))
+        there.settle(case.nodes, repetition)
         killed_at = crew.kill(victim)
         if do is Do.JOIN:
             crew.tell(do, survivors)
@@ -142,7 +151,7 @@ def late_node(side: Contender, case: Case, repetition: int) -> float:
         crew.wait(What.CONNECTED, [late], there.deadline())
         there.first_round(others)
         crew.tell(Do.FOLLOW, others)
-        time.sleep(settle_s(case.nodes, repetition))
+        there.settle(case.nodes, repetition)
         crew.tell(Do.JOIN, [late])
         released_at = crew.gather(crew.nodes, there.deadline())
         return released_at - crew.wait(What.INSIDE, [late], there.deadline())[late].at

@@ -12,13 +12,15 @@ MOST_PROCESSES = 128
 DRIVERS = 4
 LIMIT_S = 60.0
 """How long one sample may take before it counts as none."""
-CALM_S = 2.0
+IDLE_AFTER_S = 2.0
 """Pause between the first round and the beginning of an idle measurement."""
 LAST_CALL_S = 1
 POLL_S = 0.1
 """How often torch's agent asks for waiting nodes."""
-PHASE_S = 1.0
+MOST_PHASE_S = 1.0
 """Nodes that poll have a phase: a random part of the settle time keeps it out of the figures."""
+CALM_CORES = 0.5
+"""Nodes and server have settled when they use less of a core than this together."""
 
 
 class Bench(enum.Enum):
@@ -146,11 +148,11 @@ def cases(
     )
 
 
-def settle_s(nodes: int, repetition: int) -> float:
-    """How long nodes that are inside their call are given to be noted: the same on all sides of a comparison."""
-    return least_settle_s(nodes) + random.Random(f"{nodes}/{repetition}").uniform(0.0, PHASE_S)
-
-
 def least_settle_s(nodes: int) -> float:
-    """The settle time without its random part."""
+    """How long nodes that are inside their call are given at least to be noted by the server."""
     return 0.5 + 0.01 * nodes
+
+
+def phase_s(nodes: int, repetition: int) -> float:
+    """How much longer, at random: the same on all sides of a comparison."""
+    return random.Random(f"{nodes}/{repetition}").uniform(0.0, MOST_PHASE_S)

@@ -6,9 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 PATIENCE_S = 20.0
+WINDOW_S = 0.3
 _COUNTERS = re.compile(r"\bbytes_(sent|received|retrans):(\d+)")
 
 
@@ -24,6 +29,26 @@ def cpu_s(pid: int) -> float:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     user, system = text.rpartition(")")[2].split()[11:13]  # the name in parentheses may contain blanks
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_calm(pids: Sequence[int], cores: float, patience_s: float) -> None:
+    """Until these processes together use less of a core than that, or patience ends. Returns at once without /proc."""
+    if sys.platform != "linux":
+        return
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        before, before_at = _cpu_of_all(pids), time.monotonic()
+        time.sleep(WINDOW_S)
+        if _cpu_of_all(pids) - before < cores * (time.monotonic() - before_at):
+            return
+
+
+def _cpu_of_all(pids: Sequence[int]) -> float:
+    total = 0.0
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            total += cpu_s(pid)
+    return total
 
 
 def rss_bytes(pid: int) -> int:
