@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 from weakref import WeakSet
 
 from quorate.api import RendezvousStoreInfo, free_port
@@ -55,6 +55,9 @@ async def _open_tcp(settings: Settings) -> Backend:
 
 for _scheme in ("tcp", "static"):
     register_backend(_scheme, _open_tcp)
+
+BootstrapMaker: TypeAlias = Callable[[Identity], Bootstrap]
+"""What gives a node its `Bootstrap`, once it is known who it is."""
 
 _local_ids = itertools.count()
 
@@ -139,11 +142,19 @@ class AsyncWorld:
 class AsyncHandler:
     """One node of one run. `num_nodes_waiting`, `closed_now` and `settings` may be read from any thread."""
 
-    def __init__(self, settings: Settings, *, backend_name: str | None = None, sinks: Iterable[Sink] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        backend_name: str | None = None,
+        sinks: Iterable[Sink] = (),
+        bootstrap: BootstrapMaker | None = None,
+    ) -> None:
         self.settings = settings
         self.backend_name = backend_name or settings.scheme
         self._opener = backend_opener(settings.scheme)
         self._emit = Emitter(*sinks)
+        self._make_bootstrap = bootstrap or _free_port_of
         self._local_id = next(_local_ids)
         self._pid = os.getpid()
         self._opening = asyncio.Lock()
@@ -198,7 +209,7 @@ class AsyncHandler:
         try:
             async with asyncio.timeout(self.settings.read_timeout_s):
                 node = await self._open_within(self.settings.read_timeout_s)
-                node.sight.observe()
+                node.observe()
                 await node.sight.wait_synced()
         except (TimeoutError, RendezvousConnectionError):
             return
@@ -314,7 +325,7 @@ class AsyncHandler:
                     self._backend,
                     self.settings,
                     identity,
-                    bootstrap=_bootstrap(identity.addr),
+                    bootstrap=self._make_bootstrap(identity),
                     emit=self._emit,
                     rng=random.Random(secrets.randbits(64)),
                     wall=time.time,
@@ -463,10 +474,10 @@ def settings_of(target: str | RendezvousParameters | Settings, options: dict[str
     return target
 
 
-def _bootstrap(addr: str) -> Bootstrap:
+def _free_port_of(identity: Identity) -> Bootstrap:
     """Publish this node's address and a free port of it for every round that it is rank 0 of."""
 
     async def publish(number: int, size: int) -> tuple[str, int]:
-        return addr, free_port()
+        return identity.addr, free_port()
 
     return publish

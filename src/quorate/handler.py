@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from quorate import _background
-from quorate.aio import AsyncHandler, AsyncWorld, check_process, end_of_block, settings_of
+from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker, check_process, end_of_block, settings_of
 from quorate.api import RendezvousHandler, RendezvousInfo
 from quorate.errors import RendezvousError, RendezvousGracefulExitError
 from quorate.events import Sink
@@ -59,10 +59,17 @@ class World(RendezvousInfo):
 
 
 class Handler(RendezvousHandler):
-    """The blocking handler of one node of one run."""
+    """The blocking handler of one node of one run. `bootstrap` makes what rank 0 publishes for each round."""
 
-    def __init__(self, settings: Settings, *, backend_name: str | None = None, sinks: Iterable[Sink] = ()) -> None:
-        core = handler_for(settings, backend_name=backend_name, sinks=sinks)
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        backend_name: str | None = None,
+        sinks: Iterable[Sink] = (),
+        bootstrap: BootstrapMaker | None = None,
+    ) -> None:
+        core = handler_for(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap)
         loop, user = _background.acquire(core.aclose)
         self._core = core
         self._loop = loop

@@ -7,7 +7,6 @@ entry's name is the backend's, its object a `(RendezvousParameters) -> Rendezvou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from importlib.metadata import entry_points
 from typing import TypeAlias, overload
 
 from quorate.aio import settings_of
@@ -54,6 +53,8 @@ class RendezvousHandlerRegistry:
 
     def _creator(self, name: str) -> RendezvousHandlerCreator:
         if name not in self._creators:
+            from importlib.metadata import entry_points  # slow to import, and most never get here
+
             for entry in entry_points(group=GROUP, name=name):
                 self.register(name, entry.load())
         if name not in self._creators:

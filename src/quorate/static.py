@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from quorate.aio import AsyncHandler, AsyncWorld
+from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker
 from quorate.errors import RendezvousError, SettingsError
 from quorate.events import Sink
 from quorate.settings import Settings
@@ -21,8 +21,15 @@ SCHEME = "static"
 class StaticHandler(AsyncHandler):
     """The handler of one node of a static run."""
 
-    def __init__(self, settings: Settings, *, backend_name: str | None = None, sinks: Iterable[Sink] = ()) -> None:
-        super().__init__(_fixed(settings), backend_name=backend_name, sinks=sinks)
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        backend_name: str | None = None,
+        sinks: Iterable[Sink] = (),
+        bootstrap: BootstrapMaker | None = None,
+    ) -> None:
+        super().__init__(_fixed(settings), backend_name=backend_name, sinks=sinks, bootstrap=bootstrap)
 
     async def next_rendezvous(self) -> AsyncWorld:
         """Wait until all ranks are there. RendezvousError if another node has this node's rank."""
@@ -70,7 +77,13 @@ def _fixed(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, ranks="node_rank", is_host=rank == 0)
 
 
-def handler_for(settings: Settings, *, backend_name: str | None = None, sinks: Iterable[Sink] = ()) -> AsyncHandler:
+def handler_for(
+    settings: Settings,
+    *,
+    backend_name: str | None = None,
+    sinks: Iterable[Sink] = (),
+    bootstrap: BootstrapMaker | None = None,
+) -> AsyncHandler:
     """The handler that a run of these settings needs."""
     kind = StaticHandler if settings.scheme == SCHEME else AsyncHandler
-    return kind(settings, backend_name=backend_name, sinks=sinks)
+    return kind(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap)

@@ -31,6 +31,7 @@ from quorate.kv.types import (
     Range,
     RangeEmpty,
     Revoke,
+    Shorten,
     Tick,
     Ticked,
     Txn,
@@ -80,10 +81,14 @@ class Model:
         match op:
             case Tick():
                 return Ticked(ended)
-            case Grant(ttl_s):
-                self.granted += 1
-                self.leases[self.granted] = (ttl_s, self.now + ttl_s)
-                return LeaseResult(self.granted, ttl_s, True)
+            case Grant(_, chosen) if chosen < 0 or chosen in self.leases:
+                return FailureCode.INVALID
+            case Grant(ttl_s, chosen):
+                while not chosen or (chosen == self.granted and chosen in self.leases):
+                    self.granted += 1
+                    chosen = self.granted
+                self.leases[chosen] = (ttl_s, self.now + ttl_s)
+                return LeaseResult(chosen, ttl_s, True)
             case KeepAlive(lease) if lease in self.leases:
                 ttl_s, _ = self.leases[lease]
                 self.leases[lease] = (ttl_s, self.now + ttl_s)
@@ -91,7 +96,11 @@ class Model:
             case Revoke(lease) if lease in self.leases:
                 self.end_lease(lease)
                 return LeaseResult(lease, 0.0, False)
-            case KeepAlive(lease) | Revoke(lease):
+            case Shorten(lease, within_s) if lease in self.leases:
+                ttl_s, end = self.leases[lease]
+                self.leases[lease] = (ttl_s, min(end, self.now + max(0.0, within_s)))
+                return LeaseResult(lease, ttl_s, True)
+            case KeepAlive(lease) | Revoke(lease) | Shorten(lease):
                 return LeaseResult(lease, 0.0, False)
             case Add(key, amount, lease, compares):
                 return self.add(key, amount, lease, compares)

@@ -20,6 +20,7 @@ from quorate.kv.types import (
     Range,
     RangeEmpty,
     Revoke,
+    Shorten,
     Tick,
     Txn,
     ValueIs,
@@ -62,10 +63,15 @@ ops: st.SearchStrategy[Op] = st.one_of(
     st.builds(lambda *put: Txn((), (Put(*put),)), keys, values, leases),
     st.builds(Add, keys, st.integers(-5, 5), leases, compares),
     st.builds(Grant, st.sampled_from([1.0, 1.5, 4.0])),
+    st.builds(Grant, st.sampled_from([1.0, 4.0]), st.sampled_from([-1, 1, 2, 4])),
     st.builds(KeepAlive, st.integers(1, 4)),
     st.builds(Revoke, st.integers(1, 4)),
+    st.builds(Shorten, st.integers(1, 4), st.sampled_from([0.25, 0.5, 2.0, 100.0, float("inf")])),
     st.just(Tick()),
 )
+
+endings = st.builds(Shorten, st.integers(1, 4), st.sampled_from([0.0, -1.0]))
+"""What lets a lease end with the next operation, whatever that is and even if no time passes."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from quorate.kv.types import (
     Range,
     RangeEmpty,
     Revoke,
+    Shorten,
     Tick,
     Txn,
     TxnResult,
@@ -259,7 +260,7 @@ def engine_with_leases(count: int, ttl_s: float = 15.0) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("op", [KeepAlive(5), Revoke(5), Grant(5.0), put("key"), Tick()])
+@pytest.mark.parametrize("op", [KeepAlive(5), Revoke(5), Shorten(5, 1.0), Grant(5.0), put("key"), Tick()])
 def test_an_operation_costs_nothing_for_the_leases_of_others(op: Op) -> None:
     small, large = (cost_of(engine_with_leases(count), op, now=1.0) for count in (10, 10_000))
     assert small.lines == large.lines
@@ -277,6 +278,20 @@ def test_a_renewal_costs_the_same_in_the_long_run_however_many_leases_there_are(
         assert len(engine.leases) == count
         per_renewal.append(lines / count)
     assert per_renewal[1] <= per_renewal[0] * 1.1
+
+
+def test_shortening_and_renewing_costs_the_same_in_the_long_run_however_many_leases_there_are() -> None:
+    per_cycle = []
+    for count in (100, 1_000):
+        engine = engine_with_leases(count)
+        lines = 0
+        for cycle in range(5):
+            for lease in range(1, count + 1):
+                for op in (Shorten(lease, 1.0), KeepAlive(lease)):
+                    lines += cost_of(engine, op, now=cycle + lease / count).lines
+        assert len(engine.leases) == count
+        per_cycle.append(lines / count)
+    assert per_cycle[1] <= per_cycle[0] * 1.2
 
 
 def test_the_end_of_a_lease_costs_its_own_keys() -> None:

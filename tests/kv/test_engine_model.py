@@ -14,6 +14,7 @@ from tests.kv.model import Model, covered
 from tests.kv.strategies import (
     PREFIXES,
     Request,
+    endings,
     ops,
     plain_requests,
     prefixes,
@@ -45,7 +46,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.told.clear()
         self.watch_ids = 0
 
-    @rule(op=ops, wait_s=waits)
+    @rule(op=ops | endings, wait_s=waits)
     def apply_it(self, op: Op, wait_s: float) -> None:
         self.compare(op, wait_s, None)
 

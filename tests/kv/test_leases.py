@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+from quorate.kv.leases import SPARE_ENTRIES
 from quorate.kv.types import (
     Add,
     AddResult,
@@ -18,6 +19,7 @@ from quorate.kv.types import (
     LeaseResult,
     Put,
     Revoke,
+    Shorten,
     Tick,
     Ticked,
     Txn,
@@ -30,6 +32,32 @@ def test_leases_are_numbered_and_numbers_are_not_used_again() -> None:
     assert store.apply(Grant(5.0)) == LeaseResult(1, 5.0, True)
     store.apply(Revoke(1))
     assert store.apply(Grant(2.5)) == LeaseResult(2, 2.5, True)
+
+
+def test_a_lease_has_the_number_that_was_chosen_for_it() -> None:
+    store = Store()
+    assert store.apply(Grant(5.0, 77)) == LeaseResult(77, 5.0, True)
+    store.put("a", lease=77)
+    assert store.apply(Grant(5.0)) == LeaseResult(1, 5.0, True)
+    store.now = 5.0
+    assert store.keys() == []
+
+
+@pytest.mark.parametrize("chosen", [-1, 1, 77])
+def test_a_number_that_is_taken_or_makes_no_sense_is_refused(chosen: int) -> None:
+    store = Store()
+    store.apply(Grant(5.0))
+    store.apply(Grant(5.0, 77))
+    store.now = 2.0
+    assert refusal(store.apply(Grant(60.0, chosen))) is FailureCode.INVALID
+    assert store.engine.next_deadline() == 5.0
+
+
+def test_numbers_that_were_chosen_are_passed_over() -> None:
+    store = Store()
+    for chosen in (1, 2, 4):
+        store.apply(Grant(5.0, chosen))
+    assert [store.grant(5.0) for _ in range(3)] == [3, 5, 6]
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, math.inf, -math.inf, math.nan])
@@ -309,3 +337,135 @@ def test_leases_that_were_revoked_leave_no_memory_behind() -> None:
     finally:
         tracemalloc.stop()
     assert after - before < 50_000
+
+
+# Leases that are to end sooner
+
+
+def test_a_shortened_lease_ends_within_the_time_with_its_keys() -> None:
+    store = Store()
+    lease = store.grant(15.0)
+    store.put("a", lease=lease)
+    store.now = 4.0
+    assert store.apply(Shorten(lease, 1.0)) == LeaseResult(lease, 15.0, True)
+    assert store.engine.next_deadline() == 5.0
+    store.now = 4.999
+    assert store.keys() == ["a"]
+    store.now = 5.0
+    assert store.keys() == []
+
+
+def test_shortening_never_lengthens() -> None:
+    store = Store()
+    lease = store.grant(5.0)
+    store.now = 4.0
+    for within_s in (1.0, 1.5, 100.0, math.inf):
+        assert store.apply(Shorten(lease, within_s)) == LeaseResult(lease, 5.0, True)
+        assert store.engine.next_deadline() == 5.0
+    store.apply(Shorten(lease, 0.25))
+    store.apply(Shorten(lease, 0.5))
+    assert store.engine.next_deadline() == 4.25
+
+
+def test_a_shortened_lease_that_is_renewed_has_its_full_time_again() -> None:
+    store = Store()
+    lease = store.grant(15.0)
+    store.put("a", lease=lease)
+    store.apply(Shorten(lease, 1.0))
+    store.now = 0.9
+    assert store.apply(KeepAlive(lease)) == LeaseResult(lease, 15.0, True)
+    assert store.engine.next_deadline() == 15.9
+    store.now = 15.8
+    assert store.keys() == ["a"]
+    store.now = 15.9
+    assert store.keys() == []
+
+
+@pytest.mark.parametrize("within_s", [0.0, -1.0, -math.inf, math.nan])
+def test_a_lease_shortened_to_nothing_ends_with_the_next_operation(within_s: float) -> None:
+    store = Store()
+    lease = store.grant(5.0)
+    store.put("a", lease=lease)
+    watch = store.watch("")
+    store.now = 2.0
+    assert store.apply(Shorten(lease, within_s)) == LeaseResult(lease, 5.0, True)
+    assert store.engine.next_deadline() == 2.0
+    assert store.apply(Tick()) == Ticked(1)
+    assert store.told[watch] == [Batch(3, (Change("a", None),))]
+
+
+@pytest.mark.parametrize("lease", [0, 7, -1])
+def test_shortening_a_lease_that_is_not_alive_changes_nothing(lease: int) -> None:
+    store = Store()
+    gone = store.grant(5.0)
+    store.apply(Revoke(gone))
+    for unknown in (lease, gone):
+        assert store.apply(Shorten(unknown, 1.0)) == LeaseResult(unknown, 0.0, False)
+    assert store.engine.next_deadline() is None
+    assert store.revision == 1
+
+
+def test_shortening_at_the_deadline_comes_too_late() -> None:
+    store = Store()
+    lease = store.grant(5.0)
+    store.now = 5.0
+    assert store.apply(Shorten(lease, 1.0)) == LeaseResult(lease, 0.0, False)
+
+
+def test_shortening_changes_no_key_and_no_other_lease() -> None:
+    store = Store()
+    lease, other = store.grant(5.0), store.grant(5.0)
+    store.put("a", lease=lease)
+    store.put("b", lease=other)
+    watch = store.watch("")
+    store.apply(Shorten(lease, 1.0))
+    assert (store.revision, store.told[watch]) == (3, [])
+    store.now = 1.0
+    assert store.keys() == ["b"]
+    store.now = 5.0
+    assert store.keys() == []
+
+
+def test_a_shortened_lease_that_was_revoked_does_not_end_again() -> None:
+    store = Store()
+    lease = store.grant(5.0)
+    store.put("a", lease=lease)
+    store.apply(Shorten(lease, 1.0))
+    store.apply(Revoke(lease))
+    store.put("a")
+    for now in (1.0, 5.0):
+        store.now = now
+        assert store.apply(Tick()) == Ticked(0)
+    assert store.keys() == ["a"]
+
+
+@pytest.mark.parametrize("alive", [1, 100])
+def test_cycles_of_shortening_and_renewing_leave_no_more_entries_than_leases(alive: int) -> None:
+    store = Store()
+    leases = [store.grant(1e6) for _ in range(alive)]
+    most = 0
+    for cycle in range(2_000):
+        store.now += 0.001
+        lease = leases[cycle % alive]
+        store.apply(Shorten(lease, 10.0))
+        store.apply(KeepAlive(lease))
+        most = max(most, len(store.engine.leases._heap))
+    assert most <= 2 * alive + SPARE_ENTRIES + 1
+    assert store.engine.next_deadline() is not None
+    store.now = 1e9
+    assert store.apply(Tick()) == Ticked(alive)
+    assert store.engine.next_deadline() is None
+
+
+def test_a_lease_with_several_entries_ends_once() -> None:
+    store = Store()
+    lease = store.grant(10.0)
+    store.put("a", lease=lease)
+    for within_s in (8.0, 6.0, 4.0):
+        store.apply(Shorten(lease, within_s))
+    store.now = 3.0
+    store.apply(KeepAlive(lease))
+    watch = store.watch("")
+    store.now = 50.0
+    assert store.apply(Tick()) == Ticked(1)
+    assert store.told[watch] == [Batch(3, (Change("a", None),))]

@@ -95,6 +95,18 @@ def test_several_watches_on_one_prefix_are_told_alike() -> None:
     assert [store.told[watch] for watch in watches] == [[written("a", 2)]] * 3
 
 
+@pytest.mark.parametrize("keys", [["a1"], ["a1", "a2"], ["a1", "b", "a2"]])
+def test_watches_of_one_prefix_share_one_batch(keys: list[str]) -> None:
+    engine = Engine()
+    for watch, prefix in enumerate(["a", "a", "", "a", ""]):
+        engine.watch(watch, prefix, 1)
+    events = engine.apply(Txn((), tuple([Put(key, b"") for key in keys])), 0.0).events
+    batches = {event.watch: event.batch for event in events}
+    assert batches[0] is batches[1] is batches[3]
+    assert batches[2] is batches[4]
+    assert keys_of([batches[0], batches[2]]) == [[key for key in keys if key.startswith("a")], keys]
+
+
 def test_events_of_one_operation_come_in_order_of_revision() -> None:
     engine = Engine()
     store = Store(engine)

@@ -10,7 +10,7 @@ from quorate.backends.contract import Backend, Limits, Scanned, Watch
 from quorate.backends.memory import MemoryBackend, MemoryServer
 from quorate.errors import BackendError, LeaseGone, Unavailable
 from quorate.events import CoordinatorDeposed, CoordinatorElected, RoundActive
-from quorate.kv.types import Batch, Put, TxnResult
+from quorate.kv.types import Batch, BranchOp, Compare, Put, Range, TxnResult
 from quorate.rendezvous import coordinator as coordinating
 from quorate.rendezvous.entry import DATA_TTL_S
 from quorate.rendezvous.mirror import Mirror
@@ -184,9 +184,12 @@ class Defective(MemoryBackend):
             self.where = ""
             raise ZeroDivisionError("a defect")
 
-    async def scan(self, prefix: str) -> Scanned:
-        self.fail("scan")
-        return await super().scan(prefix)
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
+    ) -> TxnResult:
+        if isinstance(then[0], Range):  # a mirror's scan
+            self.fail("scan")
+        return await super().txn(compares, then, otherwise)
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
         self.fail("watch")
@@ -216,7 +219,7 @@ def test_defect_does_not_blind_a_mirror(where: str) -> None:
         backend = Defective(MemoryServer())
         backend.where = where
         troubles: list[BackendError | None] = []
-        mirror = Mirror(backend, "/a/", random.Random(1), lambda: backend.fail("listener"), troubles.append)
+        mirror = Mirror(backend, ["/a/"], random.Random(1), lambda: backend.fail("listener"), troubles.append)
         for value in (b"1", b"2"):
             await asyncio.sleep(2)
             await backend.txn([], [Put("/a/x", value)])

@@ -20,7 +20,7 @@ class Follower:
         self.chaos = ChaosBackend(MemoryBackend(self.direct._server), random.Random(seed), faults or Faults.none())
         self.changes: list[dict[str, bytes]] = []
         self.troubles: list[BackendError | None] = []
-        self.mirror = Mirror(self.chaos, "/a/", random.Random(seed), self._changed, self.troubles.append)
+        self.mirror = Mirror(self.chaos, ["/a/"], random.Random(seed), self._changed, self.troubles.append)
 
     def _changed(self) -> None:
         self.changes.append(self.values)

@@ -30,6 +30,7 @@ from quorate.testing.checkers import (
     BrokeFreshness,
     BrokeMonotonicity,
     BrokeRanks,
+    Ranks,
     Safety,
 )
 
@@ -236,6 +237,54 @@ def test_round_without_its_roster_breaks_ranks():
     story.node("a")
     with pytest.raises(BrokeRanks, match="0 ranks for 2 places"):
         story.put(BOSS, story.round(1, FORMING, 2))
+
+
+def two_lives() -> Story:
+    """Round 1 of a and b became active; the store lost everything; round 1 of c and d became active in its new life."""
+    story = Story()
+    confirmed_by(story, "a", "b")
+    story.activate(1, 2)
+    story.safety.wiped()
+    again = Story()
+    again.safety = story.safety
+    again.open()
+    again.elect(BOSS)
+    for name in ("c", "d"):
+        again.node(name)
+    again.form(1, "c", "d")
+    for name in ("c", "d"):
+        again.node(name, MEMBER, 1)
+    again.activate(1, 2)
+    return again
+
+
+def test_return_from_an_earlier_life_of_the_store_takes_no_rank_of_this_one():
+    story = two_lives()
+    story.come_back("c", 1, 0, 2)
+    story.come_back("a", 1, 0, 2)  # late, from the life before
+    story.come_back("d", 1, 1, 2)
+    story.come_back("b", 1, 1, 2)
+
+
+def test_two_nodes_that_return_with_one_rank_of_one_life_break_ranks():
+    story = two_lives()
+    ranks = next(checker for checker in story.safety.checkers if isinstance(checker, Ranks))
+    story.come_back("c", 1, 0, 2)
+    story.come_back("a", 1, 0, 2)
+    with pytest.raises(BrokeRanks, match="two nodes returned from round 1 as rank 0"):
+        # No life gave it the rank, so it counts for the one that is now.
+        ranks.returned(story.safety.picture, "x", "x", Joined(1, 0, 2, "", 0, 0, 0))
+
+
+def test_two_nodes_that_return_with_one_rank_of_a_round_break_ranks():
+    story = Story()
+    confirmed_by(story, "a", "b")
+    story.activate(1, 2)
+    ranks = next(checker for checker in story.safety.checkers if isinstance(checker, Ranks))
+    ranks.returned(story.safety.picture, "a", "a", Joined(1, 0, 2, "", 0, 0, 0))
+    ranks.returned(story.safety.picture, "a", "a", Joined(1, 0, 2, "", 0, 0, 0))  # the same node, told twice
+    with pytest.raises(BrokeRanks, match="two nodes returned from round 1 as rank 0"):
+        ranks.returned(story.safety.picture, "b", "b", Joined(1, 0, 2, "", 0, 0, 0))
 
 
 def test_round_that_is_decided_while_a_member_is_inside_breaks_exclusivity():

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from quorate.backends.lost import Lost
 from quorate.errors import BackendError
 from quorate.events import Event
-from quorate.kv.types import AddResult, Batch, BranchOp, Compare, Item, TxnResult
+from quorate.kv.types import AddResult, Batch, BranchOp, Compare, Item, Range, TxnResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,13 @@ class Watch(ABC):
     def ready(self) -> Batch | None:
         """The next batch if it is here already: lets a reader take many at once without waiting."""
 
-    def notify(self, on_ready: Callable[[], None]) -> None:  # noqa: B027 - for those who can
-        """Call when a batch has become `ready()`, so that a reader need not be woken for each.
+    def follow(self, on_ready: Callable[[], None]) -> bool:
+        """Begin, and be called whenever a batch is `ready()`, so that nobody has to wait for it; False: iterate it.
 
-        A backend may never call: whoever gives a callback iterates all the same. The callback must not raise.
+        When the watch fails, `on_ready` is called too, and `ready()` raises what the iteration would have raised. The
+        callback must not raise.
         """
+        return False
 
     @abstractmethod
     def cancel(self) -> None: ...
@@ -139,6 +141,13 @@ class Backend(ABC):
     @abstractmethod
     def watch(self, prefix: str, after_revision: int) -> Watch:
         """Everything that changes under `prefix` after a revision. The watch is asked for when it is iterated."""
+
+    async def scan_and_watch(
+        self, prefixes: Sequence[str], look: Sequence[BranchOp] = ()
+    ) -> tuple[TxnResult, list[Watch]]:
+        """What is under the prefixes (one `GotRange` each) and what `look` reads, and watches that go on from there."""
+        result = await self.txn((), [*map(Range, prefixes), *look])
+        return result, [self.watch(prefix, result.revision) for prefix in prefixes]
 
     @abstractmethod
     async def grant(self, ttl_s: float) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from quorate.backends.contract import Backend, Got, Scanned, Session
 from quorate.backends.session import LeaseSession
@@ -31,6 +32,8 @@ from quorate.kv.types import (
     Txn,
     TxnResult,
 )
+
+R = TypeVar("R")
 
 
 class OpBackend(Backend):
@@ -93,7 +96,11 @@ class OpBackend(Backend):
         return result
 
     async def _checked(self, op: Op) -> Result:
-        result = await self.execute(op)
+        return self.checked(await self.execute(op))
+
+    @staticmethod
+    def checked(result: R) -> R:
+        """The result, unless it is a failure: then the contract's error."""
         if isinstance(result, Failure):
             if result.code is FailureCode.LEASE_GONE:
                 raise LeaseGone(result.message, lease=result.lease)

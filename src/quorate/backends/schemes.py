@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from importlib.metadata import entry_points
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from quorate.backends.contract import Backend
-from quorate.backends.memory import MemoryBackend, MemoryServer
 from quorate.errors import SettingsError
 from quorate.settings import Settings
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from quorate.backends.memory import MemoryServer
 
 GROUP = "quorate.backends"
 
@@ -26,6 +29,8 @@ os.register_at_fork(after_in_child=_memory_servers.clear)  # the copy is not the
 
 async def open_memory(settings: Settings) -> Backend:
     """All URLs with the same endpoint reach the same engine of this process."""
+    from quorate.backends.memory import MemoryBackend, MemoryServer  # with the engine, which other schemes do not need
+
     endpoint = settings.endpoints[0] if settings.endpoints else ""
     server = _memory_servers.setdefault(endpoint, MemoryServer())
     return MemoryBackend(server, endpoint)
@@ -43,10 +48,11 @@ def register_backend(scheme: str, opener: BackendOpener) -> None:
 def backend_opener(scheme: str) -> BackendOpener:
     """What opens this scheme. SettingsError, with the schemes there are, for an unknown one."""
     if scheme not in _openers:
-        for entry in entry_points(group=GROUP, name=scheme):
-            register_backend(scheme, entry.load())
+        for entry in _plug_ins():
+            if entry.name == scheme:
+                register_backend(scheme, entry.load())
     if scheme not in _openers:
-        known = sorted({*_openers, *(entry.name for entry in entry_points(group=GROUP))})
+        known = sorted({*_openers, *(entry.name for entry in _plug_ins())})
         raise SettingsError(
             f"no backend for scheme {scheme!r}: there are {', '.join(known)}; "
             f"a plug-in adds one in the entry-point group {GROUP!r}",
@@ -54,3 +60,10 @@ def backend_opener(scheme: str) -> BackendOpener:
             value=scheme,
         )
     return _openers[scheme]
+
+
+def _plug_ins() -> list[EntryPoint]:
+    """What other packages offer. Imported when it is needed: it takes longer than all that is ours."""
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group=GROUP))

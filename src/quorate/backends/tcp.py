@@ -25,9 +25,10 @@ from quorate.backends.contract import BackendStatus, Limits, Session, Watch
 from quorate.backends.ops import OpBackend, changes_something
 from quorate.backends.session import LeaseSession
 from quorate.backends.tcp_link import Link
+from quorate.backends.tcp_requests import Pending, Requests
 from quorate.backends.tcp_watch import TcpWatch
-from quorate.errors import BackendError, HistoryGone, OutcomeUnknown, Rejected, Unavailable
-from quorate.kv.types import Batch, Op, Result
+from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
+from quorate.kv.types import Batch, BranchOp, Grant, Op, Range, Result, Txn, TxnResult
 from quorate.wire.handshake import Versions
 from quorate.wire.messages import (
     Answer,
@@ -52,6 +53,9 @@ from quorate.wire.messages import (
     encoder,
 )
 
+FIRST_CHOSEN = 1 << 52
+CHOSEN_BITS = 52
+"""Where the ids of sessions are drawn from: above all that a server gives, below what other languages can hold."""
 LIMITS = Limits(max_txn_ops=100_000, max_txn_bytes=16 * 1024 * 1024)
 CONNECT_S = 10.0
 """One attempt to connect, with the welcome, takes no longer."""
@@ -62,22 +66,6 @@ MOST_UNSENT = 100_000
 SOFTWARE = f"quorate {__version__}"
 
 Connector: TypeAlias = Callable[[Callable[[], Link]], Awaitable[None]]
-
-
-class _Pending:
-    """A request that waits for its answer."""
-
-    __slots__ = ("answer", "changes", "deadline", "is_sent", "message", "sent_at")
-
-    def __init__(
-        self, message: Do | AskStatus, answer: asyncio.Future[Result | Status], changes: bool, deadline: float
-    ) -> None:
-        self.message = message
-        self.answer = answer
-        self.changes = changes
-        self.deadline = deadline
-        self.is_sent = False
-        self.sent_at = 0.0
 
 
 class TcpBackend(OpBackend):
@@ -106,7 +94,6 @@ class TcpBackend(OpBackend):
         self._run = run
         self._token = token
         self._grace_s = grace_s
-        self._call_timeout_s = call_timeout_s
         self._stall_s = stall_s
         self._rng = rng or random.Random(secrets.randbits(64))
         self._versions = versions or Versions()
@@ -117,14 +104,15 @@ class TcpBackend(OpBackend):
         self._link: Link | None = None
         """The connection, once it is welcome."""
         self._link_closed: asyncio.Future[str] | None = None
-        self._seq = 0
-        self._pending: dict[int, _Pending] = {}
+        self._requests = Requests(call_timeout_s)
         self._out: list[ClientMessage] = []
         self._flush_due = False
         self._max_frame = 0
         self._watch_numbers = count(1)
         self._watches: dict[int, TcpWatch] = {}
         self._sessions: dict[int, LeaseSession] = {}
+        self._ungranted: set[int] = set()
+        """Sessions whose lease was asked for and not yet answered: a new connection may not know them."""
         self._timer: asyncio.TimerHandle | None = None
         self._make_claim: Callable[[], bytes] | None = None
         self._on_reach: Callable[[BackendError | None], None] | None = None
@@ -136,14 +124,35 @@ class TcpBackend(OpBackend):
     # --- the contract -------------------------------------------------------------------------------------------------
 
     async def execute(self, op: Op) -> Result:
-        self._seq += 1
-        result = await self._request(Do(self._seq, op), changes_something(op))
+        result = await self._request(Do(self._requests.number(), op), changes_something(op))
         assert not isinstance(result, Status)
         return result
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
         self._check_open()
         return TcpWatch(self, prefix, after_revision)
+
+    async def scan_and_watch(
+        self, prefixes: Sequence[str], look: Sequence[BranchOp] = ()
+    ) -> tuple[TxnResult, list[Watch]]:
+        """At once, while there is a connection; what the watches tell of the time before the scan is left out."""
+        if self._link is None:
+            return await super().scan_and_watch(prefixes, look)
+        scan = Txn((), (*map(Range, prefixes), *look))
+        watches = [TcpWatch(self, prefix) for prefix in prefixes]
+        for watch in watches:
+            watch.begin()  # first: what changes until the scan is in both, never in neither
+        answer = self._ask(Do(self._requests.number(), scan), changes=False)
+        try:
+            result = self.checked(await answer)
+        except BaseException:
+            for watch in watches:
+                watch.cancel()
+            raise
+        assert isinstance(result, TxnResult)
+        for watch in watches:
+            watch.since(result.revision)
+        return result, list(watches)
 
     async def open_session(
         self,
@@ -153,13 +162,36 @@ class TcpBackend(OpBackend):
         renew_timeout_s: float | None = None,
         on_missed: Callable[[str], None] | None = None,
     ) -> Session:
-        session = await LeaseSession.open(
-            self, ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
+        granted_at = self._loop.time()
+        lease = FIRST_CHOSEN + self._rng.getrandbits(CHOSEN_BITS)
+        self._check_open()
+        self._start()
+        granting = self._ask(Do(self._requests.number(), Grant(ttl_s, lease)), changes=True)
+        if self._link is None:
+            self.checked(await granting)
+        # Else what needs the session goes out behind the request for it, in the same frame: no need to wait.
+        session = LeaseSession(
+            self,
+            lease,
+            ttl_s,
+            granted_at,
+            interval_s=interval_s,
+            renew_timeout_s=renew_timeout_s,
+            on_missed=on_missed,
         )
-        self._sessions[session.lease] = session
-        session.lost.add_callback(lambda _: self._forget_session(session.lease))
-        self._send(Hold(session.lease, self._grace_s))
+        self._ungranted.add(lease)
+        granting.add_done_callback(lambda _: self._lost_if_not_granted(session, granting))
+        self._sessions[lease] = session
+        session.lost.add_callback(lambda _: self._forget_session(lease))
+        self._send(Hold(lease, self._grace_s))
         return session
+
+    def _lost_if_not_granted(self, session: LeaseSession, granting: asyncio.Future[Result | Status]) -> None:
+        self._ungranted.discard(session.lease)
+        try:
+            self.checked(granting.result())
+        except (BackendError, asyncio.CancelledError) as error:
+            session.lost.set(f"the session could not be opened: {error}")
 
     async def revoke(self, lease: int) -> None:
         try:
@@ -171,8 +203,7 @@ class TcpBackend(OpBackend):
         self._sessions.pop(lease, None)
 
     async def status(self) -> BackendStatus:
-        self._seq += 1
-        told = await self._request(AskStatus(self._seq), changes=False)
+        told = await self._request(AskStatus(self._requests.number()), changes=False)
         assert isinstance(told, Status)
         return BackendStatus(self.name, self.endpoint, told.revision, told.details)
 
@@ -196,25 +227,24 @@ class TcpBackend(OpBackend):
             self._link.close()
         if self._timer is not None:
             self._timer.cancel()
-        self._fail_pending(lambda _: True, Unavailable("this connection was closed"))
+        self._requests.fail(Unavailable("this connection was closed"))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _request(self, message: Do | AskStatus, changes: bool) -> Result | Status:
         self._check_open()
         self._start()
-        answer: asyncio.Future[Result | Status] = self._loop.create_future()
-        pending = _Pending(message, answer, changes, self._loop.time() + self._call_timeout_s)
-        self._pending[message.seq] = pending
+        return await self._ask(message, changes)
+
+    def _ask(self, message: Do | AskStatus, changes: bool) -> asyncio.Future[Result | Status]:
+        """Send it, now or when there is a connection."""
+        pending = self._requests.add(message, changes)
         if self._link is not None:
             self._dispatch(pending)
         self._arm()
-        try:
-            return await answer
-        finally:
-            self._pending.pop(message.seq, None)
+        return pending.answer
 
-    def _dispatch(self, pending: _Pending) -> None:
+    def _dispatch(self, pending: Pending) -> None:
         pending.is_sent = True
         pending.sent_at = self._loop.time()
         self._send(pending.message)
@@ -236,8 +266,7 @@ class TcpBackend(OpBackend):
         self._write(self._link, out)
 
     def _write(self, link: Link, messages: Sequence[ClientMessage]) -> None:
-        acked = next(iter(self._pending), self._seq + 1) - 1
-        payload = encoder.encode(ClientFrame(acked, tuple(messages)))
+        payload = encoder.encode(ClientFrame(self._requests.acked, tuple(messages)))
         if not self._max_frame or len(payload) <= self._max_frame:
             link.send(payload)
         elif len(messages) > 1:
@@ -248,47 +277,30 @@ class TcpBackend(OpBackend):
             self._too_large(messages[0], len(payload))
 
     def _too_large(self, message: ClientMessage, size: int) -> None:
-        pending = self._pending.get(message.seq) if isinstance(message, Do) else None
-        if pending is not None and not pending.answer.done():
+        pending = self._requests.get(message.seq) if isinstance(message, Do) else None
+        if pending is not None:
             limit = f"the server takes {self._max_frame} at most"
-            pending.answer.set_exception(Rejected(f"a request of {size} bytes is too large: {limit}"))
+            pending.fail(Rejected(f"a request of {size} bytes is too large: {limit}"))
 
     def _arm(self) -> None:
         """See to it that requests end in time, and that a silent connection is noticed. At most one timer runs."""
-        if self._timer is None and self._pending:
-            first = next(iter(self._pending.values()))
+        first = next(self._requests.open(), None)
+        if self._timer is None and first is not None:
             due = min(first.deadline, self._loop.time() + self._stall_s)
             self._timer = self._loop.call_at(due, self._look)
 
     def _look(self) -> None:
         self._timer = None
         now = self._loop.time()
-        for pending in [pending for pending in self._pending.values() if pending.deadline <= now]:
-            self._fail(pending, f"{self.endpoint} did not answer within {self._call_timeout_s:g} s")
+        late = Unavailable(f"{self.endpoint} did not answer within {self._requests.timeout_s:g} s")
+        self._requests.fail(late, lambda pending: pending.deadline <= now)
         link = self._link
         if link is not None:
-            waiting = next((p for p in self._pending.values() if p.is_sent and not p.answer.done()), None)
+            waiting = next((pending for pending in self._requests.open() if pending.is_sent), None)
             if waiting is not None and max(waiting.sent_at, link.heard_at) + self._stall_s <= now:
                 mark("tcp.stalled")
                 link.abort(f"nothing was heard from it for {self._stall_s:g} s")
-        if any(not pending.answer.done() for pending in self._pending.values()):
-            self._arm()
-
-    def _fail(self, pending: _Pending, why: str) -> None:
-        if pending.answer.done():
-            return
-        if pending.is_sent and pending.changes:
-            pending.answer.set_exception(OutcomeUnknown(f"{why}: it may have happened"))
-        else:
-            pending.answer.set_exception(Unavailable(why))
-
-    def _fail_pending(self, which: Callable[[_Pending], bool], error: BackendError) -> None:
-        for pending in list(self._pending.values()):
-            if which(pending) and not pending.answer.done():
-                if isinstance(error, Unavailable):
-                    self._fail(pending, str(error))
-                else:
-                    pending.answer.set_exception(error)
+        self._arm()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -320,20 +332,21 @@ class TcpBackend(OpBackend):
             try:
                 closed = await self._connect()
             except Rejected as error:
-                self._fail_pending(lambda _: True, error)
+                self._requests.fail(Unavailable(str(error)), lambda pending: pending.is_sent and pending.changes)
+                self._requests.fail(error)
                 self._down(error)
                 return
             except (OSError, TimeoutError, Unavailable) as error:
                 trouble = Unavailable(f"{self.endpoint} cannot be reached: {_cause(error)}")
                 if await self._unreachable(error):
                     continue
-                self._fail_pending(lambda pending: not pending.is_sent, trouble)
+                self._requests.fail(trouble, lambda pending: not pending.is_sent)
                 self._down(trouble)
                 await backoff.sleep()
                 continue
             except Exception as error:  # a defect must not leave everybody waiting in silence
                 trouble = Unavailable(f"connecting to {self.endpoint} failed: {error!r}")
-                self._fail_pending(lambda pending: not pending.is_sent, trouble)
+                self._requests.fail(trouble, lambda pending: not pending.is_sent)
                 self._down(trouble)
                 await backoff.sleep()
                 continue
@@ -370,8 +383,6 @@ class TcpBackend(OpBackend):
                 raise Rejected(
                     f"{self.endpoint} is not a Quorate server: it answered with {link.not_quorate}. Is the port right?"
                 ) from None
-            if isinstance(error, asyncio.CancelledError) and link.welcome.cancelled() and not _is_cancelled():
-                raise Unavailable(closed.result() if closed.done() else "the connection was closed") from None
             if isinstance(error, TimeoutError):
                 raise TimeoutError(f"no answer within {CONNECT_S:g} s") from None
             raise
@@ -406,38 +417,40 @@ class TcpBackend(OpBackend):
         if has_forgotten:
             self._forgotten()
         for lease in welcome.ended:
+            if lease in self._ungranted:
+                continue  # it has not begun: what asks for it is sent again
             session = self._sessions.pop(lease, None)
             if session is not None:
                 session.lost.set("the server ended the session: it had not been renewed in time")
-        for number, watch in self._watches.items():
+        for pending in self._requests.open():
+            self._dispatch(pending)
+        for number, watch in self._watches.items():  # behind the requests: a scan may be among them
             self._send(WatchStart(number, watch.prefix, watch.after))
-        for pending in self._pending.values():
-            if not pending.answer.done():
-                self._dispatch(pending)
+        for lease in self._ungranted & self._sessions.keys():
+            self._send(Hold(lease, self._grace_s))
 
     def _forgotten(self) -> None:
         """The server has lost its memory: so has everything that was based on it."""
         mark("tcp.forgotten")
         why = f"{self.endpoint} was restarted without its data"
-        claim = self._make_claim() if self._make_claim is not None else None
+        claim = self._make_claim() if self._make_claim is not None else b""  # nothing to claim has to be said, too
         for session in list(self._sessions.values()):
             session.lost.set(why)
         self._sessions.clear()
-        self._fail_pending(lambda pending: pending.is_sent and pending.changes, Unavailable(why))
+        self._requests.fail(Unavailable(why), lambda pending: pending.is_sent and pending.changes)
         for watch in list(self._watches.values()):
             watch.gone(HistoryGone(f"{why}: scan again", oldest=0))
-        if claim is not None:
-            self._send(Claim(claim))
+        self._send(Claim(claim))
 
     def _received(self, messages: Sequence[ServerMessage]) -> None:
         for message in messages:
             match message:
                 case Answer(seq, result):
-                    self._answered(seq, result)
+                    self._requests.answered(seq, result)
                 case Push(number, batch):
                     self._pushed(number, batch)
                 case Status(seq):
-                    self._answered(seq, message)
+                    self._requests.answered(seq, message)
                 case WatchRefused(number, oldest):
                     watch = self._watches.get(number)
                     if watch is not None:
@@ -445,11 +458,6 @@ class TcpBackend(OpBackend):
                 case Going(why):
                     if self._link is not None:
                         self._link.note(f"the server said: {why}")
-
-    def _answered(self, seq: int, result: Result | Status) -> None:
-        pending = self._pending.get(seq)
-        if pending is not None and not pending.answer.done():
-            pending.answer.set_result(result)
 
     def _pushed(self, number: int, batch: Batch) -> None:
         watch = self._watches.get(number)
@@ -465,12 +473,6 @@ class TcpBackend(OpBackend):
         if self._is_down and self._on_reach is not None:
             self._on_reach(None)
         self._is_down = False
-
-
-def _is_cancelled() -> bool:
-    """Whether the running task was asked to end, as opposed to something it waited for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _cause(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import cast
 
 import msgspec
 
+from quorate.backends.forks import fileno_of, guard
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, NotQuorate, frame
 from quorate.wire.handshake import describe
 from quorate.wire.messages import Hello, Refused, ServerMessage, Welcome, encoder, server_decoder, welcome_decoder
@@ -43,6 +44,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        guard(self)
         if self._is_over:
             self._transport.abort()
             return
@@ -86,6 +88,9 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def filenos(self) -> list[int]:
+        return fileno_of(self._transport)
+
     def note(self, why: str) -> None:
         """What the server said of the end that comes next."""
         self._why = why
@@ -95,5 +100,6 @@ class Link(asyncio.Protocol):
             return
         self._is_over = True
         if not self.welcome.done():
-            self.welcome.cancel()
+            self.welcome.set_exception(ConnectionError(self._why or why))
+            self.welcome.exception()  # whoever waits gets it; nobody else has to
         self._on_closed(self, self._why or why)

@@ -10,6 +10,7 @@ from typing import Protocol
 from quorate.backends.contract import Watch
 from quorate.errors import HistoryGone
 from quorate.kv.types import Batch
+from quorate.wire.messages import NOW
 
 WATCH_BUFFER = 4_096
 
@@ -27,7 +28,7 @@ class Post(Protocol):
 class TcpWatch(Watch):
     """Asked for when it is first iterated."""
 
-    def __init__(self, post: Post, prefix: str, after_revision: int) -> None:
+    def __init__(self, post: Post, prefix: str, after_revision: int = NOW) -> None:
         self.prefix = prefix
         self._post = post
         self._seen = after_revision
@@ -49,37 +50,53 @@ class TcpWatch(Watch):
             self._stop()  # and start again when what is here has been taken
             return
         self._buffer.append(batch)
-        if self._on_ready is not None:
-            self._on_ready()
-        if self._buffer:
-            self._notify()
-
-    def notify(self, on_ready: Callable[[], None]) -> None:
-        self._on_ready = on_ready
+        self._tell()
 
     def gone(self, error: HistoryGone) -> None:
         """What it would have to go on from is not kept."""
         self._stop()
         self._gone = error
-        self._notify()
+        self._tell()
+
+    def begin(self) -> None:
+        """Ask for it now."""
+        if self._number is None:
+            self._number = self._post.start_watch(self)
+
+    def since(self, revision: int) -> None:
+        """It was asked for from `NOW` on, and what is there up to this revision is known already."""
+        while self._buffer and self._buffer[0].revision <= revision:
+            self._buffer.popleft()
+        if self._seen == NOW:
+            self._seen = revision
+
+    def follow(self, on_ready: Callable[[], None]) -> bool:
+        self._on_ready = on_ready
+        self.begin()
+        if self._buffer or self._gone is not None:
+            on_ready()
+        return True
 
     def ready(self) -> Batch | None:
-        if not self._buffer or self._is_cancelled:
+        if self._is_cancelled:
             return None
-        batch = self._buffer.popleft()
-        self._seen = batch.revision
-        return batch
+        if self._buffer:
+            batch = self._buffer.popleft()
+            self._seen = batch.revision
+            return batch
+        if self._gone is not None:
+            gone, self._gone = self._gone, None
+            raise gone
+        if self._on_ready is not None:
+            self.begin()  # again, if it had fallen behind
+        return None
 
     async def __anext__(self) -> Batch:
         while not self._is_cancelled:
             batch = self.ready()
             if batch is not None:
                 return batch
-            if self._gone is not None:
-                gone, self._gone = self._gone, None
-                raise gone
-            if self._number is None:
-                self._number = self._post.start_watch(self)
+            self.begin()
             self._wake = asyncio.get_running_loop().create_future()
             try:
                 await self._wake
@@ -90,13 +107,15 @@ class TcpWatch(Watch):
     def cancel(self) -> None:
         self._is_cancelled = True
         self._stop()
-        self._notify()
+        self._tell()
 
     def _stop(self) -> None:
         if self._number is not None:
             self._post.stop_watch(self._number)
             self._number = None
 
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
+    def _tell(self) -> None:
+        if self._on_ready is not None:
+            self._on_ready()
+        elif self._wake is not None and not self._wake.done():
             self._wake.set_result(None)

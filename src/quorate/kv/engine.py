@@ -124,10 +124,12 @@ class Engine:
                     return LeaseResult(lease_id, 0.0, False)
                 lease.deadline = now + lease.ttl_s
                 return LeaseResult(lease_id, lease.ttl_s, True)
-            case Grant(ttl_s):
+            case Grant(ttl_s, wanted):
                 if not 0 < ttl_s < float("inf"):
                     return Failure(FailureCode.INVALID, f"a lease needs a positive time to live, not {ttl_s}")
-                lease = self.leases.grant(float(ttl_s), now)
+                if wanted < 0 or self.leases.get(wanted) is not None:
+                    return Failure(FailureCode.INVALID, f"{wanted} is no free number for a lease")
+                lease = self.leases.grant(float(ttl_s), now, wanted)
                 return LeaseResult(lease.id, lease.ttl_s, True)
             case Revoke(lease_id):
                 lease = self.leases.remove(lease_id)

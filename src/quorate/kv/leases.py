@@ -43,10 +43,14 @@ class Leases:
         """The lease, if it is alive."""
         return self._alive.get(lease_id)
 
-    def grant(self, ttl_s: float, now: float) -> Lease:
-        """A new lease."""
-        lease = Lease(self.next_id, ttl_s, now + ttl_s)
-        self.next_id += 1
+    def grant(self, ttl_s: float, now: float, wanted: int = 0) -> Lease:
+        """A new lease, with the id that is wanted (which must be free) or any other."""
+        if not wanted:
+            while self.next_id in self._alive:
+                self.next_id += 1
+            wanted = self.next_id
+            self.next_id += 1
+        lease = Lease(wanted, ttl_s, now + ttl_s)
         self.insert(lease)
         return lease
 

@@ -168,9 +168,10 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """Make a lease that ends `ttl_s` after its last renewal."""
+    """Make a lease that ends `ttl_s` after its last renewal; `lease` is the id that the caller chose (0: any)."""
 
     ttl_s: float
+    lease: int = 0
 
 
 class KeepAlive(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):

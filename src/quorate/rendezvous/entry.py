@@ -7,7 +7,7 @@ that never did, and an operator's tool.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,6 +24,7 @@ from quorate.errors import (
 )
 from quorate.kv.types import (
     BranchOp,
+    BranchResult,
     DeleteRange,
     Exists,
     Get,
@@ -79,11 +80,19 @@ class Entry:
 
     async def read(self) -> Door | None:
         """The door now; None if the run does not exist."""
-        keys = self._keys
-        result = await self._backend.txn((), (Get(keys.config), Get(keys.closed), Range(keys.nodes, limit=1)))
-        config, closed, nodes = result.results
-        assert isinstance(config, GotItem)
+        result = await self._backend.txn((), (*self.look(), Get(self._keys.closed)))
+        config, nodes, closed = result.results
         assert isinstance(closed, GotItem)
+        return self.door((config, nodes), closed.item)
+
+    def look(self) -> tuple[BranchOp, ...]:
+        """What has to be read to see the door, besides `state/closed`."""
+        return (Get(self._keys.config), Range(self._keys.nodes, limit=1))
+
+    def door(self, looked: Sequence[BranchResult], closed: Item | None) -> Door | None:
+        """The door from what was read at one revision; None if the run does not exist."""
+        config, nodes = looked
+        assert isinstance(config, GotItem)
         assert isinstance(nodes, GotRange)
         if config.item is None:
             return None
@@ -97,10 +106,19 @@ class Entry:
         return Door(
             record,
             config.item.mod_revision,
-            decode(ClosedRecord, closed.item) if closed.item else ClosedRecord(closed=False),
-            closed.item.mod_revision if closed.item else 0,
+            decode(ClosedRecord, closed) if closed else ClosedRecord(closed=False),
+            closed.mod_revision if closed else 0,
             nodes.count == 0,
         )
+
+    def guess(self, config: Item | None, closed: Item | None) -> Door | None:
+        """The door from what was pushed at different times, if this node may join by it; the join itself tells."""
+        if config is None or closed is None:
+            return None
+        record, state = decode(ConfigRecord, config), decode(ClosedRecord, closed)
+        if state.closed or self._differences(record) or config.lease != record.run_lease:
+            return None
+        return Door(record, config.mod_revision, state, closed.mod_revision, empty=False)
 
     async def check(self, seen: Door | None = None) -> Door:
         """The door of a run that this node may join: made, renewed, replaced or reopened as the rules allow.

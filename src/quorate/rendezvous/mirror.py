@@ -1,59 +1,74 @@
-"""A local copy of the keys under a prefix, kept current by a watch: pushed, never polled.
+"""A local copy of the keys under some prefixes, kept current by watches: pushed, never polled.
 
-What it shows may be old, but only goes forward. Losing the backend leaves the last known values in place.
+What it shows may be old, but only goes forward under each prefix (different watches have no order between them). Losing
+the backend leaves the last known values in place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Backend, Watch
 from quorate.errors import BackendError, HistoryGone, Unavailable
-from quorate.kv.types import Batch, Item
+from quorate.kv.types import Batch, BranchOp, BranchResult, GotRange, Item
+
+Looked: TypeAlias = tuple[tuple[BranchResult, ...], dict[str, Item]]
+"""What was looked at along with the first scan, and all items as of then."""
 
 
 class Mirror:
-    """Follows one prefix in a task of its own until `stop()`; `on_change` is called after every change it takes in."""
+    """Follows prefixes in a task of its own until `stop()`; `on_change` is called after every change it takes in.
+
+    `look` is read along with the first scan, in the same transaction: see `looked`.
+    """
 
     def __init__(
         self,
         backend: Backend,
-        prefix: str,
+        prefixes: Sequence[str],
         rng: random.Random,
         on_change: Callable[[], None],
         on_trouble: Callable[[BackendError | None], None],
+        look: Sequence[BranchOp] = (),
     ) -> None:
         self.items: dict[str, Item] = {}
         self.revision = 0
-        """What is here is at least as new as this."""
+        """What is here under the first prefix is at least as new as this."""
         self.synced = asyncio.Event()
         """Set once the first scan is in."""
+        self.looked: Looked | None = None
         self._backend = backend
-        self._prefix = prefix
+        self._prefixes = tuple(prefixes)
+        self._look = tuple(look)
         self._backoff = Backoff(rng)
         self._on_change = on_change
         self._on_trouble = on_trouble
-        self._task = asyncio.create_task(self._follow(), name=f"mirror of {prefix}")
+        self._is_stopped = False
+        self._task = asyncio.create_task(self._follow(), name=f"mirror of {self._prefixes[0]}")
 
     def stop(self) -> None:
         """Stop following; the values stay as they are."""
+        self._is_stopped = True
         self._task.cancel()
 
     async def _follow(self) -> None:
         while True:
             try:
-                scanned = await self._backend.scan(self._prefix)
+                watches = await self._scan()
                 self._on_trouble(None)
                 self._backoff.reset()
-                self.items = {item.key: item for item in scanned.items}
-                self.revision = scanned.revision
                 self.synced.set()
-                self._on_change()
-                await self._watch(scanned.revision)
+                try:
+                    self._on_change()
+                    await self._watch(watches)
+                finally:
+                    for watch in watches:
+                        watch.cancel()
             except HistoryGone:
                 mark("mirror.rescanned")
             except BackendError as error:
@@ -61,32 +76,72 @@ class Mirror:
                 await self._backoff.sleep()
             except Exception as error:
                 # A defect of the backend or of a listener must not blind the node for good.
-                self._on_trouble(Unavailable(f"following {self._prefix} failed: {error!r}"))
+                self._tell_defect(error)
                 await self._backoff.sleep()
 
-    async def _watch(self, revision: int) -> None:
-        watch = self._backend.watch(self._prefix, revision)
-        watch.notify(lambda: self._take_ready(watch))
+    async def _scan(self) -> list[Watch]:
+        """Take in everything under the prefixes, at one revision; the watches that go on from there."""
+        result, watches = await self._backend.scan_and_watch(self._prefixes, self._look)
+        found = result.results[: len(self._prefixes)]
+        self.items = {item.key: item for part in found if isinstance(part, GotRange) for item in part.items}
+        if self._look:
+            self.looked, self._look = (result.results[len(found) :], dict(self.items)), ()
+        self.revision = result.revision
+        return watches
+
+    async def _watch(self, watches: Sequence[Watch]) -> None:
+        """Until a watch fails. Those that call back need nobody to wait for them; each of the others has a task."""
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        readers: list[asyncio.Task[None]] = []
         try:
-            async for batch in watch:
-                self._take(batch)
-                self._on_change()
+            for index, watch in enumerate(watches):
+                if not watch.follow(self._reader(watch, index, failed)):
+                    readers.append(asyncio.create_task(self._read(watch, index), name=f"watch {self._prefixes[index]}"))
+            done, _ = await asyncio.wait({failed, *readers}, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
         finally:
-            watch.cancel()
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+            if failed.done():
+                failed.exception()
 
-    def _take_ready(self, watch: Watch) -> None:
-        """Take in what is there without being woken for it."""
-        while (batch := watch.ready()) is not None:
-            self._take(batch)
-        try:
+    async def _read(self, watch: Watch, index: int) -> None:
+        async for batch in watch:
+            if self._is_stopped:
+                return
+            self._take(batch, index)
             self._on_change()
-        except Exception as error:  # as in `_follow`
-            self._on_trouble(Unavailable(f"following {self._prefix} failed: {error!r}"))
 
-    def _take(self, batch: Batch) -> None:
+    def _reader(self, watch: Watch, index: int, failed: asyncio.Future[None]) -> Callable[[], None]:
+        """Takes in what is there when it is called."""
+
+        def take() -> None:
+            if self._is_stopped:
+                return
+            try:
+                while (batch := watch.ready()) is not None:
+                    self._take(batch, index)
+            except HistoryGone as error:
+                if not failed.done():
+                    failed.set_exception(error)
+                return
+            try:
+                self._on_change()
+            except Exception as error:  # as in `_follow`; nothing was missed
+                self._tell_defect(error)
+
+        return take
+
+    def _take(self, batch: Batch, index: int) -> None:
         for change in batch.changes:
             if change.item is None:
                 self.items.pop(change.key, None)
             else:
                 self.items[change.key] = change.item
-        self.revision = batch.revision
+        if index == 0:
+            self.revision = batch.revision
+
+    def _tell_defect(self, error: Exception) -> None:
+        self._on_trouble(Unavailable(f"following {self._prefixes[0]} failed: {error!r}"))

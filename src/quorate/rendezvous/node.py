@@ -39,7 +39,6 @@ from quorate.events import (
     WorldChanged,
 )
 from quorate.kv.types import ModRevisionIs
-from quorate.rendezvous.candidate import Candidate
 from quorate.rendezvous.entry import Door, Entry, closed_sentence, drain_sentence
 from quorate.rendezvous.insist import insist
 from quorate.rendezvous.keys import RunKeys
@@ -109,7 +108,7 @@ class Node:
         self._door: Door | None = None
         self._first_look: Door | None = None
         self._joined_once = asyncio.Event()
-        """Under the current session: from then on the run's own leases are this node's business too."""
+        """Under the current session: the run's own leases are this node's business too."""
         self._told_cause: Cause | None = None
         self._told_reason = ""
         self._said = ""
@@ -196,6 +195,10 @@ class Node:
             raise RendezvousError(f"round {joined.number} is over: its members can no longer be read")
         return join_roster(record, (await self.backend.scan(self.keys.roster(joined.number))).items)
 
+    def observe(self) -> None:
+        """Begin to follow the run without joining it."""
+        self.sight.observe()
+
     def listen(self, listener: ChangeListener) -> None:
         """Call when the round that the node is in changes, and at once if it has. One listener; the last one counts."""
         self._listener = listener
@@ -240,20 +243,14 @@ class Node:
                 raise RendezvousConnectionError(f"{self._endpoint()} refused this node: {error}") from error
 
     async def _come(self) -> Session:
-        """A session; meanwhile, the run is looked at for the first time."""
-        self.sight.start()
-        if self._door is not None:
-            return await self._presence.ensure()
-        looking = asyncio.create_task(self._entry.read(), name=f"first look of {self.identity.name}")
-        try:
-            session = await self._presence.ensure()
-            self._first_look = await looking
-            return session
-        finally:
-            if not looking.done():
-                looking.cancel()
-            elif not looking.cancelled():
-                looking.exception()  # seen, whatever became of the session
+        """A session; meanwhile the run is looked at, unless what was seen of it is enough to try to join."""
+        if self._door is None:
+            self._door = self._entry.guess(*self.sight.door())
+        self.sight.start(() if self._door is not None else self._entry.look())
+        session = await self._presence.ensure()
+        if self._door is None and (seen := await self.sight.first_look()) is not None:
+            self._first_look = self._entry.door(*seen)
+        return session
 
     async def _write_join(self) -> None:
         """Write the node's key as joining, through a door that is as it was checked: perhaps at an earlier join."""
@@ -434,12 +431,13 @@ class Node:
     # --- while there is a session -------------------------------------------------------------------------------------
 
     def _start_session_tasks(self, session: Session) -> list[asyncio.Task[None]]:
-        name = self.identity.name
+        name, tasks = self.identity.name, []
         self._joined_once = asyncio.Event()
-        tasks = []
         if not self.backend.renews_runs:
             tasks.append(asyncio.create_task(self._renew_run(session), name=f"run lease of {name}"))
         if not self.backend.has_coordinator:
+            from quorate.rendezvous.candidate import Candidate  # and so the coordinator: only where nodes elect one
+
             record = CoordinatorRecord(id=self.identity.id, name=name)
             candidate = Candidate(
                 self.backend, self.keys, session, record, self._emit, self._rng, self._wall, self._first_in_line

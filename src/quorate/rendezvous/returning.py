@@ -51,7 +51,8 @@ class Returning:
 
     @property
     def _is_incomplete(self) -> bool:
-        return bool(self._expected) or self._back < self.size
+        """Somebody may be in a round: one that was told of, or an attempt that was confirmed and perhaps became active."""
+        return bool(self._expected) or self._back < self.size or self.floor > self.round
 
     @property
     def _back(self) -> int:

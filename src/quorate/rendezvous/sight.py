@@ -5,13 +5,15 @@ What is seen may be old and only goes forward. Without the backend, the last kno
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from quorate.backends.contract import Backend
 from quorate.errors import BackendError, RendezvousStateError
-from quorate.kv.types import Item
+from quorate.kv.types import BranchOp, BranchResult, Item
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.mirror import Mirror
 from quorate.rendezvous.reach import Reach
@@ -28,9 +30,12 @@ from quorate.rendezvous.records import (
 
 R = TypeVar("R", bound=Record)
 
+SOON_S = 1.0
+"""How long a first look may take before it is made again on its own."""
+
 
 class Sight:
-    """Three mirrors and what is in them. `on_change` is called after every change."""
+    """A mirror and what is in it. `on_change` is called after every change."""
 
     def __init__(
         self,
@@ -53,47 +58,68 @@ class Sight:
         self._rng = rng
         self._on_change = on_change
         self._reach = reach
-        self._state: Mirror | None = None
-        self._own: tuple[Mirror, Mirror] | None = None
+        self._mirror: Mirror | None = None
+        self._is_whole = False
+        """Whether the mirror shows the node's own keys too, not only `state/`."""
+        self._is_synced = False
         self._unreadable: dict[str, RendezvousStateError] = {}
         self._decoded: dict[str, tuple[Item, Record]] = {}
 
     def observe(self) -> None:
-        """Follow `state/`: enough for a node that does not join."""
-        if self._state is None:
-            self._state = Mirror(self._backend, self._keys.state, self._rng, self._read_state, self._trouble)
+        """Follow `state/` and `config`: enough for a node that does not join."""
+        if self._mirror is None:
+            self._mirror = self._follow([self._keys.state, self._keys.config])
 
-    def start(self) -> None:
-        """Follow everything."""
-        self.observe()
-        if self._own is None:
-            assign, drain = self._keys.assign(self._node_id), self._keys.drain(self._node_id)
-            self._own = (
-                Mirror(self._backend, assign, self._rng, self._read_own, self._trouble),
-                Mirror(self._backend, drain, self._rng, self._read_own, self._trouble),
-            )
+    def door(self) -> tuple[Item | None, Item | None]:
+        """`config` and `state/closed` as they were last seen, if they are followed."""
+        if self._mirror is None:
+            return None, None
+        return self._mirror.items.get(self._keys.config), self._mirror.items.get(self._keys.closed)
+
+    def start(self, look: Sequence[BranchOp] = ()) -> None:
+        """Follow everything; `look` is read with the first scan, if this begins it (see `first_look`)."""
+        if self._mirror is not None and self._is_whole:
+            return
+        before, keys = self._mirror, self._keys
+        self._is_whole = True
+        self._mirror = self._follow([keys.state, keys.assign(self._node_id), keys.drain(self._node_id)], look)
+        if before is not None:
+            before.stop()
+
+    async def first_look(self) -> tuple[tuple[BranchResult, ...], Item | None] | None:
+        """What `start` looked at and `state/closed` as of then, once; None if it was used or does not come soon."""
+        mirror = self._mirror
+        if mirror is None:
+            return None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SOON_S):
+                await mirror.synced.wait()
+        seen, mirror.looked = mirror.looked, None
+        return (seen[0], seen[1].get(self._keys.closed)) if seen is not None else None
 
     def stop(self) -> None:
         """Follow nothing any more."""
-        for mirror in (self._state, *(self._own or ())):
-            if mirror is not None:
-                mirror.stop()
-        self._state = self._own = None
+        if self._mirror is not None:
+            self._mirror.stop()
+        self._mirror = None
+        self._is_whole = self._is_synced = False
+
+    def _follow(self, prefixes: Sequence[str], look: Sequence[BranchOp] = ()) -> Mirror:
+        return Mirror(self._backend, prefixes, self._rng, self._read, self._trouble, look)
 
     @property
     def is_synced(self) -> bool:
         """`state/` was read at least once."""
-        state = self._state  # once: other threads ask too
-        return state is not None and state.synced.is_set()
+        return self._is_synced
 
     async def wait_synced(self) -> None:
         """Until `state/` was read once. Observe first."""
-        assert self._state is not None
-        await self._state.synced.wait()
+        assert self._mirror is not None
+        await self._mirror.synced.wait()
 
     def has_vanished(self, closed_revision: int) -> bool:
         """Whether the run whose `state/closed` had this revision is gone: all its keys are under one lease."""
-        return self.closed is None and self._state is not None and self._state.revision >= closed_revision > 0
+        return self.closed is None and self._mirror is not None and self._mirror.revision >= closed_revision > 0
 
     @property
     def is_closed(self) -> bool:
@@ -126,22 +152,19 @@ class Sight:
         for error in self._unreadable.values():
             raise error
 
-    def _read_state(self) -> None:
-        assert self._state is not None
-        keys = self._keys
-        self.round = self._decode(self._state, RoundRecord, keys.round)
-        self.waiting = self._decode(self._state, WaitingRecord, keys.waiting)
-        self.closed = self._decode(self._state, ClosedRecord, keys.closed)
-        item = self._state.items.get(keys.closed)
-        self.closed_revision = item.mod_revision if item else 0
-        self._on_change()
-
-    def _read_own(self) -> None:
-        if self._own is None:
+    def _read(self) -> None:
+        mirror, keys = self._mirror, self._keys
+        if mirror is None:
             return
-        assign, drain = self._own
-        self.assign = self._decode(assign, AssignRecord, self._keys.assign(self._node_id))
-        self.drain = self._decode(drain, DrainRecord, self._keys.drain(self._node_id))
+        self._is_synced = True
+        self.round = self._decode(mirror, RoundRecord, keys.round)
+        self.waiting = self._decode(mirror, WaitingRecord, keys.waiting)
+        self.closed = self._decode(mirror, ClosedRecord, keys.closed)
+        item = mirror.items.get(keys.closed)
+        self.closed_revision = item.mod_revision if item else 0
+        if self._is_whole:
+            self.assign = self._decode(mirror, AssignRecord, keys.assign(self._node_id))
+            self.drain = self._decode(mirror, DrainRecord, keys.drain(self._node_id))
         self._on_change()
 
     def _decode(self, mirror: Mirror, kind: type[R], key: str) -> R | None:

@@ -128,12 +128,11 @@ class Clients:
         return self.runs_alive
 
     def sweep(self) -> None:
-        """Forget those who are neither connected nor have a session that lives."""
+        """Forget sessions that have ended, and those who are neither connected nor have a session that lives."""
         for client in list(self._clients.values()):
-            if client.line is None:
-                self._forget_ended(client)
-                if not client.sessions:
-                    del self._clients[client.id]
+            self._forget_ended(client)
+            if client.line is None and not client.sessions:
+                del self._clients[client.id]
 
     def _forget_ended(self, client: Client) -> None:
         leases = self._hub.engine.leases

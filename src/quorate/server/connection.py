@@ -15,13 +15,15 @@ import msgspec
 
 from quorate._marks import mark
 from quorate.backends.dial import tune
+from quorate.backends.forks import fileno_of
 from quorate.backends.ops import changes_something
-from quorate.kv.types import Batch, Deleted, Failure, FailureCode, Origin, PutDone, TxnResult, WatchTooOld
+from quorate.kv.types import Batch, Deleted, Failure, FailureCode, Op, Origin, Put, PutDone, Txn, TxnResult, WatchTooOld
 from quorate.server.clients import Client, Clients
 from quorate.server.hub import Hub
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
 from quorate.wire.handshake import Accepted, Versions, judge, stranger_line
 from quorate.wire.messages import (
+    NOW,
     Answer,
     AskStatus,
     Claim,
@@ -45,6 +47,8 @@ from quorate.wire.messages import (
 HELLO_WITHIN_S = 10.0
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
+SOON_S = 0.003
+NODES = "/nodes/"
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
 
@@ -116,6 +120,7 @@ class Connection(asyncio.Protocol):
         self._watches: dict[int, _Pushed] = {}
         self._out: list[SentMessage] = []
         self._flush_due = False
+        self._soon_due = False
         self._is_paused = False
         self._waiting_bytes = 0
         """What was pushed since the peer stopped reading."""
@@ -154,6 +159,8 @@ class Connection(asyncio.Protocol):
                 self._refuse_frame(str(error))
         except (FrameError, msgspec.DecodeError, ValueError, RecursionError) as error:
             self._refuse_frame(f"a frame could not be read: {error}")
+        except Exception as error:  # a defect costs the connection that met it, and says so
+            self._refuse_frame(f"the server failed on a frame: {error!r}")
 
     def eof_received(self) -> bool:
         return False
@@ -235,6 +242,9 @@ class Connection(asyncio.Protocol):
         else:
             self._send_away(frame(encoder.encode([Going(why)])), why)
 
+    def filenos(self) -> list[int]:
+        return fileno_of(self._transport)
+
     @property
     def is_over(self) -> bool:
         """Nothing more is taken from it."""
@@ -265,7 +275,11 @@ class Connection(asyncio.Protocol):
         match message:
             case Do(seq, op):
                 origin = Origin(client.id, seq, acked) if changes_something(op) else None
-                self.send(Answer(seq, house.hub.execute(op, origin)))
+                answer = Answer(seq, house.hub.execute(op, origin))
+                if _is_of_a_node(op):
+                    self._send_soon(answer)
+                else:
+                    self.send(answer)
             case WatchStart(number, prefix, after):
                 self._start_watch(number, prefix, after)
             case WatchStop(number):
@@ -280,7 +294,8 @@ class Connection(asyncio.Protocol):
     def _start_watch(self, number: int, prefix: str, after: int) -> None:
         self._stop_watch(number)
         watch = _Pushed(self, number)
-        watch.id, started = self._house.hub.watch(watch, prefix, after)
+        hub = self._house.hub
+        watch.id, started = hub.watch(watch, prefix, hub.engine.revision if after == NOW else after)
         if isinstance(started, WatchTooOld):
             self.send(WatchRefused(number, started.oldest))
             return
@@ -319,6 +334,17 @@ class Connection(asyncio.Protocol):
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
+    def _send_soon(self, message: SentMessage) -> None:
+        """Send with what comes next, or in a moment: most often a push follows, and the peer is woken once for both."""
+        self._out.append(message)
+        if not self._flush_due and not self._is_paused and not self._soon_due:
+            self._soon_due = True
+            self._loop.call_later(SOON_S, self._flush_soon)
+
+    def _flush_soon(self) -> None:
+        self._soon_due = False
+        self._flush()
+
     def _flush(self) -> None:
         self._flush_due = False
         transport = self._transport
@@ -334,7 +360,7 @@ class Connection(asyncio.Protocol):
                 half = len(part) // 2
                 parts += [part[half:], part[:half]]
             else:
-                parts.append([self._instead_of(part[0], len(payload))])
+                self._write(frame(encoder.encode([self._instead_of(part[0], len(payload))])))
         self._waiting_bytes = 0
         if parts:  # the rest when the peer has read this
             self._out = [message for part in reversed(parts) for message in part] + self._out
@@ -386,6 +412,11 @@ class Connection(asyncio.Protocol):
         self._dropped_here = self._is_over = True
         if self._transport is not None:
             self._transport.abort()
+
+
+def _is_of_a_node(op: Op) -> bool:
+    """Whether a node writes its own key: it joins, or confirms. Something is pushed to it next."""
+    return isinstance(op, Txn) and bool(op.then) and isinstance(op.then[0], Put) and NODES in op.then[0].key
 
 
 MAX_FRAME = DEFAULT_LIMIT

@@ -14,26 +14,33 @@ import ipaddress
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quorate.backends.contract import Backend
 from quorate.backends.dial import dial
 from quorate.backends.tcp import Connector, TcpBackend
+from quorate.backends.tcp_link import Link
 from quorate.errors import Rejected
 from quorate.events import Emitter, Event, Hosting, NobodyServes
-from quorate.server.server import Server, shown_address
 from quorate.settings import Settings
-from quorate.urls import DEFAULT_PORTS, parse_endpoint
+from quorate.urls import DEFAULT_PORTS, format_endpoint, parse_endpoint
+
+if TYPE_CHECKING:
+    from quorate.server.server import Server
+from quorate.wire.messages import Welcome
 
 NOBODY_S = 10.0
 """After so long without anybody to connect to, a node that cannot serve says what could be done."""
 DEDICATED_S = 30.0
 """`quorate serve` was started for its own sake: it is given so long to come back before a node takes its place."""
 LINGER_LOOK_S = 0.05
+ANYBODYS_RUN_ID = "none"
+"""What torchrun calls every run that nobody gave an id: on a server of many runs, strangers would meet under it."""
 _NOT_OURS = frozenset({errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT, errno.EINVAL})
 
 
 class NotOurs(Exception):
-    """No address of the endpoint can be bound on this machine."""
+    """The endpoint is not this machine's to serve; the text says why."""
 
 
 class Taken(Exception):
@@ -41,10 +48,11 @@ class Taken(Exception):
 
 
 async def bind_endpoint(host: str, port: int, *, anywhere: bool) -> socket.socket:
-    """A socket bound to the first address of `host` that is this machine's. NotOurs or Taken if that cannot be.
+    """A socket bound to the first address of `host`, if that is this machine's. NotOurs or Taken if it cannot be.
 
-    Addresses are tried in an order that is the same for every process, so that two of them cannot bind two addresses
-    of one name. With `anywhere`, every address of the machine is bound if the endpoint's own is not among them.
+    Which one is the first is the same for every process: a name may have addresses of many machines, and each of them
+    would serve. With `anywhere`, every address of the machine is bound if the endpoint's own are not among them, or
+    would be reached by nobody else.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -52,7 +60,11 @@ async def bind_endpoint(host: str, port: int, *, anywhere: bool) -> socket.socke
     except OSError:
         found = []
     addresses = sorted({(family, str(address[0])) for family, _, _, _, address in found}, key=_order)
+    several, addresses = addresses[1:], addresses[:1]
     if anywhere:
+        addresses += several
+        if not _means_loopback(host):
+            addresses = [pair for pair in addresses if not _is_loopback(pair[1])]
         addresses += [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
     for family, address in addresses:
         one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -71,12 +83,27 @@ async def bind_endpoint(host: str, port: int, *, anywhere: bool) -> socket.socke
             raise
         one.setblocking(False)
         return one
-    raise NotOurs
+    if several:
+        raise NotOurs(f"has several addresses, of which the first, {addresses[0][1]}, is not this machine's")
+    raise NotOurs("is not an address of this machine")
 
 
-def _order(pair: tuple[int, str]) -> tuple[int, int]:
+def _order(pair: tuple[int, str]) -> tuple[bool, int, int]:
+    """Loopback comes last: only some machines may give a name such an address, and it is of use to them alone."""
     address = ipaddress.ip_address(pair[1].partition("%")[0])
-    return address.version, int(address)
+    return address.is_loopback, address.version, int(address)
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _means_loopback(host: str) -> bool:
+    """Whether the endpoint is meant for this machine only."""
+    try:
+        return _is_loopback(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 class HostingBackend(TcpBackend):
@@ -106,28 +133,46 @@ class HostingBackend(TcpBackend):
     def tell_by(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
 
+    async def _connect(self) -> asyncio.Future[str]:
+        if self._unreachable_since is None:  # an attempt that gets no answer takes its time, and that counts too
+            self._unreachable_since = self._loop.time()
+        return await super()._connect()
+
+    def _welcomed(self, link: Link, welcome: Welcome) -> None:
+        if welcome.is_dedicated and self._settings.run_id == ANYBODYS_RUN_ID:
+            link.close()
+            raise Rejected(
+                f"{self.endpoint} serves many runs, and {ANYBODYS_RUN_ID!r} is the id of every run that was given none: "
+                f"two jobs would become one. Give this run an id of its own (torchrun: --rdzv-id)"
+            )
+        super()._welcomed(link, welcome)
+
     async def _unreachable(self, error: Exception) -> bool:
-        now = self._loop.time()
-        if self._unreachable_since is None:
-            self._unreachable_since = now
         if self._server is not None or self._settings.is_host is False or not _nobody_listens(error):
             return False
-        if self._was_dedicated and now - self._unreachable_since < DEDICATED_S:
+        if self._was_dedicated and self._unreachable_s < DEDICATED_S:
             return False
         try:
             one = await bind_endpoint(self._host, self._port, anywhere=self._settings.is_host is True)
-        except NotOurs:
-            self._say_nobody(error)
+        except NotOurs as why:
+            self._say_nobody(error, str(why))
             return False
         except Taken:
             return False  # whoever has it will listen in a moment, or says what it is
         except OSError as failure:
-            self._say_nobody(failure)
+            self._say_nobody(failure, "cannot be served from this machine")
             return False
         await self._serve(one)
         return True
 
+    @property
+    def _unreachable_s(self) -> float:
+        """For how long nobody has been there, from the beginning of the first attempt."""
+        return 0.0 if self._unreachable_since is None else self._loop.time() - self._unreachable_since
+
     async def _serve(self, one: socket.socket) -> None:
+        from quorate.server.server import Server  # most nodes never serve, and importing it takes a while
+
         name = self._settings.name or socket.gethostname()
         emit = self._emit if isinstance(self._emit, Emitter) else Emitter(self._emit)
         self._server = Server(token=self._hosting_token or None, name=name, emit=emit)
@@ -136,20 +181,24 @@ class HostingBackend(TcpBackend):
         waits = "it needs no other node"
         if others:
             waits = f"at least {others} more node{'s' * (others != 1)} must reach it there"
+            if _is_loopback(one.getsockname()[0]) and not _means_loopback(self._host):
+                waits += (
+                    f", and no other machine can: here {self._host} means this machine alone (see /etc/hosts). "
+                    f"Give its address instead of its name, or give this node is_host=true"
+                )
         if not self._hosting_token:
             waits += "; anybody who reaches the port can join: give a token_file to all nodes"
         self._emit(
             Hosting(
                 run_id=self._settings.run_id,
                 by=name,
-                address=shown_address(one.getsockname()),
+                address=format_endpoint(*one.getsockname()[:2]),
                 waits_for=waits,
             )
         )
 
-    def _say_nobody(self, error: Exception) -> None:
-        assert self._unreachable_since is not None
-        for_s = self._loop.time() - self._unreachable_since
+    def _say_nobody(self, error: Exception, why: str) -> None:
+        for_s = self._unreachable_s
         if self._has_said or for_s < NOBODY_S:
             return
         self._has_said = True
@@ -158,8 +207,8 @@ class HostingBackend(TcpBackend):
             NobodyServes(
                 run_id=settings.run_id,
                 by=settings.name or socket.gethostname(),
-                reason=f"nobody has served {self.endpoint} for {for_s:.0f} s, and it is not an "
-                f"address of this machine ({error}). If it is the address of a service or a load balancer, give "
+                reason=f"nobody has served {self.endpoint} for {for_s:.0f} s, and it {why} "
+                f"({error}). If it is the address of a service or a load balancer, give "
                 f"is_host=true to the one node behind it, or start `quorate serve` there; otherwise start the node "
                 f"that has the address. Trying until the deadline",
             )
@@ -185,7 +234,10 @@ class HostingBackend(TcpBackend):
 
 
 def _nobody_listens(error: Exception) -> bool:
-    """Whether nobody is there, as far as one can see from here."""
+    """Whether nobody is there, as far as one can see from here.
+
+    A load balancer or a proxy without anybody behind it may accept a connection, only to close it.
+    """
     return isinstance(error, OSError)
 
 

@@ -28,6 +28,8 @@ from quorate.server.local import LocalBackend
 PREFIX = "quorate"
 MOST_PAUSE_S = 5.0
 LEAST_PAUSE_S = 0.1
+UNMADE_PAUSE_S = 0.3
+"""While a run has no config its nodes are about to make it, and what they make it on may live for a second only."""
 SETTLE_S = 0.05
 """A node that comes in vain is gone after this: it must not keep a closed run alive."""
 _claim_decoder = msgspec.json.Decoder(ClaimRecord)
@@ -159,7 +161,9 @@ class Runs:
         for run_id, run in list(self._runs.items()):
             config = run.config(self._hub.engine.items.get(run.keys.config))
             if config is None:
-                if run_id not in present and run_id not in alive:
+                if run_id in present or run_id in alive:
+                    pause_s = min(pause_s, UNMADE_PAUSE_S)
+                else:
                     self._let_go(run_id, run)
                 continue
             pause_s = min(pause_s, config.run_ttl_s / 3)

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from quorate.backends.forks import guard
 from quorate.backends.tcp import LIMITS, SOFTWARE
 from quorate.events import ClientRefused, Emitter, ServerListens, ServerStopped
 from quorate.kv.engine import DEFAULT_HISTORY, Engine
@@ -20,6 +21,7 @@ from quorate.server.clients import Clients
 from quorate.server.connection import MAX_FRAME, Connection, Traffic
 from quorate.server.hub import Hub
 from quorate.server.runs import Runs
+from quorate.urls import format_endpoint
 from quorate.wire.handshake import Versions
 
 REVISIONS_A_MS = 2_048
@@ -65,13 +67,16 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._listening: list[asyncio.Server] = []
+        self._sockets: tuple[socket.socket, ...] = ()
         self.addresses: tuple[str, ...] = ()
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets that are bound already."""
         for one in sockets:
             self._listening.append(await self._loop.create_server(self.connect, sock=one, backlog=BACKLOG))
-        self.addresses = tuple(shown_address(one.getsockname()) for one in sockets)
+        self._sockets = tuple(sockets)
+        self.addresses = tuple(format_endpoint(*one.getsockname()[:2]) for one in sockets)
+        guard(self)
         self.emit(ServerListens(run_id="", by=self.name, addresses=self.addresses))
 
     def connect(self) -> Connection:
@@ -94,6 +99,11 @@ class Server:
         self.hub.stop()
         if self.addresses:
             self.emit(ServerStopped(run_id="", by=self.name, reason=why))
+
+    def filenos(self) -> list[int]:
+        """Every socket it has open."""
+        listening = [one.fileno() for one in self._sockets if one.fileno() >= 0]
+        return listening + [number for connection in self.connections for number in connection.filenos()]
 
     @property
     def has_company(self) -> bool:
@@ -136,9 +146,3 @@ class Server:
             "refused": str(traffic.refused),
             "dropped_as_slow": str(traffic.slow),
         }
-
-
-def shown_address(address: tuple[object, ...]) -> str:
-    """An address of a socket as an endpoint."""
-    host, port = str(address[0]), address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

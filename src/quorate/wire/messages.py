@@ -16,6 +16,7 @@ from quorate.kv.types import Batch, Op, Result
 
 OLDEST_VERSION = 1
 NEWEST_VERSION = 1
+NOW = -1
 
 
 # --- the first frame of either side ----------------------------------------------------------------------------------
@@ -63,6 +64,10 @@ class RefusalCode(enum.Enum):
     MALFORMED = "malformed"
     BUSY = "busy"
 
+    @classmethod
+    def _missing_(cls, value: object) -> RefusalCode:
+        return cls.MALFORMED  # of a newer version: its message says what is wrong
+
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     """The server does not go on, and why in one sentence."""
@@ -82,7 +87,7 @@ class Do(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class WatchStart(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Push what changes under a prefix after a revision. A number that is in use already starts afresh."""
+    """Push what changes under a prefix after a revision (`NOW`: from here on). A number in use starts afresh."""
 
     watch: int
     prefix: str

@@ -7,11 +7,13 @@ happens a lease too late, not to measure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from quorate.errors import BackendError, RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.membership import Cause
 from quorate.rendezvous.records import NodePhase, RoundPhase
+from quorate.server.clients import MASS_SESSIONS
 from quorate.testing.checkers import (
     Broke,
     BrokeAdmission,
@@ -96,17 +98,25 @@ class Director:
                 self._spawn(self._restart_server(action, with_data=True))
             case Fault.SERVER_WIPE:
                 self._spawn(self._restart_server(action, with_data=False))
+            case Fault.SERVER_CUT if world.wire is not None and action.target % 3 == 0:
+                world.wire.reset_all()
             case Fault.SERVER_CUT:
                 for each in list(world.processes.values()):
                     self._spawn(self._weather(each, Weather(to_server=False, from_server=False), action.length_s))
             case Fault.CLOSE:
-                self._spawn(self._operate(lambda: world.entry("n00").close("a fault")))
+                self._spawn(self._operate(lambda operator: operator.close("a fault")))
             case Fault.CLOSE_FORMING:
                 self._spawn(self._close_while_forming(action))
             case Fault.REOPEN:
-                self._spawn(self._operate(lambda: world.entry("n00").reopen("a fault")))
+                self._spawn(self._operate(lambda operator: operator.reopen("a fault")))
             case Fault.LEASE_END:
-                self._spawn(self._operate(world.end_run_lease))
+                world.end_run_lease()
+            case Fault.KILL_COORDINATOR if world.wire is not None:
+                self._spawn(world.wire.kill_coordinator(action.target % 7))
+            case Fault.PAUSE_COORDINATOR if world.wire is not None:
+                self._spawn(world.wire.pause(action.length_s, action.target % 7))
+            case Fault.CLOCK if world.wire is not None:
+                world.wire.meet_stranger(action.target)
             case _ if process is not None:
                 self._happen_to(process, action)
 
@@ -154,7 +164,7 @@ class Director:
             case Fault.REJOIN:
                 process.changed.set()
             case Fault.DRAIN:
-                self._spawn(self._operate(lambda: world.entry("n00").drain(process.name, "a fault")))
+                self._spawn(self._operate(lambda operator: operator.drain(process.name, "a fault")))
                 self._spawn(self._later(length_s, lambda: self._start(process.name)))
             case _:
                 pass  # clocks that jump: nothing reads them
@@ -210,7 +220,10 @@ class Director:
             await self._forming(action)
         if not world.server.is_up:
             return
-        world.server.crash()
+        if world.wire is not None and action.target % 3 == 0:
+            await world.wire.stop()
+        else:
+            world.server.crash()
         if world.server_backend is not None:
             world.server_backend.is_dead = True
             self._loop.freeze(f"server#{world._coordinator_lives}")
@@ -219,6 +232,8 @@ class Director:
             world.safety.wiped()
         world.server.restart(with_data)
         world.note("server", "-", "up with its data" if with_data else "up with nothing")
+        if world.wire is not None:
+            return
         for process in list(world.processes.values()):
             process.backend.reset()
         if world.plan.server_coordinator:
@@ -239,16 +254,16 @@ class Director:
         self._world.end_session(process)
 
     async def _close_while_forming(self, action: Action) -> None:
-        operator = self._world.entry("n00")
         await self._forming(action)
-        await self._operate(lambda: operator.close("a fault"))
+        await self._operate(lambda operator: operator.close("a fault"))
         if action.target % 3:
-            await self._operate(lambda: operator.reopen("a fault"))
+            await self._operate(lambda operator: operator.reopen("a fault"))
 
-    async def _operate(self, act: Callable[[], object]) -> None:
+    async def _operate(self, act: Callable[[Entry], Awaitable[object]]) -> None:
         for _ in range(5):
             try:
-                await act()  # type: ignore[misc]
+                async with self._world.entry() as operator:
+                    await act(operator)
                 return
             except BackendError:
                 await asyncio.sleep(0.5)
@@ -267,7 +282,7 @@ class Director:
             self._start(f"n{index:02d}")
         for process in world.processes.values():
             process.wants = ""
-        await self._operate(lambda: world.entry("n00").reopen("healed"))
+        await self._operate(lambda operator: operator.reopen("healed"))
         world.note("heal", "-", "")
 
     def _settled(self) -> str | None:
@@ -332,15 +347,17 @@ class Director:
         victim = members[self._plan.seed % len(members)]
         number = victim.joined.number if victim.joined else 0
         died_at = self._loop.time()
-        world.crash(victim)
-        await asyncio.sleep(plan.ttl_s + 1.0 + 20 * plan.slowest_s)
+        is_seen = plan.wired and plan.seed % 3 > 0  # its machine lives, and closes its connection
+        world.crash(victim, is_machine=not is_seen)
+        within_s = plan.disconnect_grace_s + 0.5 if is_seen else plan.ttl_s + 1.0
+        await asyncio.sleep(within_s + 20 * plan.slowest_s)
         for process in members:
             if process is victim or process.is_over:
                 continue
             told = any(at >= died_at and of == number for at, of, _ in process.causes)
             moved = process.joined is None or process.joined.number != number
             if not told and not moved:
-                raise BrokeDetection(f"{process.machine} was not told that {victim.machine} died {plan.ttl_s} s ago")
+                raise BrokeDetection(f"{process.machine} was not told that {victim.machine} died {within_s} s ago")
         await self._complete("after a crash")
 
     async def _admit(self) -> None:
@@ -363,12 +380,24 @@ class Director:
         """The control plane is away for less than a lease: nobody notices."""
         world, plan = self._world, self._plan
         before = {p.machine: (p.joined.number if p.joined else 0, len(p.causes)) for p in world.processes.values()}
-        for process in world.processes.values():
-            process.backend.weather = Weather(to_server=False, from_server=False)
-        await asyncio.sleep(plan.ttl_s * 0.4)
-        for process in world.processes.values():
-            process.backend.weather = world._fair()
-            process.backend.reset()
+        if world.wire is not None and plan.seed % 2:
+            world.wire.crash(is_machine=False)
+            await asyncio.sleep(plan.ttl_s * 0.15)  # the pauses between attempts to connect grow to twice of it
+            world.wire.restart(with_data=True)
+        else:
+            length_s = plan.ttl_s * 0.4
+            if plan.wired:  # a third of a lease may be over, and a new connection takes several journeys
+                length_s = min(length_s, plan.ttl_s * 0.6 - 12 * plan.slowest_s)
+            if world.wire is not None and len(world.safety.picture.nodes) > MASS_SESSIONS:
+                world.wire.reset_all()  # too many at once to be the nodes' doing
+                await asyncio.sleep(plan.slowest_s)
+                length_s = min(length_s, plan.ttl_s * 0.2)
+            for process in world.processes.values():
+                process.backend.weather = Weather(to_server=False, from_server=False)
+            await asyncio.sleep(length_s)
+            for process in world.processes.values():
+                process.backend.weather = world._fair()
+                process.backend.reset()
         await asyncio.sleep(plan.ttl_s)
         for process in world.processes.values():
             number, told = before.get(process.machine, (0, 0))
@@ -387,7 +416,7 @@ class Director:
         self._raise_if_broken()
         since = self._loop.time()
         if plan.seed % 2:
-            await self._operate(lambda: world.entry("n00").close("too few are left"))
+            await self._operate(lambda operator: operator.close("too few are left"))
             await asyncio.sleep(SLACK_S + 20 * plan.slowest_s)
             for process in waiting:
                 # With reopen_after 0 a node whose time was over just then has reopened the run for itself.

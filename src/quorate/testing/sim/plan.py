@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass, replace
 
 FEWEST_ACTIONS = 6
+WIRED = 0.4
 
 
 class Fault(enum.Enum):
@@ -78,6 +79,12 @@ class Plan:
     restless: float
     thorough: bool
     """Whether a crash, a late node and an outage follow after the world has settled."""
+    wired: bool
+    """Whether the real server and the real client talk over simulated connections; else the engine is reached by
+    simulated messages."""
+    disconnect_grace_s: float
+    call_timeout_s: float
+    stall_s: float
     actions: tuple[Action, ...]
 
     @property
@@ -96,6 +103,8 @@ class Plan:
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"plan {seed}")
+    wire = random.Random(f"wire {seed}")  # of its own, so that the other draws are what they were without it
+    wired = wire.random() < WIRED
     large = rng.random() < 0.32
     nodes = rng.choice((20, 20, 20, 21, 22, 24)) if large else rng.choice((2, 3, 3, 4, 5, 6, 8))
     step = 2 if nodes >= 4 and rng.random() < 0.15 else 1
@@ -122,11 +131,15 @@ def draw(seed: int) -> Plan:
         ranks=rng.choice(("sticky", "sticky", "natural", "node_rank")),
         start_within_s=rng.choice((0.0, 0.5, 5.0)),
         slowest_s=rng.choice((0.001, 0.005, 0.05)),
-        server_coordinator=rng.random() < 0.4,
+        server_coordinator=(rng.random() < 0.4) or wired,
         max_txn_ops=rng.choice((5, 12, 128, 10_000)),
         history=rng.choice((20, 200, 100_000)),
         restless=0.0 if large else rng.choice((0.0, 0.3, 0.7)),
         thorough=rng.random() < (0.15 if large else 0.3),
+        wired=wired,
+        disconnect_grace_s=wire.choice((0.5, 1.0)),
+        call_timeout_s=wire.choice((interval_s * 1.5, 60.0)),
+        stall_s=wire.choice((interval_s * 0.9, 6.0)),
         actions=tuple(
             sorted(
                 (_action(rng, calm, within_s, interval_s * 3) for _ in range(count)),

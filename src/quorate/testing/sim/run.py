@@ -6,12 +6,14 @@ import asyncio
 import gc
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from quorate import _marks
 from quorate.testing.loop import Stuck, VirtualTimeLoop
 from quorate.testing.sim.director import Director
 from quorate.testing.sim.plan import Plan, draw
+from quorate.testing.sim.wired import small_bounds
 from quorate.testing.sim.world import SimWorld, in_words
 
 LIMIT_S = 3_600.0
@@ -60,7 +62,8 @@ def run_plan(plan: Plan) -> Verdict:
             director = Director(world)
             await director.run()
 
-        loop.run_until_complete(main())
+        with small_bounds() if plan.wired else nullcontext():
+            loop.run_until_complete(main())
         if errors:
             broke, why = "Error", errors[0]
     except AssertionError as error:

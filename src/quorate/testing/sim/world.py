@@ -12,11 +12,13 @@ import contextvars
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from quorate.backends.backoff import Backoff
+from quorate.backends.session import LeaseSession
 from quorate.errors import BackendError, RendezvousError, RendezvousGracefulExitError, StoreError
 from quorate.events import Emitter, Event
 from quorate.kv.types import Batch, Op, Put, Revoke, Txn
@@ -26,13 +28,14 @@ from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Cause, Identity, Joined
 from quorate.rendezvous.node import Node
-from quorate.rendezvous.records import CoordinatorRecord, RoundPhase
+from quorate.rendezvous.records import CoordinatorRecord, RoundPhase, RoundRecord
 from quorate.settings import Settings
 from quorate.store import AsyncStore
-from quorate.testing.checkers import BrokeFencing, BrokeRelease, Safety
+from quorate.testing.checkers import BrokeExclusivity, BrokeFencing, BrokeOutageTolerance, BrokeRelease, Safety
 from quorate.testing.loop import MACHINE, VirtualTimeLoop
 from quorate.testing.sim.network import SimBackend, SimServer, Weather
 from quorate.testing.sim.plan import Plan
+from quorate.testing.sim.wired import WiredBackend, WiredServer
 
 KEPT_NOTES = 80
 WITHDRAW_S = 5.0
@@ -45,7 +48,7 @@ class SimProcess:
 
     name: str
     machine: str
-    backend: SimBackend
+    backend: SimBackend | WiredBackend
     node: Node
     rng: random.Random
     changed: asyncio.Event
@@ -69,7 +72,6 @@ class SimWorld:
         self.safety = Safety(
             self.keys, plan.min_nodes, plan.max_nodes, plan.step, compared=plan.max_txn_ops - OTHER_COMPARES
         )
-        self.server = SimServer(self._committed, plan.history)
         self.processes: dict[str, SimProcess] = {}
         self.dead: list[SimProcess] = []
         self.broken: BaseException | None = None
@@ -81,15 +83,25 @@ class SimWorld:
         self.notes: deque[tuple[float, str, str, object]] = deque(maxlen=KEPT_NOTES)
         self._digest = hashlib.blake2b(digest_size=16)
         self._rng = random.Random(f"world {plan.seed}")
+        self._revision = 0
         self._lives = 0
         self._operators = 0
         self._machine_of: dict[str, str] = {}
         self._spare_seen_at = float("-inf")
+        self._decided_knowing = False
+        """The current attempt was decided after somebody of the server's earlier life had come back."""
         self._coordinator_task: asyncio.Task[None] | None = None
         self._coordinator_lives = 0
         self.server_backend: SimBackend | None = None
-        if plan.server_coordinator:
-            self.start_coordinator()
+        self.wire: WiredServer | None = None
+        """The server, if this is a wire world."""
+        self.server: SimServer | WiredServer
+        if plan.wired:
+            self.server = self.wire = WiredServer(plan, self.note, self._committed, self._emitted, self._ended_early)
+        else:
+            self.server = SimServer(self._committed, plan.history)
+            if plan.server_coordinator:
+                self.start_coordinator()
 
     # --- what happens is noted ----------------------------------------------------------------------------------------
 
@@ -98,7 +110,7 @@ class SimWorld:
         self.events += 1
         now = self.loop.time()
         said = what if isinstance(what, str) else type(what).__name__
-        self._digest.update(f"{now!r} {kind} {who} {said} {self.server.engine.revision}\n".encode())
+        self._digest.update(f"{now!r} {kind} {who} {said} {self._revision}\n".encode())
         self.notes.append((now, kind, who, what))
 
     @property
@@ -106,9 +118,12 @@ class SimWorld:
         return self._digest.hexdigest()
 
     def _committed(self, batch: Batch, writer: str) -> None:
+        self._revision = batch.revision
         self.note("commit", self._machine_of.get(writer, writer) or "(time)", batch)
         self._guard(lambda: self.safety.committed(batch.revision, batch.changes, writer))
         current = self.safety.picture.round
+        if self.wire is not None and any(change.key == self.keys.round for change in batch.changes):
+            self._guard(lambda: self._check_forgotten(current))
         if current is not None and current.phase is RoundPhase.FORMING:
             self.forming.set()
         waiting = self.safety.picture.waiting
@@ -139,9 +154,7 @@ class SimWorld:
             labels={},
             node_rank=int(name[1:]) if self.plan.ranks == "node_rank" else None,
         )
-        backend = SimBackend(
-            self.server, machine, identity.id, rng, self._fair(), self.note, self.plan.ttl_s / 2, self.plan.max_txn_ops
-        )
+        backend = self._connect(machine, identity.id, rng, self.plan.ttl_s / 2, self.plan.max_txn_ops)
         backend.has_coordinator = self.plan.server_coordinator
         made: list[SimProcess] = []
 
@@ -165,7 +178,17 @@ class SimWorld:
         self.processes[name] = process
         self._machine_of[identity.id] = machine
         self.note("start", machine, "")
+        for dead in self.dead:
+            if dead.name == name and isinstance(dead.backend, WiredBackend):
+                dead.backend.machine_is_back()
         return process
+
+    def _connect(
+        self, who: str, writer: str, rng: random.Random, call_timeout_s: float, max_txn_ops: int
+    ) -> SimBackend | WiredBackend:
+        if isinstance(self.server, WiredServer):
+            return WiredBackend(self.server, who, writer, rng, self._fair())
+        return SimBackend(self.server, who, writer, rng, self._fair(), self.note, call_timeout_s, max_txn_ops)
 
     def settings(self, name: str) -> Settings:
         plan = self.plan
@@ -194,13 +217,18 @@ class SimWorld:
     def _fair(self) -> Weather:
         return Weather(delay_s=(0.0002, self.plan.slowest_s))
 
-    def crash(self, process: SimProcess) -> None:
-        """The process stops for good, in the middle of whatever it does; what it sent is still under way."""
+    def crash(self, process: SimProcess, is_machine: bool | None = None) -> None:
+        """The process stops for good, in the middle of whatever it does; what it sent is still under way.
+
+        In a wire world its connections are closed with it, unless its machine dies, too (None: drawn).
+        """
         if process.is_over:
             return
         process.is_over = True
         process.backend.is_dead = True
         self.loop.freeze(process.machine)
+        if isinstance(process.backend, WiredBackend):
+            process.backend.crash(process.backend.server.rng.random() < 0.5 if is_machine is None else is_machine)
         self.dead.append(process)
         if self.processes.get(process.name) is process:
             del self.processes[process.name]
@@ -218,6 +246,7 @@ class SimWorld:
         self._coordinator_lives += 1
         machine = f"server#{self._coordinator_lives}"
         rng = random.Random(f"{self.plan.seed} {machine}")
+        assert isinstance(self.server, SimServer)
         line = Weather(delay_s=(0.00001, 0.0001))
         backend = SimBackend(self.server, machine, machine, rng, line, self.note, 1.0, self.plan.max_txn_ops)
         self.server_backend = backend
@@ -240,7 +269,7 @@ class SimWorld:
             except BackendError:
                 await backoff.sleep()
 
-    async def end_run_lease(self) -> None:
+    def end_run_lease(self) -> None:
         """End the lease that `config` and `state/` hang on, as if nobody had renewed it."""
         item = self.server.engine.items.get(self.keys.config)
         if item is not None and self.server.is_up:
@@ -252,15 +281,18 @@ class SimWorld:
         if item is not None and self.server.is_up:
             self.server.execute(Revoke(item.lease), "", None)
 
-    def entry(self, name: str) -> Entry:
+    @asynccontextmanager
+    async def entry(self) -> AsyncIterator[Entry]:
         """An operator's access to the door of the run: another one each time."""
         self._operators += 1
         who = f"operator {self._operators}"
         rng = random.Random(f"{self.plan.seed} {who}")
-        backend = SimBackend(self.server, who, "", rng, self._fair(), self.note, 5.0, 128)
-        return Entry(
-            backend, self.keys, self.settings(name), "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9
-        )
+        backend = self._connect(who, "", rng, 5.0, 128)
+        settings = self.settings("n00")
+        try:
+            yield Entry(backend, self.keys, settings, "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9)
+        finally:
+            await backend.close()
 
     # --- what a process does with its life ----------------------------------------------------------------------------
 
@@ -275,6 +307,7 @@ class SimWorld:
             except RendezvousGracefulExitError as error:
                 self.note("exit", process.machine, str(error)[:60])
                 await node.stop()
+                await process.backend.close()
                 self._gone(process)
                 return
             except RendezvousError as error:
@@ -326,6 +359,40 @@ class SimWorld:
                 f"which has {joined.size} members"
             )
 
+    def _check_forgotten(self, current: RoundRecord | None) -> None:
+        """A round of a server that has lost its memory is active: nobody may believe to be in one of its earlier life.
+
+        Nobody who came back could have told of it if the attempt was decided before anybody did: that is the limit.
+        """
+        assert self.wire is not None
+        first_revision, now = self.wire.first_revision, self.loop.time()
+        if current is None:
+            return
+        if current.phase is RoundPhase.FORMING:
+            self._decided_knowing = self.wire.life.has_returned
+            return
+        if not self._decided_knowing:
+            return
+        for process in self.processes.values():
+            joined, session = process.node.current, process.node._presence.session
+            if joined is None or joined.own_revision >= first_revision or not isinstance(session, LeaseSession):
+                continue
+            if not session.lost.is_set() and now < session._expires_at:
+                raise BrokeExclusivity(
+                    f"round {current.number} of a server without its data is active, and {process.machine} believes to "
+                    f"be in round {joined.number} of its earlier life"
+                )
+
+    def _ended_early(self, lease: int, after_s: float) -> None:
+        """The server ended a session before its time, of a client that is connected: its holder must not need it."""
+        for process in self.processes.values():
+            session = process.node._presence.session
+            if session is not None and session.lease == lease and not session.lost.is_set() and self.broken is None:
+                self.broken = BrokeOutageTolerance(
+                    f"the session of {process.machine} was ended {after_s:.2f} s after it was renewed, although it is "
+                    f"connected and its time to live is {session.ttl_s:g} s"
+                )
+
     def _check_release(self, process: SimProcess, began_at: float, paused_s: float) -> None:
         """Nobody waits past its own deadline, a spare excepted."""
         plan, now = self.plan, self.loop.time()
@@ -352,6 +419,8 @@ class SimWorld:
     def end(self) -> None:
         """The verdict is given: nobody reaches anybody any more."""
         self.server.is_up = False
+        if self.wire is not None:
+            self.wire.end()
         for process in (*self.dead, *self.processes.values()):
             process.backend.is_dead = True
         if self.server_backend is not None:

@@ -1,0 +1,90 @@
+"""The requests of a client that wait for their answers, by number: what is sent again, and how each ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from quorate.errors import BackendError, OutcomeUnknown, Unavailable
+from quorate.kv.types import Result
+from quorate.wire.messages import AskStatus, Do, Status
+
+
+class Pending:
+    """One of them."""
+
+    __slots__ = ("answer", "changes", "deadline", "is_sent", "message", "sent_at")
+
+    def __init__(
+        self, message: Do | AskStatus, answer: asyncio.Future[Result | Status], changes: bool, deadline: float
+    ) -> None:
+        self.message = message
+        self.answer = answer
+        self.changes = changes
+        """Whether it makes a difference that it was executed."""
+        self.deadline = deadline
+        self.is_sent = False
+        self.sent_at = 0.0
+
+    def fail(self, error: BackendError) -> None:
+        """End it, if it has not ended. Unavailable becomes OutcomeUnknown if it may have been executed."""
+        if self.answer.done():
+            return
+        if isinstance(error, Unavailable) and self.is_sent and self.changes:
+            error = OutcomeUnknown(f"{error}: it may have happened")
+        self.answer.set_exception(error)
+
+
+class Requests:
+    """All of them, in the order of their numbers, which is the order they are sent in."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._last = 0
+        self._pending: dict[int, Pending] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
+    def number(self) -> int:
+        """The number of the next request."""
+        self._last += 1
+        return self._last
+
+    @property
+    def acked(self) -> int:
+        """Nobody waits for an answer up to this number."""
+        return next(iter(self._pending), self._last + 1) - 1
+
+    def add(self, message: Do | AskStatus, changes: bool) -> Pending:
+        """A request under its number. Whoever cancels the answer is no longer interested."""
+        answer: asyncio.Future[Result | Status] = self._loop.create_future()
+        pending = Pending(message, answer, changes, self._loop.time() + self.timeout_s)
+        self._pending[message.seq] = pending
+        answer.add_done_callback(lambda _: self._done(message.seq, answer))
+        return pending
+
+    def open(self) -> Iterator[Pending]:
+        """Those that are not answered, in order."""
+        return (pending for pending in list(self._pending.values()) if not pending.answer.done())
+
+    def get(self, seq: int) -> Pending | None:
+        return self._pending.get(seq)
+
+    def answered(self, seq: int, result: Result | Status) -> None:
+        """An answer has arrived, perhaps to nobody."""
+        pending = self._pending.get(seq)
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_result(result)
+
+    def fail(self, error: BackendError, which: Callable[[Pending], bool] = lambda _: True) -> None:
+        """End some of them with an error."""
+        for pending in self.open():
+            if which(pending):
+                pending.fail(error)
+
+    def _done(self, seq: int, answer: asyncio.Future[Result | Status]) -> None:
+        self._pending.pop(seq, None)
+        if not answer.cancelled():
+            answer.exception()  # nobody may be left to take it

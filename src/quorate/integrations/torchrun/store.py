@@ -1,0 +1,183 @@
+"""The store of a round as a `torch.distributed.Store`: for Python, and for C++ callers (PrefixStore, process groups).
+
+C++ finds the methods by name, some under names of its own (`deleteKey`, `getNumKeys`), and holds only its half of the
+object: a Python store that nobody in Python refers to is dead to it. So every store here is kept alive until the store
+of its round has ended, or `release()` is called.
+
+The time-out is the one that C++ holds, so that `PrefixStore.set_timeout` changes it too. Zero means no time-out, as in
+torch. Errors are torch's (`DistStoreError`, in TCPStore's words); ours is their cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from quorate.errors import StoreTimeoutError
+from quorate.integrations.torchrun.errors import QUEUE_EMPTY, as_store_errors
+from quorate.integrations.torchrun.queues import QueueEmpty, Queues
+from quorate.store import Store
+
+T = TypeVar("T")
+
+NO_TIMEOUT_S = 1e9
+SPARE_S = 2.0
+"""What a call may take beyond its time-out to find out what was missing."""
+_kept: set[TorchStore] = set()
+
+
+class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
+    """What `torch.distributed.TCPStore` is, for the members of one round. May be used from any thread."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+        self._inner = store._store
+        self._queues = Queues(self._inner)
+        self.set_timeout(store.timeout)
+        for old in [kept for kept in _kept if kept._inner._ended is not None]:
+            old.release()
+        _kept.add(self)
+
+    def release(self) -> None:
+        """Stop keeping it alive for C++: nobody there uses it any more. Harmless if it was done before."""
+        _kept.discard(self)
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: bytes | str) -> None:
+        name = _key(key)
+        self._do([name], lambda: self._inner.set(name, value))
+
+    def get(self, key: str) -> bytes:
+        """Waits until the key exists."""
+        name, limit_s = _key(key), self._limit_s()
+        return self._do([name], lambda: self._inner.get(name, limit_s), limit_s)
+
+    def add(self, key: str, value: int) -> int:
+        name = _key(key)
+        return self._do([name], lambda: self._inner.add(name, int(value)))
+
+    def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
+        name = _key(key)
+        return self._do([name], lambda: self._inner.compare_set(name, expected_value, desired_value))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        names = _keys(keys)
+        return not names or self._do(names, lambda: self._inner.check(names))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        names, limit_s = _keys(keys), self._limit_s(timeout)
+        if names:
+            self._do(names, lambda: self._inner.wait(names, limit_s), limit_s)
+
+    def delete_key(self, key: str) -> bool:
+        name = _key(key)
+        return self._do([name], lambda: self._inner.delete_key(name))
+
+    def num_keys(self) -> int:
+        return self._do([], self._inner.num_keys)
+
+    def list_keys(self) -> list[str]:
+        return self._do([], self._queues.keys)
+
+    def append(self, key: str, value: bytes | str) -> None:
+        name = _key(key)
+        self._do([name], lambda: self._inner.append(name, value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        names, limit_s = _keys(keys), self._limit_s()
+        return self._do(names, lambda: self._inner.multi_get(names, limit_s), limit_s) if names else []
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        names = _keys(keys)
+        self._do(names, lambda: self._inner.multi_set(names, values))
+
+    def has_extended_api(self) -> bool:
+        """That `append`, `multi_get` and `multi_set` are there."""
+        return True
+
+    # --- queues: from Python only, C++ does not ask a Python store for them ------------------------------------------
+
+    def queue_push(self, key: str, value: bytes | str) -> None:
+        name, data = _key(key), value.encode() if isinstance(value, str) else bytes(value)
+        self._do([name], lambda: self._queues.push(name, data))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """The first of the queue; waits for one, or with `block=False` raises QueueEmptyError."""
+        name, limit_s = _key(key), self._limit_s()
+        try:
+            return self._do([name], lambda: self._queues.pop(name, limit_s if block else None), limit_s)
+        except QueueEmpty as error:
+            raise QUEUE_EMPTY(str(error)) from None
+
+    def queue_len(self, key: str) -> int:
+        name = _key(key)
+        return self._do([name], lambda: self._queues.length(name))
+
+    # --- what C++ calls by other names, and copies --------------------------------------------------------------------
+
+    def deleteKey(self, key: str) -> bool:
+        return self.delete_key(key)
+
+    def getNumKeys(self) -> int:
+        return self.num_keys()
+
+    def clone(self) -> TorchStore:
+        """Another one on the same connection, which may be used by any thread anyway."""
+        twin = TorchStore(self._store)
+        twin.set_timeout(self.timeout)
+        return twin
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a TorchStore cannot be pickled: it belongs to a member of a round. In another process, connect to "
+            "MASTER_ADDR:MASTER_PORT, or join with a handler of its own"
+        )
+
+    def __repr__(self) -> str:
+        inner = self._inner
+        return f"<TorchStore round={inner.round} rank={inner.rank} world_size={inner.world_size}>"
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _do(self, names: list[str], request: Callable[[], Awaitable[T]], limit_s: float | None = None) -> T:
+        """Run it within the time-out; a request that waits for something is given the same limit and ends by itself."""
+        waits = limit_s is not None
+        limit_s = self._limit_s() if limit_s is None else limit_s
+        with as_store_errors(names, round(limit_s * 1000)):
+            return self._store._call(_within(limit_s + SPARE_S if waits else limit_s, request))
+
+    def _limit_s(self, timeout: timedelta | None = None) -> float:
+        limit: Any = self.timeout if timeout is None else timeout
+        if not isinstance(limit, timedelta):
+            raise TypeError(f"a time-out is a timedelta, not {limit!r}")
+        return limit.total_seconds() if limit > timedelta(0) else NO_TIMEOUT_S
+
+
+async def _within(limit_s: float, request: Callable[[], Awaitable[T]]) -> T:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await request()
+    except StoreTimeoutError:
+        raise
+    except TimeoutError:
+        raise StoreTimeoutError(f"no answer from the store within {limit_s:g} s") from None
+
+
+def _key(key: str | bytes) -> str:
+    if isinstance(key, bytes):
+        return key.decode()
+    if not isinstance(key, str):
+        raise TypeError(f"a key is a str, not {key!r}")
+    return key
+
+
+def _keys(keys: Sequence[str]) -> list[str]:
+    if isinstance(keys, str | bytes):
+        raise TypeError(f"several keys are a list, not {keys!r}: write [{keys!r}]")
+    return [_key(key) for key in keys]

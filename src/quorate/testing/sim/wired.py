@@ -1,0 +1,406 @@
+"""Wire worlds: the real server behind simulated TCP connections, and the real client in every process.
+
+`WiredServer` is one server through all its lives: it is killed, stopped in good order, paused, started again with what
+it knew (the same generation) or with nothing (a new one). `WiredBackend` is the `tcp` backend of one process, with what
+a director may do to its connection. Both have the faces of `network`'s, so that a world need not care.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from quorate.backends.contract import Limits
+from quorate.backends.tcp import TcpBackend
+from quorate.backends.tcp_link import Link
+from quorate.errors import OutcomeUnknown
+from quorate.events import Emitter, Event
+from quorate.kv.engine import Engine
+from quorate.kv.snapshot import restore, snapshot
+from quorate.kv.types import Add, Batch, CreateRevisionIs, LeaseResult, Op, Origin, Result, Shorten, Tick, Txn
+from quorate.server import connection
+from quorate.server.hub import Hub
+from quorate.server.local import LocalBackend
+from quorate.server.server import Server
+from quorate.testing.loop import MACHINE, VirtualTimeLoop
+from quorate.testing.sim.network import Weather
+from quorate.testing.sim.plan import Plan
+from quorate.testing.sim.streams import Garbage, Stream
+from quorate.wire.frames import GREETING, frame
+from quorate.wire.messages import Hello, encoder
+
+ENDPOINT = "sim:29400"
+SILENT = 0.3
+"""How often the machine of the server dies, and not only its process."""
+UNREACHABLE = 0.2
+"""How often a cut is told to whoever tries to connect."""
+STRANGERS = (
+    b"GET / HTTP/1.1\r\n\r\n",
+    GREETING + frame(b"\xc1 no hello"),
+    GREETING + frame(encoder.encode(Hello(1, 1, "stranger"))) + frame(b"\xc1 no message"),
+    b"",
+)
+Note = Callable[[str, str, object], None]
+
+
+@contextmanager
+def small_bounds() -> Iterator[None]:
+    """The server's patience with those who do not read, as small as these worlds are."""
+    before = connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES
+    connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES = 10, 16 * 1024
+    try:
+        yield
+    finally:
+        connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES = before
+
+
+class CoordinatorKilled(Exception):
+    """The coordinator ends here, between two of its writes."""
+
+
+class _Local(LocalBackend):
+    """What the coordinators in the server work on: with limits of its own, and a point at which they fail."""
+
+    def __init__(self, hub: Hub, limits: Limits, rng: random.Random) -> None:
+        super().__init__(hub)
+        self.limits = limits
+        self.left: int | None = None
+        """So many writes of a coordinator more; then something happens."""
+        self.is_deadly = False
+        self.reached = asyncio.Event()
+        self._rng = rng
+
+    async def execute(self, op: Op) -> Result:
+        if self.left is not None and _is_fenced(op):
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                self.reached.set()
+                if self.is_deadly:
+                    if self._rng.random() < 0.5:
+                        self._hub.execute(op)  # and nobody is left who could know
+                    raise CoordinatorKilled
+        return await super().execute(op)
+
+
+def _is_fenced(op: Op) -> bool:
+    """Whether it is a write of a coordinator in office."""
+    return isinstance(op, Txn) and any(isinstance(compare, CreateRevisionIs) for compare in op.compares)
+
+
+class _Life(Server):
+    """One life of the server. Who asked for a commit is known while it is executed."""
+
+    def __init__(self, home: WiredServer, name: str, engine: Engine | None, rng: random.Random) -> None:
+        plan, loop = home.plan, home.loop
+        super().__init__(
+            name=name,
+            emit=Emitter(lambda event: home.emitted(name, event)),
+            history=plan.history,
+            rng=rng,
+            wall=lambda: 1e9 + 1000 * home.lives + loop.time(),
+            engine=engine,
+        )
+        self.local = _Local(self.hub, Limits(plan.max_txn_ops, 1 << 20), rng)
+        self.runs._backend = self.local
+        self.has_returned = False
+        """Somebody of an earlier generation has come."""
+        self._home = home
+        self._writer = ""
+        self._renewed_at: dict[int, float] = {}
+        self._plain_execute = self.hub.execute
+        self.hub.execute = self.execute  # type: ignore[method-assign]  # seen by all who have the hub
+        self.hub.watch(self, "", self.hub.engine.revision)
+
+    def execute(self, op: Op, origin: Origin | None = None) -> Result:
+        """The hub's, seen from outside. What ends by time is nobody's doing."""
+        deadline = self.hub.engine.next_deadline()
+        if deadline is not None and deadline <= self._loop.time():
+            self._let_end()
+        if origin is not None:
+            self._writer = self._home.writers.get(origin.client, "")
+        else:
+            self._writer = self.name if isinstance(op, Txn | Add) else ""
+        self._home.note("executes", self._writer, op)
+        try:
+            result = self._plain_execute(op, origin)
+        finally:
+            self._writer = ""
+        if isinstance(result, LeaseResult) and result.alive and not isinstance(op, Shorten):
+            self._renewed_at[result.lease] = self._loop.time()
+        return result
+
+    def _let_end(self) -> None:
+        """End the leases whose time is over, and tell of those that ended before that although their client is here."""
+        now, leases = self._loop.time(), self.hub.engine.leases
+        here = [
+            lease
+            for client in self.clients._clients.values()
+            for lease in client.sessions
+            if client.line is not None and (alive := leases.get(lease)) is not None and alive.deadline <= now
+        ]
+        early = [lease for lease in here if now < self._renewed_at.get(lease, now) + self._home.plan.ttl_s - 1e-6]
+        self._plain_execute(Tick())
+        for lease in early:
+            self._home.ended_early(lease, now - self._renewed_at[lease])
+
+    def push(self, batch: Batch) -> None:
+        """Every revision; before anybody else is told of it."""
+        if self._home.life is self:
+            self._home.on_commit(batch, self._writer)
+
+    def attend(self, run: str, is_returning: bool, client: str) -> None:
+        self.has_returned = self.has_returned or is_returning
+        super().attend(run, is_returning, client)
+
+
+class WiredServer:
+    """The server of a world, through all its lives."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        note: Note,
+        on_commit: Callable[[Batch, str], None],
+        emitted: Callable[[str, Event], None],
+        ended_early: Callable[[int, float], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        self.plan = plan
+        self.loop = loop
+        self.note = note
+        self.on_commit = on_commit
+        self.emitted = emitted
+        self.ended_early = ended_early
+        self.lives = 0
+        self.is_up = True
+        self.is_silent = False
+        """It is down with its machine: nobody even says that nobody listens."""
+        self.writers: dict[str, str] = {}
+        """Which node a client is."""
+        self.first_revision = 0
+        """What is older is of an earlier generation."""
+        self.rng = random.Random(f"wired server {plan.seed}")
+        self._streams: list[Stream] = []
+        self._saved = b""
+        self._pauses = 0
+        self.life = self._begin(None)
+
+    @property
+    def engine(self) -> Engine:
+        return self.life.hub.engine
+
+    def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
+        """Something that nobody asked for over a connection."""
+        return self._context.run(self.life.hub.execute, op)
+
+    # --- lives --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, engine: Engine | None) -> _Life:
+        self.lives += 1
+        self._machine = f"server#{self.lives}"
+        rng = random.Random(f"{self.plan.seed} {self._machine}")
+        self._context = contextvars.copy_context()
+        self._context.run(MACHINE.set, self._machine)
+        return self._context.run(_Life, self, self._machine, engine, rng)
+
+    def crash(self, is_machine: bool | None = None) -> None:
+        """Its process dies, or its whole machine (None: drawn)."""
+        self.is_silent = self.rng.random() < SILENT if is_machine is None else is_machine
+        self._end_life()
+
+    async def stop(self) -> None:
+        """It stops in good order, unless it stands still: then it is killed."""
+        life = self.life
+        if self._pauses:
+            self.crash(is_machine=False)
+            return
+        self.is_up = self.is_silent = False
+        await life.stop("it is restarted")
+        self._end_life()
+
+    def _end_life(self) -> None:
+        self.is_up = False
+        self._saved = snapshot(self.engine)
+        self.loop.freeze(self._machine)
+        for stream in self._streams:
+            if self.is_silent:
+                stream.far.vanish()
+            else:
+                stream.far.die()
+
+    def restart(self, with_data: bool) -> None:
+        """Start again, from what was saved (all leases renewed; the same generation) or from nothing."""
+        generation = self.life.generation
+        self.life = self._begin(restore(self._saved, self.loop.time(), self.plan.history) if with_data else None)
+        if with_data:
+            self.life.generation = generation
+        else:
+            self.first_revision = self.engine.revision
+        for stream in self._streams:
+            if stream.far.is_deaf:  # the machine is there again, and knows nothing of it
+                stream.later(self.rng.uniform(0.0, 1.0), stream.reset)
+        self.is_up = True
+
+    async def pause(self, length_s: float, after_writes: int) -> None:
+        """Its process stands still for a while, after so many more writes of its coordinator."""
+        machine = self._machine
+        await self._until_written(after_writes, deadly=False)
+        if not self._lives_on(machine):
+            return
+        self._pauses += 1
+        self.loop.freeze(machine)
+        self.note("pause", machine, "")
+        await asyncio.sleep(length_s)
+        self._pauses -= 1
+        if self._lives_on(machine) and not self._pauses:
+            self.loop.thaw(machine)
+            self.note("thaw", machine, "")
+
+    def _lives_on(self, machine: str) -> bool:
+        return machine == self._machine and self.is_up
+
+    async def kill_coordinator(self, after_writes: int) -> None:
+        """The coordinator fails after so many more writes; the server starts it again."""
+        await self._until_written(after_writes, deadly=True)
+
+    async def _until_written(self, writes: int, deadly: bool) -> None:
+        local = self.life.local
+        local.left, local.is_deadly = writes, deadly
+        local.reached.clear()
+        try:
+            async with asyncio.timeout(self.plan.ttl_s):
+                await local.reached.wait()
+        except TimeoutError:
+            local.left = None  # it has nothing to write
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def accept(
+        self, name: str, weather: Callable[[], Weather], rng: random.Random, protocol: asyncio.Protocol
+    ) -> Stream:
+        """A connection to the running code; its near end is for the caller to open. ConnectionRefusedError if down."""
+        if not self.is_up:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        self._streams = [stream for stream in self._streams if not stream.is_over]
+        stream = Stream(name, weather, rng)
+        stream.join((protocol, contextvars.copy_context()), (self.life.connect(), self._context))
+        self._streams.append(stream)
+        self.loop.call_soon(stream.far.open, context=self._context)
+        return stream
+
+    def reset_all(self) -> None:
+        """Whatever is between the server and all others dies: a switch, a proxy."""
+        for stream in self._streams:
+            stream.reset(silent=0.0)
+
+    def meet_stranger(self, kind: int) -> None:
+        """Somebody comes who does not speak the protocol, or says nothing at all."""
+        if self.is_up:
+            weather = Weather()
+            protocol = Garbage(STRANGERS[kind % len(STRANGERS)])
+            self.accept("a stranger", lambda: weather, self.rng, protocol).near.open()
+
+    def end(self) -> None:
+        """The world is over."""
+        self.is_up = False
+        for stream in self._streams:
+            stream.is_broken = stream.is_void = True
+
+
+class WiredBackend(TcpBackend):
+    """The client of one process, over simulated connections."""
+
+    def __init__(self, server: WiredServer, process: str, writer: str, rng: random.Random, weather: Weather) -> None:
+        plan = server.plan
+        super().__init__(
+            ENDPOINT,
+            self._dial,
+            run="sim" if writer else "",
+            grace_s=plan.disconnect_grace_s,
+            call_timeout_s=plan.call_timeout_s,
+            stall_s=plan.stall_s,
+            rng=rng,
+        )
+        self.limits = Limits(max_txn_ops=plan.max_txn_ops, max_txn_bytes=1 << 20)
+        self.server = server
+        self.is_dead = False
+        self.swallow: Callable[[Op], bool] | None = None
+        """Requests that this process never manages to send."""
+        self.left_to_send: int | None = None
+        self.has_sent = asyncio.Event()
+        """Set when `left_to_send` more requests were sent."""
+        self._process = process
+        self._weather = weather
+        self._cleared = asyncio.Event()
+        self._stream: Stream | None = None
+        self._rng_of_lines = random.Random(f"{plan.seed} lines of {process}")
+        server.writers[self._client] = writer
+
+    @property
+    def weather(self) -> Weather:
+        return self._weather
+
+    @weather.setter
+    def weather(self, weather: Weather) -> None:
+        self._weather = weather
+        self._cleared.set()
+        if self._stream is not None:
+            self._stream.kick()
+
+    def reset(self) -> None:
+        """What follows a fault: the connection breaks, or goes on where it was."""
+        if self._stream is not None and self._rng_of_lines.random() < 0.6:
+            self._stream.reset()
+
+    def crash(self, is_machine: bool) -> None:
+        """The process is dead, and perhaps its machine with it. It is frozen already."""
+        self.is_dead = True
+        if self._stream is None:
+            return
+        if is_machine:
+            self._stream.near.vanish()
+        else:
+            self._stream.near.die()
+
+    def machine_is_back(self) -> None:
+        """Another process runs on the machine that died: whoever sends to this one is told that it is gone."""
+        if self._stream is not None and self._stream.near.is_deaf:
+            self._stream.later(self._rng_of_lines.uniform(0.0, 1.0), self._stream.reset)
+
+    async def execute(self, op: Op) -> Result:
+        if self.left_to_send is not None:
+            self.left_to_send -= 1
+            if self.left_to_send <= 0:
+                self.has_sent.set()
+        if self.swallow is not None and self.swallow(op):
+            await asyncio.sleep(self.server.plan.call_timeout_s)
+            raise OutcomeUnknown("no answer from the server: it may have happened")
+        return await super().execute(op)
+
+    async def _dial(self, make: Callable[[], Link]) -> None:
+        rng = self._rng_of_lines
+        await asyncio.sleep(rng.uniform(*self._weather.delay_s))
+        while not (self._weather.to_server and self._weather.from_server):
+            if rng.random() < UNREACHABLE:
+                raise OSError(errno.EHOSTUNREACH, "No route to host")
+            self._cleared.clear()
+            await self._cleared.wait()
+        if self.server.is_silent and not self.server.is_up:
+            await asyncio.sleep(rng.uniform(0.5, 3.0))
+            raise TimeoutError("no answer")
+        stream = self._stream = self.server.accept(self._process, lambda: self._weather, rng, make())
+        try:
+            await asyncio.sleep(rng.uniform(*self._weather.delay_s))
+        except BaseException:
+            stream.near.die()
+            raise
+        if not stream.near.is_closing():
+            stream.near.open()
+        else:
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")

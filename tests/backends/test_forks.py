@@ -1,0 +1,74 @@
+"""What a fork inherits: a child that outlives its parent keeps neither its connection nor its address."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCRIPT = """
+import os, sys, time
+import quorate
+handler = quorate.create_handler(sys.argv[1])
+world = handler.next_rendezvous()
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+@pytest.fixture
+def forked():
+    """A node that hosts its run and has forked a child that goes on without it; (port, node, pid of the child)."""
+    port = free_port()
+    url = f"tcp://127.0.0.1:{port}/run?min_nodes=1&last_call_timeout=0.1"
+    with subprocess.Popen([sys.executable, "-c", SCRIPT, url], stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        child = int(node.stdout.readline())
+        try:
+            yield port, node, child
+        finally:
+            os.kill(child, signal.SIGKILL)
+            node.kill()
+
+
+def test_child_of_a_host_does_not_keep_its_address(forked):
+    port, node, child = forked
+    node.kill()
+    node.wait()
+    os.kill(child, 0)  # it is still there
+    deadline = time.monotonic() + 10
+    while True:
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind(("127.0.0.1", port))
+                one.listen()
+                return
+            except OSError:
+                assert time.monotonic() < deadline, "the child still has the address"
+                time.sleep(0.05)
+
+
+def test_child_does_not_keep_the_connection_of_its_parent(forked):
+    port, node, _ = forked
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+        stranger.settimeout(10)
+        node.kill()
+        node.wait()
+        try:
+            closed = stranger.recv(100) == b""
+        except ConnectionResetError:
+            closed = True
+    assert closed

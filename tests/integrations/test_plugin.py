@@ -1,0 +1,58 @@
+"""What holds without torch: the package imports, the plug-in is light, and torchrun's flags become settings."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+from quorate.errors import SettingsError
+from quorate.integrations.plugin import torchrun
+from quorate.parameters import RendezvousParameters
+from tests.tidy.sources import ROOT
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+import quorate.integrations
+from quorate.integrations.plugin import torchrun
+assert callable(torchrun())
+assert not any(name.startswith("quorate.integrations.torchrun") for name in sys.modules)
+"""
+
+
+def test_plugin_loads_without_torch():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_plugin_is_registered_for_torchrun():
+    (entry,) = entry_points(group="torchrun.handlers", name="quorate")
+    assert entry.load() is torchrun
+
+
+def test_backend_without_torch_says_what_is_missing():
+    if "torch" in sys.modules or _has_torch():
+        pytest.skip("torch is here")
+    with pytest.raises(ModuleNotFoundError) as caught:
+        torchrun()(RendezvousParameters("quorate", "localhost", "run", 1, 1))
+    assert caught.value.name == "torch"
+
+
+def test_error_of_a_setting_is_a_value_error():
+    assert issubclass(SettingsError, ValueError)
+
+
+def _has_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,173 @@
+"""Those who come back to a server that has lost its memory: how long nothing forms, and above which numbers."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.rendezvous.decide import Form, Wait
+from quorate.rendezvous.records import ClaimRecord
+from quorate.rendezvous.returning import LOOK_AGAIN_S, UNTOLD_TTL_S, Returning
+from tests.rendezvous.board import Board
+
+START = 100.0
+
+
+def claim(node: str, number: int = 5, size: int = 3, *, member: bool = True, floor: int = 0, ttl_s: float = 6.0):
+    return ClaimRecord(
+        id=node, round=number, size=size, is_member=member, floor=max(floor, number if member else 0), ttl_s=ttl_s
+    )
+
+
+def returning(*nodes: str, **fields) -> Returning:
+    """These nodes are back and have said where they stood."""
+    found = Returning(START)
+    for node in nodes:
+        found.expect(f"client of {node}")
+        found.claim(f"client of {node}", claim(node, **fields))
+    return found
+
+
+# --- how long ---------------------------------------------------------------------------------------------------------
+
+
+def test_server_that_nobody_knew_holds_nothing():
+    assert Returning(START).holds_until(START) is None
+
+
+def test_nothing_forms_until_one_time_to_live_after_the_start():
+    found = returning("a", ttl_s=6.0)
+    assert found.holds_until(START) is not None
+    assert found.holds_until(START + 5.999) == START + 6.0
+    assert found.holds_until(START + 6.0) is None
+    assert found.holds_until(START + 1_000.0) is None
+
+
+def test_it_is_looked_at_again_soon_as_claims_come_without_a_change_of_keys():
+    found = returning("a")
+    assert found.holds_until(START + 1.0) == START + 1.0 + LOOK_AGAIN_S
+
+
+def test_the_hold_ends_early_when_all_members_have_said_that_they_know():
+    found = returning("a", "b")
+    assert found.holds_until(START + 1.0) is not None
+    found.claim("client of c", claim("c"))
+    assert found.holds_until(START + 1.0) is None
+
+
+def test_member_that_says_it_twice_counts_once():
+    found = returning("a", "b")
+    for client in ("client of a", "another client of a"):
+        found.claim(client, claim("a"))
+    assert found.holds_until(START + 1.0) is not None
+
+
+def test_one_who_knew_of_the_round_without_being_in_it_makes_the_members_waited_for():
+    found = returning("spare", member=False)
+    assert found.holds_until(START + 1.0) is not None
+    for node in "abc":
+        found.claim(node, claim(node))
+    assert found.holds_until(START + 1.0) is None
+
+
+def test_nothing_is_held_when_nobody_who_came_back_knew_of_a_round():
+    assert returning("a", "b", number=0, size=0, member=False).holds_until(START) is None
+
+
+def test_one_who_has_not_said_where_it_stood_is_waited_for():
+    found = returning("a", "b", "c")
+    found.expect("a fourth")
+    assert found.holds_until(START + 1.0) is not None
+    found.claim("a fourth", claim("d", number=0, size=0, member=False))
+    assert found.holds_until(START + 1.0) is None
+
+
+def test_one_who_never_says_it_is_waited_for_as_long_as_a_time_to_live_usually_is():
+    found = Returning(START)
+    found.expect("silent")
+    assert found.holds_until(START + UNTOLD_TTL_S - 0.01) is not None
+    assert found.holds_until(START + UNTOLD_TTL_S) is None
+
+
+def test_members_of_an_earlier_round_do_not_stand_for_those_of_the_last():
+    found = returning("a", "b", number=4, size=2)
+    assert found.holds_until(START) is None
+    found.claim("client of c", claim("c", number=5, size=3))
+    assert (found.round, found.size) == (5, 3)
+    assert found.holds_until(START) is not None
+    for node in "ab":
+        found.claim(node, claim(node, number=5))
+    assert found.holds_until(START) is None
+
+
+def test_attempt_that_was_confirmed_above_the_last_known_round_may_have_become_active():
+    found = returning("a", "b", "c", number=5, size=3, floor=6)
+    assert found.holds_until(START + 1.0) is not None
+    assert found.holds_until(START + 6.0) is None
+    found.claim("d", claim("d", number=6, size=4))
+    for node in "abc":
+        found.claim(node, claim(node, number=6, size=4))
+    assert found.holds_until(START + 1.0) is None
+
+
+def test_longest_time_to_live_that_was_told_counts():
+    found = returning("a", ttl_s=6.0)
+    found.claim("b", claim("b", ttl_s=20.0))
+    assert found.holds_until(START + 19.9) == START + 20.0
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans())))
+def test_floor_is_the_highest_number_that_anybody_told(told):
+    found = Returning(START)
+    for number, (at, floor, member) in enumerate(told):
+        found.claim(f"c{number}", ClaimRecord(id=f"n{number}", round=at, size=3, is_member=member, floor=floor))
+    assert found.floor == max([0, *(max(at, floor) for at, floor, _ in told)])
+    assert found.round == max([0, *(at for at, _, _ in told)])
+
+
+def test_next_number_is_above_all_floors_that_were_shown():
+    board = Board(min_nodes=2, max_nodes=2)
+    board.join("a", "b")
+    assert board.view.next_number() == 1
+    board.view.returning = returning("x", number=7, size=1, floor=9)
+    assert board.view.next_number() == 10
+    board.join("c", floor=12)
+    assert board.view.next_number() == 13
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_formed_while_members_of_the_last_round_are_missing():
+    board = Board(min_nodes=2, max_nodes=2)
+    board.view.returning = returning("a", "b", ttl_s=6.0)
+    board.join("a", "b")
+    decision = board.decide()
+    assert isinstance(decision, Wait)
+    assert decision.why == (
+        "the server was restarted without its data: 2 of 3 members of round 5 are back; the others are given up one "
+        "time to live after the restart"
+    )
+    assert decision.until == board.now + LOOK_AGAIN_S
+    board.view.returning.claim("c", claim("c"))
+    assert isinstance(board.decide(), Form)
+
+
+def test_round_is_formed_without_those_who_never_came_back():
+    board = Board(min_nodes=2, max_nodes=2)
+    board.view.returning = returning("a", "b", ttl_s=6.0)
+    board.join("a", "b")
+    assert isinstance(board.decide(), Wait)
+    assert isinstance(board.decide(after_s=5.9), Wait)
+    assert isinstance(board.decide(after_s=0.1), Form)
+
+
+def test_sentence_before_anybody_has_said_where_it_stood():
+    board = Board(min_nodes=1, max_nodes=1)
+    board.view.returning = Returning(board.now)
+    board.view.returning.expect("client")
+    board.join("a")
+    assert board.why() == (
+        "the server was restarted without its data: waiting for the nodes to say where the run stood"
+    )

@@ -1,0 +1,122 @@
+"""A TCP proxy in the hands of a test: cuts connections at a byte or at a word, swallows answers, hangs, goes away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from quorate.server.server import Server
+from tests.server.kit import port_of
+
+
+class Proxy:
+    """Between a client and a server. Without a switch thrown it hands everything on."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.port = 0
+        self.connections = 0
+        """How many came so far."""
+        self.swallows = False
+        """Nothing that the server says arrives; what the client says does."""
+        self.deafens = False
+        """Nothing that the client says arrives."""
+        self.dribble = 0
+        """What the client says arrives in pieces of so many bytes, and others are served in between; 0: as it comes."""
+        self.limits: Callable[[int], tuple[float, float]] = lambda number: (float("inf"), float("inf"))
+        """After how many bytes up and down the connection of this number is cut."""
+        self._listening: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def listen(self) -> None:
+        self._listening = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    def refuse(self) -> None:
+        """Nobody can connect, and nobody is connected."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        self.cut()
+
+    def cut(self) -> None:
+        """All connections end, on both sides."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        self.refuse()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+        await asyncio.sleep(0)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        up_limit, down_limit = self.limits(self.connections)
+        self.connections += 1
+        try:
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        finally:
+            self._tasks.discard(task)
+            self._writers.discard(writer)
+        both = (writer, server_writer)
+        self._writers.update(both)
+        pumps = [
+            asyncio.create_task(self._pump(reader, server_writer, up_limit, is_down=False)),
+            asyncio.create_task(self._pump(server_reader, writer, down_limit, is_down=True)),
+        ]
+        self._tasks.update(pumps)
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+                self._tasks.discard(pump)
+            for one in both:
+                one.transport.abort()
+                self._writers.discard(one)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: float, *, is_down: bool
+    ) -> None:
+        passed = 0
+        try:
+            while data := await reader.read(1 << 16):
+                if self.swallows if is_down else self.deafens:
+                    continue
+                if passed + len(data) >= limit:
+                    writer.write(data[: int(limit - passed)])
+                    await writer.drain()
+                    return
+                passed += len(data)
+                size = len(data) if is_down or not self.dribble else self.dribble
+                for at in range(0, len(data), size):
+                    writer.write(data[at : at + size])
+                    await writer.drain()
+                    if size < len(data):
+                        await asyncio.sleep(0.001)
+        except OSError:
+            return
+
+
+@asynccontextmanager
+async def through(server: Server) -> AsyncIterator[Proxy]:
+    """A proxy in front of a server."""
+    proxy = Proxy(port_of(server))
+    await proxy.listen()
+    try:
+        yield proxy
+    finally:
+        await proxy.close()

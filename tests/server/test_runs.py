@@ -1,0 +1,388 @@
+"""The runs of a server: apart from each other, looked after while they live, and forgotten when they are over."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from quorate import aio
+from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter, ServerStopped
+from quorate.rendezvous.coordinator import Coordinator
+from quorate.rendezvous.keys import RunKeys
+from quorate.server import runs
+from quorate.server import server as serving_module
+from quorate.server.server import Server
+from quorate.wire.messages import Going, WatchStart
+from tests.patience import PATIENCE_S as PROCESS_PATIENCE_S
+from tests.server.kit import Raw, client_of, eventually, put, run, serving
+
+FAST = {
+    "last_call_timeout": 0.1,
+    "admission_window": 0,
+    "keep_alive_interval": 0.3,
+    "disconnect_grace": 0.2,
+    "is_host": False,
+}
+
+
+def node(server, run_id, name, min_nodes=1, **options):
+    """A node of a run on this server."""
+    url = f"tcp://{server.addresses[0]}/{run_id}"
+    return aio.create_handler(url, name=name, min_nodes=min_nodes, **{**FAST, **options})
+
+
+async def gather(*nodes):
+    return await asyncio.gather(*(one.next_rendezvous() for one in nodes))
+
+
+async def close(*nodes):
+    await asyncio.gather(*(one.aclose() for one in nodes))
+
+
+def keys_under(server, run_id):
+    prefix = RunKeys("quorate", run_id).config.removesuffix("config")
+    return [key for key in server.hub.engine.items if key.startswith(prefix)]
+
+
+# --- apart from each other --------------------------------------------------------------------------------------------
+
+
+def test_runs_of_one_server_form_their_own_rounds_of_the_same_names():
+    async def main():
+        async with serving() as server:
+            runs = {run_id: [node(server, run_id, name, 2) for name in ("a", "b")] for run_id in ("one", "two", "2")}
+            worlds = await asyncio.gather(*(gather(*nodes) for nodes in runs.values()))
+            for pair in worlds:
+                assert sorted(world.rank for world in pair) == [0, 1]
+                assert {world.round for world in pair} == {1}
+                assert [member.name for member in await pair[0].members()] == ["a", "b"]
+            await worlds[0][0].store.set("key", b"of one")
+            assert not await worlds[1][0].store.check(["key"])
+            assert len(server.runs) == 3
+            await runs["one"][0].set_closed()
+            assert await runs["one"][1].is_closed()
+            assert not await runs["two"][1].is_closed()
+            await close(*(one for nodes in runs.values() for one in nodes))
+
+    run(main())
+
+
+def test_run_whose_id_begins_as_that_of_another_is_another():
+    async def main():
+        async with serving() as server:
+            nodes = [node(server, run_id, "a") for run_id in ("job", "job-1", "jo")]
+            worlds = await gather(*nodes)
+            assert [(world.rank, world.world_size) for world in worlds] == [(0, 1)] * 3
+            await close(*nodes)
+
+    run(main())
+
+
+def test_observer_without_a_run_makes_none():
+    async def main():
+        async with serving() as server, client_of(server.addresses[0]) as backend:
+            status = await backend.status()
+            assert status.details["runs"] == "0"
+            assert status.details["connections"] == "1"
+            assert server.hub.engine.items == {}
+
+    run(main())
+
+
+# --- forgotten when they are over -------------------------------------------------------------------------------------
+
+
+def test_run_that_everybody_left_is_collected_when_its_time_is_over():
+    async def main():
+        async with serving() as server:
+            nodes = [node(server, "run", name, 2, reopen_after=0.6) for name in ("a", "b")]
+            await gather(*nodes)
+            tasks = {task.get_name() for task in asyncio.all_tasks()}
+            assert "coordinator of run" in tasks
+            await close(*nodes)
+            await eventually(lambda: len(server.runs) == 0, "the coordinator is gone")
+            await eventually(
+                lambda: "coordinator of run" not in {task.get_name() for task in asyncio.all_tasks()}, "its task too"
+            )
+            left = keys_under(server, "run")
+            assert not [key for key in left if "/coordinator" in key or "/config" in key or "/nodes" in key]
+            assert len(server.clients) == 0
+
+    run(main())
+
+
+def test_run_lives_while_one_session_of_it_does():
+    async def main():
+        async with serving() as server:
+            one = node(server, "run", "a", reopen_after=0.6)
+            await one.next_rendezvous()
+            config = server.hub.engine.items[RunKeys("quorate", "run").config]
+            marker = await asyncio.wait_for(_lease(server, 2.0), 10)
+            await eventually(lambda: server.hub.engine.leases.get(marker) is None, "more than its time passes")
+            assert server.hub.engine.items[RunKeys("quorate", "run").config] == config
+            await one.aclose()
+
+    run(main())
+
+
+async def _lease(server, ttl_s):
+    async with client_of(server.addresses[0]) as backend:
+        return await backend.grant(ttl_s)
+
+
+def test_run_that_was_collected_can_be_used_again():
+    async def main():
+        async with serving() as server:
+            for _ in range(2):
+                one = node(server, "run", "a", reopen_after=0.5)
+                world = await one.next_rendezvous()
+                assert world.round == 1
+                await one.set_closed()
+                await one.aclose()
+                await eventually(lambda: len(server.runs) == 0, "it is collected")
+
+    run(main())
+
+
+def test_run_that_was_only_looked_at_is_collected_too(monkeypatch):
+    monkeypatch.setattr(runs, "MOST_PAUSE_S", 0.2)
+
+    async def main():
+        async with serving() as server:
+            raw, _ = await Raw.welcomed(server, "observer", run="looked-at")
+            await eventually(lambda: keys_under(server, "looked-at"), "it has a coordinator")
+            raw.close()
+            await eventually(lambda: len(server.runs) == 0, "it is collected")
+            assert keys_under(server, "looked-at") == []
+
+    run(main())
+
+
+# --- coordinators that fail -------------------------------------------------------------------------------------------
+
+
+def test_coordinator_that_fails_is_started_again_and_says_so(monkeypatch):
+    whole, calls = Coordinator.run, []
+
+    async def failing(self):
+        calls.append(self)
+        if len(calls) == 1:
+            raise ZeroDivisionError("a defect")
+        return await whole(self)
+
+    monkeypatch.setattr(Coordinator, "run", failing)
+
+    async def main():
+        seen = []
+        async with serving(emit=Emitter(seen.append)) as server:
+            one = node(server, "run", "a")
+            assert (await one.next_rendezvous()).rank == 0
+            await one.aclose()
+        elected = [event.term for event in seen if isinstance(event, CoordinatorElected)]
+        deposed = [event for event in seen if isinstance(event, CoordinatorDeposed)]
+        assert len(calls) == len(elected) == 2
+        assert elected[0] < elected[1]
+        assert "ZeroDivisionError('a defect')" in str(deposed[0])
+
+    run(main())
+
+
+def test_coordinator_that_fails_in_one_run_is_nothing_to_another(monkeypatch):
+    whole = Coordinator.run
+
+    async def failing(self):
+        if self._keys.run_id == "bad":
+            raise ZeroDivisionError
+        return await whole(self)
+
+    monkeypatch.setattr(Coordinator, "run", failing)
+
+    async def main():
+        async with serving() as server:
+            bad, good = node(server, "bad", "a", join_timeout=30), node(server, "good", "a")
+            waiting = asyncio.create_task(bad.next_rendezvous())
+            assert (await good.next_rendezvous()).world_size == 1
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await close(bad, good)
+
+    run(main())
+
+
+# --- the end of a server ----------------------------------------------------------------------------------------------
+
+
+def test_server_that_stops_says_so_to_everybody_and_is_quick():
+    async def main():
+        loop = asyncio.get_running_loop()
+        seen = []
+        async with serving(emit=Emitter(seen.append)) as server:
+            raws = [(await Raw.welcomed(server, f"c{number}", run=f"r{number % 5}"))[0] for number in range(50)]
+            silent = await Raw.open(server)
+            began_at = loop.time()
+            await server.stop("maintenance")
+            assert loop.time() - began_at < serving_module.GOODBYE_S + 5.0
+            for raw in raws:
+                assert await raw.next_message() == Going("maintenance")
+                assert await raw.rest() == b""
+                raw.close()
+            assert await silent.rest() == b""
+            silent.close()
+            assert not server.connections
+        assert "maintenance" in str(next(event for event in seen if isinstance(event, ServerStopped)))
+        names = {task.get_name() for task in asyncio.all_tasks()}
+        assert not [name for name in names if name.startswith(("coordinator", "keeper"))]
+
+    run(main())
+
+
+def test_server_that_stops_does_not_wait_for_one_who_reads_nothing():
+    async def main():
+        async with serving() as server, client_of(server.addresses[0]) as writer:
+            raw, _ = await Raw.welcomed(server, "deaf")
+            raw.send(WatchStart(1, "/w/", server.hub.engine.revision))
+            for _ in range(60):
+                await put(writer, "/w/a", bytes(256 * 1024))
+            began_at = asyncio.get_running_loop().time()
+            await server.stop()
+            assert asyncio.get_running_loop().time() - began_at < serving_module.GOODBYE_S + 5.0
+            await eventually(lambda: not server.connections, "it is dropped")
+            raw.abort()
+
+    run(main())
+
+
+def test_server_that_stopped_serves_nobody_and_leaves_its_port():
+    async def main():
+        async with serving() as server:
+            port = int(server.addresses[0].rpartition(":")[2])
+            await server.stop()
+            with pytest.raises(OSError):  # noqa: PT011 - refused, in the words of the system
+                await asyncio.open_connection("127.0.0.1", port)
+        async with serving(port) as again, client_of(again.addresses[0]) as backend:
+            await put(backend, "/a")
+
+    run(main())
+
+
+def test_revisions_of_a_new_life_are_above_all_of_the_last():
+    async def main():
+        revisions, generations = [], set()
+        for _ in range(3):
+            async with serving() as server, client_of(server.addresses[0]) as backend:
+                revisions += [await put(backend, "/a") for _ in range(50)]
+                generations.add(server.generation)
+        assert revisions == sorted(set(revisions))
+        assert len(generations) == 3
+
+    run(main())
+
+
+def test_address_of_another_family_is_shown_as_an_endpoint_that_clients_take():
+    try:
+        listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    async def main():
+        server = Server()
+        await server.listen([listening])
+        assert server.addresses == (f"[::1]:{listening.getsockname()[1]}",)
+        async with client_of(server.addresses[0]) as backend:
+            await put(backend, "/a")
+        await server.stop()
+
+    run(main())
+
+
+def test_server_describes_itself_in_figures():
+    async def main():
+        async with serving(name="me") as server, client_of(server.addresses[0], run="r") as backend:
+            await put(backend, "/a")
+            await backend.grant(5.0)
+            watch = backend.watch("/a", 1 << 60)
+            waiting = asyncio.create_task(anext(watch))
+            await eventually(lambda: server.hub.watch_count > 1, "it watches")
+            told = (await backend.status()).details
+            assert told["generation"] == server.generation
+            assert (told["connections"], told["runs"], told["leases"]) == ("1", "1", "1")
+            assert int(told["keys"]) >= 2
+            assert int(told["bytes_in"]) > 0 < int(told["bytes_out"])
+            watch.cancel()
+            await asyncio.wait([waiting])
+            assert isinstance(waiting.exception(), StopAsyncIteration)
+        assert isinstance(server, Server)
+
+    run(main())
+
+
+# --- no names ---------------------------------------------------------------------------------------------------------
+
+NAMELESS = """
+    import asyncio, socket, sys
+    from quorate.events import Emitter
+    from quorate.server.server import Server
+
+    def raises(name):
+        def call(*args, **options):
+            asked.append(name)
+            raise AssertionError(f"{name} was asked: {args}")
+        return call
+
+    asked = []
+
+    async def main():
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = Server(emit=Emitter(lambda event: print(event, flush=True)))
+        await server.listen([listening])
+        loop = asyncio.get_running_loop()
+        for name in ("getaddrinfo", "gethostbyaddr", "gethostbyname", "gethostbyname_ex", "getfqdn", "getnameinfo"):
+            setattr(socket, name, raises(name))
+        loop.getaddrinfo = loop.getnameinfo = raises("loop")
+        await loop.run_in_executor(None, sys.stdin.read)
+        await server.stop("told to")
+        assert not asked, asked
+
+    asyncio.run(main())
+"""
+
+
+def test_server_looks_up_no_name_whatever_it_does():
+    serves = subprocess.Popen(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(NAMELESS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    async def main(endpoint):
+        reader, writer = await asyncio.open_connection(*endpoint.split(":"))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert b"400 Bad Request" in await reader.read()
+        writer.close()
+        nodes = [
+            aio.create_handler(f"tcp://{endpoint}/run", name=name, min_nodes=2, local_addr="127.0.0.1", **FAST)
+            for name in ("a", "b")
+        ]
+        worlds = await gather(*nodes)
+        await worlds[0].store.set("k", b"v")
+        assert await worlds[1].store.get("k") == b"v"
+        await nodes[0].abandon()
+        async with asyncio.timeout(PROCESS_PATIENCE_S):
+            await worlds[1].changed.wait()
+        await nodes[1].aclose()
+
+    try:
+        line = serves.stdout.readline()
+        assert "listening on 127.0.0.1:" in line, line
+        run(main(line.split()[-1]))
+    finally:
+        out, err = serves.communicate("", timeout=PROCESS_PATIENCE_S)
+    assert serves.returncode == 0, err
+    assert "failed" not in out
+    assert [line for line in err.splitlines() if not line.startswith("Executing <")] == []

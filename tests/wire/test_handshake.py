@@ -1,0 +1,240 @@
+"""The first words: who comes in, in which version, and what those are told who do not."""
+
+import pickle
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.wire.frames import GREETING
+from quorate.wire.handshake import LONGEST_NAME, Accepted, Versions, describe, is_http, judge, stranger_line
+from quorate.wire.messages import Hello, RefusalCode, Refused, encoder
+from tests.wire.strategies import hellos
+
+ONE = Versions(1, 1)
+
+
+def hello(oldest=1, newest=1, client="c", **fields) -> bytes:
+    return encoder.encode(Hello(oldest=oldest, newest=newest, client=client, **fields))
+
+
+def refusal(verdict) -> Refused:
+    assert isinstance(verdict, Refused), verdict
+    assert "\n" not in verdict.message
+    return verdict
+
+
+def code_of(verdict) -> RefusalCode:
+    return refusal(verdict).code
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agreed"),
+    [
+        (Versions(1, 1), (1, 1), 1),
+        (Versions(1, 2), (1, 1), 1),
+        (Versions(1, 1), (1, 2), 1),
+        (Versions(1, 2), (2, 2), 2),
+        (Versions(2, 2), (1, 2), 2),
+        (Versions(1, 2), (1, 2), 2),
+        (Versions(1, 2), (2, 3), 2),
+        (Versions(2, 3), (1, 2), 2),
+        (Versions(1, 9), (4, 5), 5),
+        (Versions(1, 1), (2, 2), None),
+        (Versions(2, 2), (1, 1), None),
+        (Versions(1, 2), (3, 4), None),
+        (Versions(3, 4), (1, 2), None),
+        (Versions(1, 1), (3, 1), None),
+    ],
+)
+def test_both_speak_the_newest_version_that_both_know(ours, theirs, agreed):
+    assert ours.agree(*theirs) == agreed
+    verdict = judge(hello(*theirs), None, ours)
+    if agreed is None:
+        assert code_of(verdict) is RefusalCode.VERSION
+    else:
+        assert isinstance(verdict, Accepted)
+        assert verdict.version == agreed
+
+
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.integers(0, 6))
+def test_agreement_is_what_looking_at_every_version_would_find(a, b, c, d):
+    common = [version for version in range(8) if a <= version <= b and c <= version <= d]
+    assert Versions(a, b).agree(c, d) == Versions(c, d).agree(a, b) == max(common, default=None)
+
+
+def test_client_that_is_too_old_is_told_to_upgrade():
+    message = refusal(judge(hello(1, 1, software="quorate 0.9"), None, Versions(2, 3))).message
+    assert message == (
+        "the client (quorate 0.9) speaks version 1 of the protocol and the server versions 2 to 3: upgrade the client"
+    )
+
+
+def test_client_that_is_too_new_is_told_that_the_server_is_old():
+    message = refusal(judge(hello(2, 3), None, ONE)).message
+    assert message == (
+        "the client (unknown) speaks versions 2 to 3 of the protocol and the server version 1: upgrade the server"
+    )
+
+
+# --- the token --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given_token", ["secret", "geheim: ä", "x" * 10_000])
+def test_right_token_comes_in(given_token):
+    assert isinstance(judge(hello(token=given_token), given_token, ONE), Accepted)
+
+
+@pytest.mark.parametrize("wrong", ["Secret", "secret ", "secre", "secrets", "s", "ß"])
+def test_wrong_token_is_refused_and_not_shown(wrong):
+    verdict = refusal(judge(hello(token=wrong), "secret", ONE))
+    assert verdict.code is RefusalCode.TOKEN
+    assert verdict.message == "the token is wrong: give the file that holds it with token_file"
+
+
+def test_missing_token_is_refused_with_other_words_than_a_wrong_one():
+    verdict = refusal(judge(hello(), "secret", ONE))
+    assert verdict.code is RefusalCode.TOKEN
+    assert "none was given" in verdict.message
+
+
+def test_token_that_nobody_asked_for_is_ignored():
+    assert isinstance(judge(hello(token="whatever"), None, ONE), Accepted)
+
+
+def test_token_is_looked_at_before_anything_else_of_the_hello():
+    for fields in ({"oldest": 5, "newest": 9}, {"client": ""}, {"client": "c" * 5_000}, {"run": "r" * 5_000}):
+        told = refusal(judge(hello(token="wrong", software="told", **fields), "secret", ONE))
+        assert told.code is RefusalCode.TOKEN
+        assert "told" not in told.message
+
+
+# --- the rest of the hello --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\x00",
+        b"hello",
+        pickle.dumps({"a": 1}),
+        msgspec.msgpack.encode([]),
+        msgspec.msgpack.encode([1, 1]),
+        msgspec.msgpack.encode({"oldest": 1, "newest": 1, "client": "c"}),
+        msgspec.msgpack.encode(["1", "1", "c"]),
+        msgspec.msgpack.encode([1, 1, b"c"]),
+        msgspec.msgpack.encode([1, 1, "c", "", "", "", "", [[1]]]),
+        hello()[:-1],
+        hello() + b"\x00",
+        hello().replace(b"\xa1c", b"\xa1\xff"),
+    ],
+)
+def test_malformed_hello_is_refused_in_one_sentence(payload):
+    assert refusal(judge(payload, None, ONE)) == Refused(
+        RefusalCode.MALFORMED, "the first frame is not a hello: is this a client of Quorate?"
+    )
+    assert code_of(judge(payload, "secret", ONE)) is RefusalCode.MALFORMED
+
+
+def test_hello_with_something_nested_too_deeply_is_refused():
+    deep = msgspec.msgpack.encode([1, 1, "c", "", "", "", "", []])
+    deep = bytes([deep[0] + 1]) + deep[1:] + b"\x91" * 60_000 + b"\xc0"
+    assert code_of(judge(deep, None, ONE)) is RefusalCode.MALFORMED
+
+
+@pytest.mark.parametrize("fields", [{"client": ""}, {"client": "c" * 513}, {"run": "r" * 513}])
+def test_names_that_are_missing_or_too_long_are_refused(fields):
+    assert code_of(judge(hello(**fields), None, ONE)) is RefusalCode.MALFORMED
+
+
+@pytest.mark.parametrize("fields", [{"client": "c" * 512}, {"run": "r" * LONGEST_NAME}, {"run": ""}])
+def test_names_of_the_longest_length_come_in(fields):
+    assert isinstance(judge(hello(**fields), None, ONE), Accepted)
+
+
+@given(hellos)
+def test_hello_is_accepted_as_it_was_sent_or_refused_with_a_reason(said):
+    verdict = judge(encoder.encode(said), None, Versions(1, 2))
+    if isinstance(verdict, Accepted):
+        assert verdict.hello == said
+        assert verdict.version == Versions(1, 2).agree(said.oldest, said.newest)
+    else:
+        assert verdict.code in (RefusalCode.VERSION, RefusalCode.MALFORMED)
+        assert verdict.message
+
+
+@given(st.binary(max_size=300), st.none() | st.just("secret"))
+def test_any_bytes_are_judged_without_an_error(payload, token):
+    verdict = judge(payload, token, ONE)
+    assert isinstance(verdict, Accepted | Refused)
+
+
+def test_hello_of_a_newer_version_with_more_fields_comes_in():
+    fields = msgspec.msgpack.decode(hello(1, 2, run="run"))
+    verdict = judge(msgspec.msgpack.encode([*fields, "new", [1, 2]]), None, ONE)
+    assert isinstance(verdict, Accepted)
+    assert (verdict.version, verdict.hello.run) == (1, "run")
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+
+STRANGERS = {
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n": "HTTP",
+    b"POST /v1/keys HTTP/1.1\r\n": "HTTP",
+    b"OPTIONS * HTTP/1.1\r\n": "HTTP",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": "HTTP",
+    b"HTTP/1.1 400 Bad Request\r\n": "HTTP",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03": "TLS",
+    pickle.dumps([1]): "a pickle",
+    pickle.dumps([1], 2): "a pickle",
+    pickle.dumps([1], 3): "a pickle",
+    b"SSH-2.0-OpenSSH_9.6\r\n": "SSH",
+    b"hello": "'hello'",
+    b"\x00\x00\x00\x01": "bytes that begin b'\\x00\\x00\\x00\\x01'",
+    b"\xff" * 100: "bytes that begin b'" + "\\xff" * 8 + "'",
+}
+
+
+@pytest.mark.parametrize("first", STRANGERS)
+def test_stranger_is_told_what_it_sent_in_one_line(first):
+    assert describe(first) == STRANGERS[first]
+    line = stranger_line(first).rpartition(b"\r\n")[2].decode()
+    assert line == (
+        f"this is a Quorate server, and it was sent {STRANGERS[first]}; connect with tcp:// URLs of Quorate\n"
+    )
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_http_is_answered_in_http(method):
+    answer = stranger_line(f"{method} /x HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *headers = head.decode().split("\r\n")
+    named = dict(header.split(": ") for header in headers)
+    assert status == "HTTP/1.1 400 Bad Request"
+    assert named == {"Content-Type": "text/plain", "Content-Length": str(len(body)), "Connection": "close"}
+    assert body.count(b"\n") == 1
+    assert body.endswith(b"\n")
+
+
+@given(st.binary(max_size=200))
+def test_line_for_any_stranger_is_one_short_line_of_ascii(first):
+    line = stranger_line(first)
+    if not is_http(first):
+        assert line.count(b"\n") == 1
+        assert line.endswith(b"\n")
+        assert line.isascii()
+    assert len(line) < 500
+
+
+@given(st.binary(max_size=200))
+def test_stranger_is_never_described_with_what_a_terminal_would_obey(first):
+    assert describe(first).isprintable()
+
+
+def test_the_greeting_itself_is_no_stranger_that_has_a_name():
+    assert describe(GREETING).startswith("bytes that begin")
