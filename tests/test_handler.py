@@ -491,5 +491,5 @@ def test_sinks_get_typed_events_in_order(place):
     handler.next_rendezvous()
     handler.shutdown()
     kinds = [type(event) for event in events]
-    own = [JoinStarted, RoundEntered, NodeLeft, RunClosed]
+    own = [JoinStarted, RoundEntered, RunClosed, NodeLeft]
     assert [kind for kind in kinds if kind in own] == own

@@ -306,6 +306,16 @@ class ServerStopped(Event, frozen=True, kw_only=True):
         return f"stopped: {self.reason}"
 
 
+class ServerTrouble(Event, frozen=True, kw_only=True):
+    """An embedded server cannot do its work for a reason that an operator can mend."""
+
+    level = logging.ERROR
+    reason: str
+
+    def text(self) -> str:
+        return self.reason
+
+
 class ClientRefused(Event, frozen=True, kw_only=True):
     """An embedded server closed a connection that it could not go on with."""
 

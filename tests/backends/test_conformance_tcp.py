@@ -26,7 +26,7 @@ from tests.server.kit import PATIENCE_S, serving
 
 HISTORY = 500
 SLACK_S = 0.7
-PROCESSES = 8
+PROCESSES = 6
 ALL_S = 90.0
 """A suite that takes longer hangs."""
 

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from quorate.backends.session import LeaseSession
+from quorate.backends.tcp import TcpBackend
 from quorate.kv.engine import Engine
 from quorate.rendezvous import decide, ranks
 from quorate.rendezvous.candidate import Candidate
@@ -25,7 +26,11 @@ from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.node import Node
 from quorate.rendezvous.patience import Patience
 from quorate.rendezvous.presence import Presence
+from quorate.rendezvous.returning import Returning
+from quorate.rendezvous.sight import Sight
 from quorate.rendezvous.view import View
+from quorate.server.clients import Clients
+from quorate.server.runs import Runs
 from quorate.store import AsyncStore
 from quorate.testing.exhaustive import Budget, Setup
 from tests.sim.edits import Edit, edited
@@ -51,6 +56,8 @@ class Mutant:
     """What stands behind the rule, and is left out as well."""
     world: Setup | None = None
     """The tiny world that notices it; None: the simulator does."""
+    is_wired: bool = False
+    """Whether only a wire world can notice it."""
 
     def applied(self) -> AbstractContextManager[None]:
         """The program with this mutant in it."""
@@ -187,7 +194,7 @@ MUTANTS = (
         "a node joins a run that was closed since it looked",
         ("Finality",),
         (
-            Edit(Node, "_write_join", "NodePhase.JOINING, compares=compares", "NodePhase.JOINING"),
+            Edit(Node, "_enter_by", "NodePhase.JOINING, compares=compares", "NodePhase.JOINING"),
             Edit(
                 Node,
                 "_advance",
@@ -219,10 +226,10 @@ MUTANTS = (
         ("Completion",),
         (
             Edit(
-                Node,
-                "_what_changed",
-                "if sight.round is None or sight.round.number != current.number or self._is_forgotten(current.number):",
-                "if sight.round is not None and sight.round.number > current.number:",
+                Sight,
+                "what_changed",
+                "if self.round is None or self.round.number != current.number or is_forgotten:",
+                "if self.round is not None and self.round.number > current.number:",
             ),
         ),
         rule=9,
@@ -348,7 +355,7 @@ MUTANTS = (
     Mutant(
         "a time-out does not say who is missing",
         ("Release",),
-        (Edit(Node, "_timeout_error", "self.sight.reason() or", '"" or'),),
+        (Edit(Patience, "error", "reason or", '"" or'),),
     ),
     Mutant(
         "one missed renewal is the end of the session",
@@ -382,5 +389,84 @@ MUTANTS = (
         "the nodes of a run do not renew its lease",
         ("OutageTolerance", "Completion"),
         (Edit(Entry, "keep_alive", "await self._backend.keep_alive(config().run_lease)", "pass"),),
+    ),
+    # --- the server and its client ------------------------------------------------------------------------------------
+    Mutant(
+        "the answers to a client are forgotten when it comes back",
+        ("Fencing",),
+        (
+            Edit(
+                Clients,
+                "came",
+                "client = self._clients.get(client_id)",
+                "client = self._clients.get(client_id)\n    self._hub.engine.dedupe.clients.pop(client_id, None)",
+            ),
+        ),
+        is_wired=True,
+    ),
+    Mutant(
+        "a watch is resumed one revision too late",
+        ("Completion", "OutageTolerance", "Detection", "Release", "Finality"),
+        (
+            Edit(
+                TcpBackend,
+                "_welcomed",
+                "WatchStart(number, watch.prefix, watch.after)",
+                "WatchStart(number, watch.prefix, watch.after + 1)",
+            ),
+        ),
+        is_wired=True,
+    ),
+    Mutant(
+        "a client that comes back does not go on with its sessions",
+        ("OutageTolerance",),
+        (Edit(Clients, "came", "for session in held:", "for session in ():"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "a connection that closes after the next was made shortens the sessions",
+        ("OutageTolerance",),
+        (
+            Edit(
+                Clients,
+                "gone",
+                "if client.line is not line:\n        return",
+                "if client.line is not line:\n"
+                "        for lease, grace_s in client.sessions.items():\n"
+                "            self._shorten(lease, grace_s)\n"
+                "        return",
+            ),
+        ),
+        is_wired=True,
+    ),
+    Mutant(
+        "a connection that the peer closed shortens nothing",
+        ("Detection",),
+        (Edit(Clients, "gone", "if by_peer:", "if False:"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "sessions are shortened however many connections close at once",
+        ("OutageTolerance",),
+        (Edit(Clients, "_shorten", "if len(closed) <= MASS_SESSIONS or", "if True or"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "a server that lost its memory waits for nobody",
+        ("Exclusivity",),
+        (Edit(decide, "decide", "if view.returning is not None and (until", "if False and (until"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "a server that lost its memory asks for the rounds that were seen active only",
+        ("Exclusivity",),
+        (Edit(Returning, "_is_incomplete", " or self.floor > self.round", ""),),
+        is_wired=True,
+    ),
+    Mutant(
+        "a run that is made while the server rests is not renewed",
+        ("OutageTolerance", "Completion"),
+        (Edit(Runs, "_look_after_all", "min(pause_s, UNMADE_PAUSE_S)", "pause_s"),),
+        is_wired=True,
     ),
 )

@@ -119,6 +119,9 @@ class Backend(ABC):
     renews_runs: bool = False
     """Whether the backend itself renews the leases of a run while sessions of it live; if not, the nodes do."""
 
+    makes_run: bool = True
+    """Whether this process is to make the run if it does not exist; if not, another one is about to."""
+
     @abstractmethod
     async def get(self, key: str) -> Got: ...
 

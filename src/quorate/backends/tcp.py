@@ -409,6 +409,7 @@ class TcpBackend(OpBackend):
     def _welcomed(self, link: Link, welcome: Welcome) -> None:
         self._max_frame = welcome.max_frame
         self._was_dedicated = welcome.is_dedicated
+        self.makes_run = welcome.makes_run
         if link.is_over:
             return
         has_forgotten = self._generation not in ("", welcome.generation)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
@@ -57,6 +58,8 @@ from quorate.rendezvous.records import (
 )
 from quorate.rendezvous.sight import Sight
 from quorate.settings import Settings
+
+GIVE_WAY_S = (2.0, 4.0)
 
 ChangeListener = Callable[[Cause, str], None]
 
@@ -258,10 +261,20 @@ class Node:
             return
         while True:
             seen, self._first_look = self._first_look, None
+            if seen is None and not self.backend.makes_run:
+                await self._give_way()
             door = await self._entry.check(seen)
             self._reach.succeeded()
             if await self._enter_by(door):
                 return
+
+    async def _give_way(self) -> None:
+        """Somebody else is about to make the run: wait a moment until it is there."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._rng.uniform(*GIVE_WAY_S)):
+                while self.sight.closed is None:
+                    self._wake.clear()
+                    await self._wake.wait()
 
     async def _enter_by(self, door: Door) -> bool:
         """Join if the door is still as it was checked."""
@@ -392,7 +405,9 @@ class Node:
         self._wake.set()
         if self.current is None:
             return
-        cause, reason = self._what_changed(self.current)
+        cause, reason = self.sight.what_changed(
+            self.current, self._presence.lost_reason, self._is_forgotten(self.current.number)
+        )
         if cause is None or cause is self._told_cause:
             return
         if self._told_cause is not None and list(Cause).index(cause) > list(Cause).index(self._told_cause):
@@ -409,24 +424,6 @@ class Node:
         )
         if self._listener is not None:
             self._listener(cause, reason)
-
-    def _what_changed(self, current: Joined) -> tuple[Cause | None, str]:
-        sight = self.sight
-        lost = self._presence.lost_reason
-        if lost is not None:
-            return Cause.SESSION_LOST, lost
-        if sight.round is None or sight.round.number != current.number or self._is_forgotten(current.number):
-            return Cause.ROUND_OVER, "the run's state says that this round is no longer current"
-        if sight.drain is not None:
-            return Cause.DRAIN, drain_sentence(sight.drain)
-        told = sight.waiting
-        if told is None or told.number != current.number:
-            return None, ""
-        if told.lost > 0:
-            return Cause.LOSS, told.reason
-        if told.waiting > 0:
-            return Cause.WAITING, told.reason
-        return None, ""
 
     # --- while there is a session -------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Returning:
 
     @property
     def _is_incomplete(self) -> bool:
-        """Somebody may be in a round: one that was told of, or an attempt that was confirmed and perhaps became active."""
+        """Somebody may be in a round: one that was told of, or an attempt that was confirmed and may be active."""
         return bool(self._expected) or self._back < self.size or self.floor > self.round
 
     @property

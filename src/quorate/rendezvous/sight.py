@@ -14,7 +14,9 @@ from typing import TypeVar
 from quorate.backends.contract import Backend
 from quorate.errors import BackendError, RendezvousStateError
 from quorate.kv.types import BranchOp, BranchResult, Item
+from quorate.rendezvous.entry import drain_sentence
 from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.membership import Cause, Joined
 from quorate.rendezvous.mirror import Mirror
 from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import (
@@ -146,6 +148,23 @@ class Sight:
         if self.round is not None and self.waiting.number != self.round.number:
             return ""
         return self.waiting.reason
+
+    def what_changed(self, current: Joined, lost: str | None, is_forgotten: bool) -> tuple[Cause | None, str]:
+        """Why the round that the node is in is not what it was; `lost` is why its session is, if it is."""
+        if lost is not None:
+            return Cause.SESSION_LOST, lost
+        if self.round is None or self.round.number != current.number or is_forgotten:
+            return Cause.ROUND_OVER, "the run's state says that this round is no longer current"
+        if self.drain is not None:
+            return Cause.DRAIN, drain_sentence(self.drain)
+        told = self.waiting
+        if told is None or told.number != current.number:
+            return None, ""
+        if told.lost > 0:
+            return Cause.LOSS, told.reason
+        if told.waiting > 0:
+            return Cause.WAITING, told.reason
+        return None, ""
 
     def raise_if_unreadable(self) -> None:
         """RendezvousStateError if what the node has to know cannot be read."""

@@ -78,8 +78,8 @@ class House(Protocol):
     is_dedicated: bool
     connections: dict[Connection, None]
 
-    def attend(self, run: str, is_returning: bool, client: str) -> None:
-        """Somebody has come for a run."""
+    def attend(self, run: str, is_returning: bool, client: str) -> bool:
+        """Somebody has come for a run; whether it is to make it, if it does not exist."""
 
     def claimed(self, run: str, client: str, claim: bytes) -> None:
         """A client of an earlier generation says where the run stood."""
@@ -201,8 +201,7 @@ class Connection(asyncio.Protocol):
         held = () if is_returning else hello.sessions
         self._client, ended = house.clients.came(hello.client, hello.run, self, held)
         self._framer.limit = house.max_frame
-        if hello.run:
-            house.attend(hello.run, is_returning, hello.client)
+        makes_run = house.attend(hello.run, is_returning, hello.client) if hello.run else True
         self._write(
             GREETING
             + frame(
@@ -216,6 +215,7 @@ class Connection(asyncio.Protocol):
                         max_txn_ops=house.max_txn_ops,
                         max_txn_bytes=house.max_txn_bytes,
                         is_dedicated=house.is_dedicated,
+                        makes_run=makes_run,
                     )
                 )
             )

@@ -142,8 +142,8 @@ class HostingBackend(TcpBackend):
         if welcome.is_dedicated and self._settings.run_id == ANYBODYS_RUN_ID:
             link.close()
             raise Rejected(
-                f"{self.endpoint} serves many runs, and {ANYBODYS_RUN_ID!r} is the id of every run that was given none: "
-                f"two jobs would become one. Give this run an id of its own (torchrun: --rdzv-id)"
+                f"{self.endpoint} serves many runs, and {ANYBODYS_RUN_ID!r} is the id of every run that was given "
+                f"none: two jobs would become one. Give this run an id of its own (torchrun: --rdzv-id)"
             )
         super()._welcomed(link, welcome)
 

@@ -30,6 +30,7 @@ MOST_PAUSE_S = 5.0
 LEAST_PAUSE_S = 0.1
 UNMADE_PAUSE_S = 0.3
 """While a run has no config its nodes are about to make it, and what they make it on may live for a second only."""
+TURN_S = 3.0
 SETTLE_S = 0.05
 """A node that comes in vain is gone after this: it must not keep a closed run alive."""
 _claim_decoder = msgspec.json.Decoder(ClaimRecord)
@@ -43,6 +44,14 @@ class Run:
         self.returning = returning
         self.task = task
         self._config: tuple[int, ConfigRecord] | None = None
+        self._turn_at = float("-inf")
+
+    def takes_turn(self, now: float) -> bool:
+        """Whether it is for whoever asks to make the run: for one at a time, or thousands would at once."""
+        if now - self._turn_at < TURN_S:
+            return False
+        self._turn_at = now
+        return True
 
     def config(self, item: Item | None) -> ConfigRecord | None:
         """The run's config, decoded when it has changed; None if there is none that can be read."""

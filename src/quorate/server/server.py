@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 
 from quorate.backends.forks import guard
 from quorate.backends.tcp import LIMITS, SOFTWARE
-from quorate.events import ClientRefused, Emitter, ServerListens, ServerStopped
+from quorate.events import ClientRefused, Emitter, ServerListens, ServerStopped, ServerTrouble
 from quorate.kv.engine import DEFAULT_HISTORY, Engine
+from quorate.server.accepting import Acceptor
 from quorate.server.clients import Clients
 from quorate.server.connection import MAX_FRAME, Connection, Traffic
 from quorate.server.hub import Hub
@@ -66,14 +67,15 @@ class Server:
         self.runs.start()
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._listening: list[asyncio.Server] = []
+        self._listening: list[Acceptor] = []
         self._sockets: tuple[socket.socket, ...] = ()
         self.addresses: tuple[str, ...] = ()
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets that are bound already."""
         for one in sockets:
-            self._listening.append(await self._loop.create_server(self.connect, sock=one, backlog=BACKLOG))
+            one.listen(BACKLOG)
+            self._listening.append(Acceptor(one, self.connect, self._say_trouble))
         self._sockets = tuple(sockets)
         self.addresses = tuple(format_endpoint(*one.getsockname()[:2]) for one in sockets)
         guard(self)
@@ -112,11 +114,12 @@ class Server:
 
     # --- for connections ----------------------------------------------------------------------------------------------
 
-    def attend(self, run: str, is_returning: bool, client: str) -> None:
-        """Somebody has come for a run."""
+    def attend(self, run: str, is_returning: bool, client: str) -> bool:
+        """Somebody has come for a run; whether it is to make it, if it does not exist."""
         attended = self.runs.attend(run)
         if is_returning:
             attended.returning.expect(client)
+        return attended.takes_turn(self._loop.time())
 
     def claimed(self, run: str, client: str, claim: bytes) -> None:
         """A client of an earlier generation says where the run stood."""
@@ -126,6 +129,9 @@ class Server:
     def refused(self, peer: str, why: str) -> None:
         """Somebody was sent away."""
         self.emit(ClientRefused(run_id="", by=self.name, peer=peer, reason=why))
+
+    def _say_trouble(self, why: str) -> None:
+        self.emit(ServerTrouble(run_id="", by=self.name, reason=why))
 
     def describe(self) -> dict[str, str]:
         """The server in a few words and figures."""

@@ -54,6 +54,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     max_txn_bytes: int = 0
     is_dedicated: bool = False
     """Somebody runs this server for its own sake and will start it again: nodes need not hurry to take its place."""
+    makes_run: bool = True
+    """If the run does not exist, this client is to make it; False: another one was told so a moment ago."""
 
 
 class RefusalCode(enum.Enum):

@@ -153,9 +153,9 @@ class _Life(Server):
         if self._home.life is self:
             self._home.on_commit(batch, self._writer)
 
-    def attend(self, run: str, is_returning: bool, client: str) -> None:
+    def attend(self, run: str, is_returning: bool, client: str) -> bool:
         self.has_returned = self.has_returned or is_returning
-        super().attend(run, is_returning, client)
+        return super().attend(run, is_returning, client)
 
 
 class WiredServer:
@@ -379,7 +379,7 @@ class WiredBackend(TcpBackend):
             if self.left_to_send <= 0:
                 self.has_sent.set()
         if self.swallow is not None and self.swallow(op):
-            await asyncio.sleep(self.server.plan.call_timeout_s)
+            await asyncio.sleep(min(self.server.plan.call_timeout_s, self.server.plan.ttl_s / 2))
             raise OutcomeUnknown("no answer from the server: it may have happened")
         return await super().execute(op)
 

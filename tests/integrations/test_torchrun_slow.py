@@ -1,0 +1,90 @@
+"""What takes minutes: many cycles, and random faults. `pytest -m slow tests/integrations`."""
+
+import random
+import signal
+import time
+
+import pytest
+
+from tests.integrations.kit import Agent, Job
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+
+def test_second_agent_is_stopped_by_ctrl_c_and_started_again_twenty_times(served: Job):
+    first = served.agent("a", "1:2", conf="last_call_timeout=60", restarts=0)
+    second = served.agent("b", "1:2", conf="last_call_timeout=60", restarts=0)
+    at = max(agent.started(2)["at"] for agent in (first, second))
+    for _ in range(20):
+        second.ctrl_c()
+        second.wait_exit()
+        at = first.started(1, after=at)["at"]
+        second = served.agent("b", "1:2", conf="last_call_timeout=60", restarts=0)
+        at = max(agent.started(2, after=at)["at"] for agent in (first, second))
+    served.finish(first, second)
+    served.check_agreement()
+    assert {fact["restarts"] for fact in first.all("start")} == {0}
+
+
+def test_four_agents_grow_and_shrink_with_collectives_all_the_time(served: Job):
+    agents: list[Agent] = []
+    at = 0.0
+    for world, name in enumerate(("a", "b", "c", "d"), start=1):
+        agents.append(served.agent(name, "1:4", mode="gloo", conf="last_call_timeout=0.1"))
+        at = max(agent.met(world, after=at)["at"] for agent in agents)
+    for world in (3, 2, 1):
+        agents.pop(0).kill()
+        at = max(agent.met(world, after=at)["at"] for agent in agents)
+    served.finish(*agents)
+    served.check_agreement()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_members_of_a_round_agree_under_random_faults(served: Job, seed: int):
+    draw = random.Random(seed)
+    conf = "last_call_timeout=0.5,hold_back_losses=0"
+
+    def start(name: str) -> Agent:
+        return served.agent(name, "2:4", conf=conf, restarts=1000)
+
+    alive = {name: start(name) for name in "abcde"}
+    ends_at = time.monotonic() + 60.0
+    while time.monotonic() < ends_at:
+        name = draw.choice("abcde")
+        agent = alive[name]
+        if agent.popen.poll() is not None:
+            alive[name] = start(name)
+        else:
+            agent.popen.send_signal(draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
+        before = sum(len(one.all("start")) for one in alive.values())
+        pause_s = draw.uniform(0.1, 3.0)
+        deadline = time.monotonic() + pause_s  # faults come in their own time, whatever the others do
+        while time.monotonic() < deadline and sum(len(one.all("start")) for one in alive.values()) < before + 3:
+            time.sleep(0.05)
+    for name, agent in alive.items():
+        if agent.popen.poll() is not None:
+            alive[name] = start(name)
+    began_at = time.monotonic()
+    members = [agent for agent in alive.values() if agent.popen.poll() is None]
+    assert len(members) >= 2
+    _until_four_are_in(members, began_at)
+    (served.folder / "finish").touch()
+    for agent in members:
+        agent.wait_exit()
+    served.check_agreement()
+
+
+def _until_four_are_in(members: list[Agent], after: float) -> None:
+    """Five want in and four fit: a round of four has started."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        groups: dict[int, int] = {}
+        for agent in members:
+            for fact in agent.all("start"):
+                if fact["nodes"] == 4:
+                    groups[fact["port"]] = groups.get(fact["port"], 0) + 1
+        if 4 in groups.values():
+            return
+        assert time.monotonic() < deadline, "\n".join(agent.story for agent in members)
+        time.sleep(0.05)
