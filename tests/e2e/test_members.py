@@ -150,7 +150,7 @@ def test_scenario_01_member_that_is_interrupted_and_started_again_is_taken_back_
     url = f"tcp://{server.wait_listening()}/again?min_nodes=2&{QUICK}"
     stays = stage.node(url, "stays")
     number = 0
-    for _ in range(6):
+    for _ in range(5):
         again = stage.node(url, "again")
         members_agree(again.round(), stays.round(above=number))
         number = again.round()["round"]

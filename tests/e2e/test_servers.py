@@ -86,7 +86,7 @@ def test_scenario_08_survivors_that_cannot_serve_fail_at_their_deadline_and_name
     """Row 8, self-hosted, the host was another machine: the survivors say so, wait, and give up when they said."""
     far, near = network.machines(2)
     endpoint = f"{far.address}:29400"
-    options = f"min_nodes=3&{SHORT_LIVED}&last_call_timeout=0.3&join_timeout=5"
+    options = f"min_nodes=3&{SHORT_LIVED}&last_call_timeout=0.3&join_timeout=4"
     url = f"tcp://{endpoint}/gone?{options}"
     host = network.node(f"{url}&local_addr={far.address}", "host", machine=far)
     host.event("Hosting")
@@ -103,7 +103,7 @@ def test_scenario_08_survivors_that_cannot_serve_fail_at_their_deadline_and_name
         assert failed["error"] == "RendezvousConnectionError"
         assert endpoint in failed["text"]
         assert "refused" in failed["text"]
-        assert 5 - 0.5 < failed["at"] - told["at"] < 5 + 5
+        assert 4 - 0.5 < failed["at"] - told["at"] < 4 + 5
         assert node.wait_exit() == 0
         assert node.events("Hosting") == []
 

@@ -96,16 +96,13 @@ class Mirror:
         try:
             for index, watch in enumerate(watches):
                 if not watch.follow(self._reader(watch, index, failed)):
-                    readers.append(asyncio.create_task(self._read(watch, index), name=f"watch {self._prefixes[index]}"))
-            done, _ = await asyncio.wait({failed, *readers}, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
+                    reader = asyncio.create_task(self._read(watch, index), name=f"watch {self._prefixes[index]}")
+                    reader.add_done_callback(lambda reader: _pass_on(reader, failed))
+                    readers.append(reader)
+            await failed
         finally:
             for reader in readers:
                 reader.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-            if failed.done():
-                failed.exception()
 
     async def _read(self, watch: Watch, index: int) -> None:
         async for batch in watch:
@@ -145,3 +142,14 @@ class Mirror:
 
     def _tell_defect(self, error: Exception) -> None:
         self._on_trouble(Unavailable(f"following {self._prefixes[0]} failed: {error!r}"))
+
+
+def _pass_on(reader: asyncio.Task[None], failed: asyncio.Future[None]) -> None:
+    """What ended one watch ends them all."""
+    error = None if reader.cancelled() else reader.exception()
+    if failed.done() or reader.cancelled():
+        return
+    if error is None:
+        failed.set_result(None)  # the watch was closed
+    else:
+        failed.set_exception(error)

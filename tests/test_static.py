@@ -1,0 +1,94 @@
+"""Static runs: fixed ranks and size over a server that rank 0 hosts; nobody waits, nothing is closed."""
+
+import threading
+
+import pytest
+
+import quorate
+from quorate.api import free_port
+
+PATIENCE_S = 60
+
+
+def url_of(port: int, rank: object = 0, **options: object) -> str:
+    given = {"min_nodes": 3, "node_rank": rank, "join_timeout": 30, "close_timeout": 1} | options
+    return f"static://127.0.0.1:{port}/run?" + "&".join(f"{name}={value}" for name, value in given.items())
+
+
+def call_all(handlers: list[quorate.Handler]) -> list[object]:
+    """What `next_rendezvous` of each gives, all at once: a world, or its error."""
+    results: list[object] = [None] * len(handlers)
+
+    def call(index: int) -> None:
+        try:
+            results[index] = handlers[index].next_rendezvous()
+        except quorate.RendezvousError as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=call, args=(index,), daemon=True) for index in range(len(handlers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not any(thread.is_alive() for thread in threads)
+    return results
+
+
+@pytest.fixture
+def made():
+    """Handlers that are closed at the end, rank 0's last: it hosts."""
+    handlers: list[quorate.Handler] = []
+
+    def make(url: str) -> quorate.Handler:
+        handlers.append(quorate.create_handler(url))
+        return handlers[-1]
+
+    yield make
+    for handler in sorted(handlers, key=lambda one: -(one.settings.node_rank or 0)):
+        handler.close()
+
+
+def test_every_node_gets_the_rank_it_asks_for_and_a_store_that_rank_zero_hosts(made):
+    port = free_port()
+    worlds = call_all([made(url_of(port, rank, name=f"n{2 - rank}")) for rank in (2, 0, 1)])
+    assert [(world.rank, world.world_size) for world in worlds] == [(2, 3), (0, 3), (1, 3)]
+    worlds[0].store.set("key", b"value")
+    assert worlds[2].store.get("key") == b"value"
+
+
+def test_nobody_waits_and_nothing_is_ever_closed(made):
+    port = free_port()
+    handlers = [made(url_of(port, rank)) for rank in range(3)]
+    call_all(handlers)
+    for handler in handlers:
+        handler.set_closed()
+        assert handler.num_nodes_waiting() == 0
+        assert not handler.is_closed()
+    assert {world.world_size for world in call_all(handlers)} == {3}
+
+
+def test_two_nodes_of_one_rank_are_told_so(made):
+    port = free_port()
+    results = call_all([made(url_of(port, rank, min_nodes=2, name=f"n{i}")) for i, rank in enumerate((0, 0))])
+    errors = [result for result in results if isinstance(result, quorate.RendezvousError)]
+    assert len(errors) == 1
+    assert "rank 0 of run 'run' was given to another node" in str(errors[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"node_rank": ""}, "node_rank"),
+        ({"max_nodes": 4}, "fixed size"),
+        ({"node_rank": 3}, "ranks go from 0 to 2"),
+    ],
+)
+def test_static_run_needs_a_rank_within_a_fixed_size(options, words):
+    with pytest.raises(quorate.SettingsError) as raised:
+        quorate.create_handler(url_of(free_port(), **options))
+    assert words in str(raised.value)
+
+
+def test_static_run_without_a_rank_says_that_it_needs_one():
+    with pytest.raises(quorate.SettingsError, match="a static run needs node_rank"):
+        quorate.create_handler(f"static://127.0.0.1:{free_port()}/run?min_nodes=2")
