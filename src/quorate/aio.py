@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 from weakref import WeakSet
 
+from quorate._address import own_address
 from quorate.api import RendezvousStoreInfo, free_port
 from quorate.backends.contract import Backend
 from quorate.backends.schemes import backend_opener, register_backend
@@ -317,7 +318,7 @@ class AsyncHandler:
             raise RendezvousConnectionError(f"{self.settings.scheme} refused this node: {error}") from error
         except TimeoutError:
             raise RendezvousConnectionError(
-                f"could not open {self.settings.scheme} within {limit_s:g} s: {trouble}"
+                f"could not open {self.settings.where} within {limit_s:g} s: {trouble}"
             ) from None
 
     async def _open(self) -> Node:
@@ -344,8 +345,8 @@ class AsyncHandler:
 
     async def _identify(self) -> Identity:
         addr = self.settings.local_addr
-        if addr is None:  # may ask a name server
-            addr = await asyncio.get_running_loop().run_in_executor(None, socket.getfqdn)
+        if addr is None:
+            addr = await own_address()
         return Identity(
             id=secrets.token_hex(8),
             name=self.name,

@@ -157,6 +157,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def where(self) -> str:
+        """Scheme and endpoints, for people."""
+        return f"{self.scheme}://{','.join(self.endpoints)}"
+
+    @property
     def session_ttl_s(self) -> float:
         """How long a session lives without a renewal."""
         return self.keep_alive_interval_s * self.keep_alive_max_attempt

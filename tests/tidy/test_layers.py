@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("rendezvous", frozenset({"rendezvous"})),
     ("server", frozenset({"server"})),
     ("store", frozenset({"store"})),
-    ("api", frozenset({"api", "aio", "static", "handler", "registry", "_background"})),
+    ("api", frozenset({"api", "aio", "static", "handler", "registry", "_background", "_address"})),
     ("launcher", frozenset({"launcher"})),
     ("compat and integrations", frozenset({"compat", "integrations"})),
     ("observe", frozenset({"observe"})),

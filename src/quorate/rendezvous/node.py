@@ -141,7 +141,7 @@ class Node:
             if not patience.scope.expired():  # not ours: something that the call used has given up
                 await self._presence.end("its call was interrupted (TimeoutError)")
                 raise
-            raise await self._failed(patience.error(self._reach, self.sight.reason(), self._endpoint())) from None
+            raise await self._failed(patience.error(self._reach, self.sight.reason(), self.settings.where)) from None
         except RendezvousError as error:
             await self._failed(error)
             raise
@@ -243,7 +243,7 @@ class Node:
             except LeaseGone:
                 await self._presence.drop("its lease had ended")
             except Rejected as error:
-                raise RendezvousConnectionError(f"{self._endpoint()} refused this node: {error}") from error
+                raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
 
     async def _come(self) -> Session:
         """A session; meanwhile the run is looked at, unless what was seen of it is enough to try to join."""
@@ -479,9 +479,6 @@ class Node:
             self._emit(JoinFailed(run_id=run_id, by=name, error=type(error).__name__, reason=str(error)))
         return error
 
-    def _endpoint(self) -> str:
-        return f"{self.settings.scheme}://{','.join(self.settings.endpoints)}"
-
     async def _insist(self, attempt: Callable[[], Awaitable[bool]], verb: str, started_at: float | None) -> bool:
         """Try until it is known to have worked. Every attempt compares what it read, so trying again is safe."""
         return await insist(
@@ -491,5 +488,5 @@ class Node:
             reach=self._reach,
             backoff=self._backoff,
             what=f"run {self.settings.run_id!r} could not be {verb}",
-            endpoint=self._endpoint(),
+            endpoint=self.settings.where,
         )

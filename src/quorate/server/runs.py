@@ -44,14 +44,13 @@ class Run:
         self.returning = returning
         self.task = task
         self._config: tuple[int, ConfigRecord] | None = None
-        self._turn_at = float("-inf")
+        self._turn_of, self._turn_at = "", float("-inf")
 
-    def takes_turn(self, now: float) -> bool:
-        """Whether it is for whoever asks to make the run: for one at a time, or thousands would at once."""
-        if now - self._turn_at < TURN_S:
-            return False
-        self._turn_at = now
-        return True
+    def takes_turn(self, client: str, now: float) -> bool:
+        """Whether it is for this client to make the run: for one at a time, or thousands would at once."""
+        if now - self._turn_at >= TURN_S:
+            self._turn_of, self._turn_at = client, now
+        return self._turn_of == client
 
     def config(self, item: Item | None) -> ConfigRecord | None:
         """The run's config, decoded when it has changed; None if there is none that can be read."""

@@ -119,7 +119,7 @@ class Server:
         attended = self.runs.attend(run)
         if is_returning:
             attended.returning.expect(client)
-        return attended.takes_turn(self._loop.time())
+        return attended.takes_turn(client, self._loop.time())
 
     def claimed(self, run: str, client: str, claim: bytes) -> None:
         """A client of an earlier generation says where the run stood."""
