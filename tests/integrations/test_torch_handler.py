@@ -1,5 +1,6 @@
 """The handler that torchrun is given: torch's interface, results, errors, events and log levels."""
 
+import gc
 import itertools
 import json
 import logging
@@ -191,6 +192,16 @@ def test_closed_run_raises_the_error_of_torch_from_ours(make):
 def test_time_out_raises_the_error_of_torch(make):
     with pytest.raises(theirs.RendezvousTimeoutError, match="1 of at least 2 nodes joined"):
         make((2, 2), join_timeout="0.2").next_rendezvous()
+
+
+def test_handler_that_is_dropped_ends_its_session(run_id):
+    handler = get_rendezvous_handler(parameters(run_id))
+    handler.next_rendezvous()
+    other = get_rendezvous_handler(parameters(run_id))
+    del handler
+    gc.collect()
+    assert other.next_rendezvous().world_size == 1  # its place is free
+    other.shutdown()
 
 
 # --- shutdown -------------------------------------------------------------------------------------------------------

@@ -27,6 +27,24 @@ def test_second_agent_is_stopped_by_ctrl_c_and_started_again_twenty_times(served
     assert {fact["restarts"] for fact in first.all("start")} == {0}
 
 
+def test_host_that_is_stopped_by_ctrl_c_is_replaced_by_a_survivor(job: Job):
+    host = job.agent("a", "1:3", conf="last_call_timeout=1")
+    host.wait_line("serves this run itself")
+    others = [job.agent(name, "1:3", conf="last_call_timeout=1") for name in ("b", "c")]
+    at = max(agent.started(3)["at"] for agent in (host, *others))
+    host.ctrl_c()
+    host.wait_exit()
+    deadline = time.monotonic() + 60.0
+    while not any("serves this run itself" in agent.said for agent in others):
+        assert time.monotonic() < deadline, "\n".join(agent.story for agent in others)
+        time.sleep(0.05)
+    back = job.agent("a", "1:3", conf="last_call_timeout=1")
+    for agent in (*others, back):
+        agent.started(3, after=at)
+    job.finish(*others, back)
+    job.check_agreement()
+
+
 def test_four_agents_grow_and_shrink_with_collectives_all_the_time(served: Job):
     agents: list[Agent] = []
     at = 0.0

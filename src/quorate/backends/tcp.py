@@ -62,7 +62,6 @@ CONNECT_S = 10.0
 CALL_S = 60.0
 STALL_S = 6.0
 """A connection on which nothing is heard for so long, while an answer is due, is given up for a new one."""
-MOST_UNSENT = 100_000
 SOFTWARE = f"quorate {__version__}"
 
 Connector: TypeAlias = Callable[[Callable[[], Link]], Awaitable[None]]
@@ -103,7 +102,6 @@ class TcpBackend(OpBackend):
         self._keeper: asyncio.Task[None] | None = None
         self._link: Link | None = None
         """The connection, once it is welcome."""
-        self._link_closed: asyncio.Future[str] | None = None
         self._requests = Requests(call_timeout_s)
         self._out: list[ClientMessage] = []
         self._flush_due = False
@@ -284,8 +282,10 @@ class TcpBackend(OpBackend):
 
     def _arm(self) -> None:
         """See to it that requests end in time, and that a silent connection is noticed. At most one timer runs."""
+        if self._timer is not None:
+            return
         first = next(self._requests.open(), None)
-        if self._timer is None and first is not None:
+        if first is not None:
             due = min(first.deadline, self._loop.time() + self._stall_s)
             self._timer = self._loop.call_at(due, self._look)
 

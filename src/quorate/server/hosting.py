@@ -24,10 +24,10 @@ from quorate.errors import Rejected
 from quorate.events import Emitter, Event, Hosting, NobodyServes
 from quorate.settings import Settings
 from quorate.urls import DEFAULT_PORTS, format_endpoint, parse_endpoint
+from quorate.wire.messages import Welcome
 
 if TYPE_CHECKING:
     from quorate.server.server import Server
-from quorate.wire.messages import Welcome
 
 NOBODY_S = 10.0
 """After so long without anybody to connect to, a node that cannot serve says what could be done."""
@@ -255,7 +255,10 @@ def read_token(path: str | None) -> str:
 
 
 async def open_tcp(settings: Settings) -> Backend:
-    """What `tcp://` URLs open with."""
+    """What `tcp://` and `static://` URLs open with."""
+    if settings.tls_ca is not None or settings.tls_cert is not None:
+        # Better nothing than a connection that somebody believes to be encrypted.
+        raise Rejected("the embedded server does not speak TLS yet: leave out tls_ca, tls_cert and tls_key")
     loop = asyncio.get_running_loop()
     token = await loop.run_in_executor(None, read_token, settings.token_file) if settings.token_file else ""
     return HostingBackend(settings, dial(settings.endpoints[0], DEFAULT_PORTS[settings.scheme]), token)

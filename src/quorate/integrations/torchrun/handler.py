@@ -84,7 +84,8 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
                 self._is_outsider = isinstance(error, ONLY_THIS_NODE)
                 raise
             self._stores.entered(world.round)
-            self._keep(TorchStore(world.store))
+            self._store = TorchStore(world.store)
+            self._store.release()  # this handler keeps it, and lets it go when it goes
             place = world.bootstrap_store_info
             return RendezvousInfo(
                 self._store,
@@ -120,13 +121,7 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
                 return True
             finally:
                 self._stores.close()
-                self._keep(None)
-
-    def _keep(self, store: TorchStore | None) -> None:
-        """The store of the round; that of the round before has no user any more."""
-        if self._store is not None:
-            self._store.release()
-        self._store = store
+                self._store = None
 
     @contextmanager
     def _as_theirs(self, verb: str) -> Iterator[None]:
