@@ -25,7 +25,7 @@ check: setup ## formatting, lint, types and the shape of the architecture
 	$(BIN)/mypy --strict
 	$(BIN)/python -m pytest -q tests/tidy $(ARGS)
 
-test: setup ## run all tests; ARGS="-k name -x" to choose
+test: setup $(VENV)/.stamp-system ## run all tests; ARGS="-k name -x" to choose
 	$(BIN)/python -m pytest $(ARGS)
 
 demo: $(VENV)/.stamp-runtime ## show what it does, on this machine
@@ -44,6 +44,11 @@ fmt: setup ## format the code and repair what lint can repair
 clean: ## remove .venv and everything that was generated
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Tests of several machines need network namespaces. Without root they are skipped, by name.
+$(VENV)/.stamp-system: | $(BIN)/python
+	@command -v ip >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq iproute2; } || echo "note: no 'ip' (package iproute2): tests of several machines are skipped"
+	@touch $@
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' found; install Python 3.11 or later, or say PYTHON=/path/to/python3" >&2; exit 1; }
