@@ -67,33 +67,37 @@ def test_members_of_a_round_agree_under_random_faults(served: Job, seed: int):
         return served.agent(name, "2:4", conf=conf, restarts=1000)
 
     alive = {name: start(name) for name in "abcde"}
+    struck: set[str] = set()
     ends_at = time.monotonic() + 60.0
     while time.monotonic() < ends_at:
         name = draw.choice("abcde")
-        agent = alive[name]
-        if agent.popen.poll() is not None:
+        if name not in struck:
+            alive[name].popen.send_signal(draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
+            struck.add(name)
+        elif alive[name].popen.poll() is not None:
             alive[name] = start(name)
-        else:
-            agent.popen.send_signal(draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
-        before = sum(len(one.all("start")) for one in alive.values())
-        pause_s = draw.uniform(0.1, 3.0)
-        deadline = time.monotonic() + pause_s  # faults come in their own time, whatever the others do
-        while time.monotonic() < deadline and sum(len(one.all("start")) for one in alive.values()) < before + 3:
-            time.sleep(0.05)
-    for name, agent in alive.items():
-        if agent.popen.poll() is not None:
-            alive[name] = start(name)
-    began_at = time.monotonic()
-    members = [agent for agent in alive.values() if agent.popen.poll() is None]
-    assert len(members) >= 2
-    _until_four_are_in(members, began_at)
+            struck.discard(name)
+        _pause(list(alive.values()), draw.uniform(0.1, 3.0))
+    for name in struck:
+        alive[name].wait_exit()
+        alive[name] = start(name)
+    members = list(alive.values())
+    _until_four_are_in(members)
     (served.folder / "finish").touch()
     for agent in members:
         agent.wait_exit()
     served.check_agreement()
 
 
-def _until_four_are_in(members: list[Agent], after: float) -> None:
+def _pause(agents: list[Agent], pause_s: float) -> None:
+    """Faults come in their own time, or when a few workers have started."""
+    deadline = time.monotonic() + pause_s
+    before = sum(len(agent.all("start")) for agent in agents)
+    while time.monotonic() < deadline and sum(len(agent.all("start")) for agent in agents) < before + 3:
+        time.sleep(0.05)
+
+
+def _until_four_are_in(members: list[Agent]) -> None:
     """Five want in and four fit: a round of four has started."""
     deadline = time.monotonic() + 60.0
     while True:

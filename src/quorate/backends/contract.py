@@ -145,11 +145,9 @@ class Backend(ABC):
     def watch(self, prefix: str, after_revision: int) -> Watch:
         """Everything that changes under `prefix` after a revision. The watch is asked for when it is iterated."""
 
-    async def scan_and_watch(
-        self, prefixes: Sequence[str], look: Sequence[BranchOp] = ()
-    ) -> tuple[TxnResult, list[Watch]]:
-        """What is under the prefixes (one `GotRange` each) and what `look` reads, and watches that go on from there."""
-        result = await self.txn((), [*map(Range, prefixes), *look])
+    async def scan_and_watch(self, prefixes: Sequence[str]) -> tuple[TxnResult, list[Watch]]:
+        """What is under the prefixes (one `GotRange` each) at one revision, and watches that go on from there."""
+        result = await self.txn((), list(map(Range, prefixes)))
         return result, [self.watch(prefix, result.revision) for prefix in prefixes]
 
     @abstractmethod

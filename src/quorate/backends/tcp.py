@@ -28,7 +28,7 @@ from quorate.backends.tcp_link import Link
 from quorate.backends.tcp_requests import Pending, Requests
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
-from quorate.kv.types import Batch, BranchOp, Grant, Op, Range, Result, Txn, TxnResult
+from quorate.kv.types import Batch, Grant, Op, Range, Result, Txn, TxnResult
 from quorate.wire.handshake import Versions
 from quorate.wire.messages import (
     Answer,
@@ -130,13 +130,11 @@ class TcpBackend(OpBackend):
         self._check_open()
         return TcpWatch(self, prefix, after_revision)
 
-    async def scan_and_watch(
-        self, prefixes: Sequence[str], look: Sequence[BranchOp] = ()
-    ) -> tuple[TxnResult, list[Watch]]:
-        """At once, while there is a connection; what the watches tell of the time before the scan is left out."""
-        if self._link is None:
-            return await super().scan_and_watch(prefixes, look)
-        scan = Txn((), (*map(Range, prefixes), *look))
+    async def scan_and_watch(self, prefixes: Sequence[str]) -> tuple[TxnResult, list[Watch]]:
+        """In one trip; what the watches tell of the time before the scan is left out."""
+        self._check_open()
+        self._start()
+        scan = Txn((), tuple(map(Range, prefixes)))
         watches = [TcpWatch(self, prefix) for prefix in prefixes]
         for watch in watches:
             watch.begin()  # first: what changes until the scan is in both, never in neither
@@ -423,10 +421,10 @@ class TcpBackend(OpBackend):
             session = self._sessions.pop(lease, None)
             if session is not None:
                 session.lost.set("the server ended the session: it had not been renewed in time")
+        for number, watch in self._watches.items():  # before the requests: the scan that it goes on from may be there
+            self._send(WatchStart(number, watch.prefix, watch.after))
         for pending in self._requests.open():
             self._dispatch(pending)
-        for number, watch in self._watches.items():  # behind the requests: a scan may be among them
-            self._send(WatchStart(number, watch.prefix, watch.after))
         for lease in self._ungranted & self._sessions.keys():
             self._send(Hold(lease, self._grace_s))
 

@@ -7,7 +7,7 @@ that never did, and an operator's tool.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -24,7 +24,6 @@ from quorate.errors import (
 )
 from quorate.kv.types import (
     BranchOp,
-    BranchResult,
     DeleteRange,
     Exists,
     Get,
@@ -80,19 +79,11 @@ class Entry:
 
     async def read(self) -> Door | None:
         """The door now; None if the run does not exist."""
-        result = await self._backend.txn((), (*self.look(), Get(self._keys.closed)))
-        config, nodes, closed = result.results
-        assert isinstance(closed, GotItem)
-        return self.door((config, nodes), closed.item)
-
-    def look(self) -> tuple[BranchOp, ...]:
-        """What has to be read to see the door, besides `state/closed`."""
-        return (Get(self._keys.config), Range(self._keys.nodes, limit=1))
-
-    def door(self, looked: Sequence[BranchResult], closed: Item | None) -> Door | None:
-        """The door from what was read at one revision; None if the run does not exist."""
-        config, nodes = looked
+        keys = self._keys
+        result = await self._backend.txn((), (Get(keys.config), Get(keys.closed), Range(keys.nodes, limit=1)))
+        config, closed, nodes = result.results
         assert isinstance(config, GotItem)
+        assert isinstance(closed, GotItem)
         assert isinstance(nodes, GotRange)
         if config.item is None:
             return None
@@ -106,8 +97,8 @@ class Entry:
         return Door(
             record,
             config.item.mod_revision,
-            decode(ClosedRecord, closed) if closed else ClosedRecord(closed=False),
-            closed.mod_revision if closed else 0,
+            decode(ClosedRecord, closed.item) if closed.item else ClosedRecord(closed=False),
+            closed.item.mod_revision if closed.item else 0,
             nodes.count == 0,
         )
 
@@ -120,15 +111,13 @@ class Entry:
             return None
         return Door(record, config.mod_revision, state, closed.mod_revision, empty=False)
 
-    async def check(self, seen: Door | None = None) -> Door:
+    async def check(self) -> Door:
         """The door of a run that this node may join: made, renewed, replaced or reopened as the rules allow.
 
-        `seen` is the door as it was just read, if it was. Raises RendezvousClosedError or SettingsMismatchError. The
-        join itself compares the revisions in the result.
+        Raises RendezvousClosedError or SettingsMismatchError. The join itself compares the revisions in the result.
         """
         while True:
-            door = seen or await self.find_or_make()
-            seen = None
+            door = await self.find_or_make()
             if door.closed.closed and (self._settings.reopen_after_s > 0 or not door.empty):
                 # Before the renewal: those who try in vain must not keep a closed run from going away.
                 raise RendezvousClosedError(self._closed_sentence(door.closed))

@@ -9,23 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Backend, Watch
 from quorate.errors import BackendError, HistoryGone, Unavailable
-from quorate.kv.types import Batch, BranchOp, BranchResult, GotRange, Item
-
-Looked: TypeAlias = tuple[tuple[BranchResult, ...], dict[str, Item]]
-"""What was looked at along with the first scan, and all items as of then."""
+from quorate.kv.types import Batch, GotRange, Item
 
 
 class Mirror:
-    """Follows prefixes in a task of its own until `stop()`; `on_change` is called after every change it takes in.
-
-    `look` is read along with the first scan, in the same transaction: see `looked`.
-    """
+    """Follows prefixes in a task of its own until `stop()`; `on_change` is called after every change it takes in."""
 
     def __init__(
         self,
@@ -34,17 +27,14 @@ class Mirror:
         rng: random.Random,
         on_change: Callable[[], None],
         on_trouble: Callable[[BackendError | None], None],
-        look: Sequence[BranchOp] = (),
     ) -> None:
         self.items: dict[str, Item] = {}
         self.revision = 0
         """What is here under the first prefix is at least as new as this."""
         self.synced = asyncio.Event()
         """Set once the first scan is in."""
-        self.looked: Looked | None = None
         self._backend = backend
         self._prefixes = tuple(prefixes)
-        self._look = tuple(look)
         self._backoff = Backoff(rng)
         self._on_change = on_change
         self._on_trouble = on_trouble
@@ -81,11 +71,8 @@ class Mirror:
 
     async def _scan(self) -> list[Watch]:
         """Take in everything under the prefixes, at one revision; the watches that go on from there."""
-        result, watches = await self._backend.scan_and_watch(self._prefixes, self._look)
-        found = result.results[: len(self._prefixes)]
-        self.items = {item.key: item for part in found if isinstance(part, GotRange) for item in part.items}
-        if self._look:
-            self.looked, self._look = (result.results[len(found) :], dict(self.items)), ()
+        result, watches = await self._backend.scan_and_watch(self._prefixes)
+        self.items = {item.key: item for part in result.results if isinstance(part, GotRange) for item in part.items}
         self.revision = result.revision
         return watches
 

@@ -109,7 +109,6 @@ class Node:
         backend.listen(self._reached)
         backend.claim_by(self._claim)
         self._door: Door | None = None
-        self._first_look: Door | None = None
         self._joined_once = asyncio.Event()
         """Under the current session: the run's own leases are this node's business too."""
         self._told_cause: Cause | None = None
@@ -246,33 +245,29 @@ class Node:
                 raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
 
     async def _come(self) -> Session:
-        """A session; meanwhile the run is looked at, unless what was seen of it is enough to try to join."""
-        if self._door is None:
-            self._door = self._entry.guess(*self.sight.door())
-        self.sight.start(() if self._door is not None else self._entry.look())
+        """A session; meanwhile, the run is looked at."""
+        self._door = self._door or self._entry.guess(*self.sight.door())
+        self.sight.start()
         session = await self._presence.ensure()
-        if self._door is None and (seen := await self.sight.first_look()) is not None:
-            self._first_look = self._entry.door(*seen)
+        if self._door is None:
+            await self.sight.wait_seen()
         return session
 
     async def _write_join(self) -> None:
-        """Write the node's key as joining, through a door that is as it was checked: perhaps at an earlier join."""
-        if self._door is not None and await self._enter_by(self._door):
-            return
-        while True:
-            seen, self._first_look = self._first_look, None
-            if seen is None and not self.backend.makes_run:
-                await self._give_way()
-            door = await self._entry.check(seen)
+        """Write the node's key as joining, through a door that is as it was checked, or as it seems to be."""
+        door = self._door or self._entry.guess(*self.sight.door())
+        if door is None and not self.backend.makes_run:
+            await self._give_way()
+            door = self._entry.guess(*self.sight.door())
+        while door is None or not await self._enter_by(door):
+            door = await self._entry.check()
             self._reach.succeeded()
-            if await self._enter_by(door):
-                return
 
     async def _give_way(self) -> None:
-        """Somebody else is about to make the run: wait a moment until it is there."""
+        """If the run does not exist, somebody else is about to make it: wait a moment until it is there."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._rng.uniform(*GIVE_WAY_S)):
-                while self.sight.closed is None:
+                while self.sight.is_synced and None in self.sight.door():
                     self._wake.clear()
                     await self._wake.wait()
 

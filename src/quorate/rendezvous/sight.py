@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from quorate.backends.contract import Backend
 from quorate.errors import BackendError, RendezvousStateError
-from quorate.kv.types import BranchOp, BranchResult, Item
+from quorate.kv.types import Item
 from quorate.rendezvous.entry import drain_sentence
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Cause, Joined
@@ -78,26 +78,24 @@ class Sight:
             return None, None
         return self._mirror.items.get(self._keys.config), self._mirror.items.get(self._keys.closed)
 
-    def start(self, look: Sequence[BranchOp] = ()) -> None:
-        """Follow everything; `look` is read with the first scan, if this begins it (see `first_look`)."""
+    def start(self) -> None:
+        """Follow everything."""
         if self._mirror is not None and self._is_whole:
             return
         before, keys = self._mirror, self._keys
         self._is_whole = True
-        self._mirror = self._follow([keys.state, keys.assign(self._node_id), keys.drain(self._node_id)], look)
+        own = (keys.assign(self._node_id), keys.drain(self._node_id))
+        self._mirror = self._follow([keys.state, *own, keys.config])
         if before is not None:
             before.stop()
 
-    async def first_look(self) -> tuple[tuple[BranchResult, ...], Item | None] | None:
-        """What `start` looked at and `state/closed` as of then, once; None if it was used or does not come soon."""
+    async def wait_seen(self) -> None:
+        """Until the run was looked at once, or for a moment if that does not come."""
         mirror = self._mirror
-        if mirror is None:
-            return None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SOON_S):
-                await mirror.synced.wait()
-        seen, mirror.looked = mirror.looked, None
-        return (seen[0], seen[1].get(self._keys.closed)) if seen is not None else None
+        if mirror is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SOON_S):
+                    await mirror.synced.wait()
 
     def stop(self) -> None:
         """Follow nothing any more."""
@@ -106,8 +104,8 @@ class Sight:
         self._mirror = None
         self._is_whole = self._is_synced = False
 
-    def _follow(self, prefixes: Sequence[str], look: Sequence[BranchOp] = ()) -> Mirror:
-        return Mirror(self._backend, prefixes, self._rng, self._read, self._trouble, look)
+    def _follow(self, prefixes: Sequence[str]) -> Mirror:
+        return Mirror(self._backend, prefixes, self._rng, self._read, self._trouble)
 
     @property
     def is_synced(self) -> bool:

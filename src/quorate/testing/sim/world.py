@@ -31,13 +31,22 @@ from quorate.rendezvous.node import Node
 from quorate.rendezvous.records import CoordinatorRecord, RoundPhase, RoundRecord
 from quorate.settings import Settings
 from quorate.store import AsyncStore
-from quorate.testing.checkers import BrokeExclusivity, BrokeFencing, BrokeOutageTolerance, BrokeRelease, Safety
+from quorate.testing.checkers import (
+    BrokeCompletion,
+    BrokeExclusivity,
+    BrokeFencing,
+    BrokeOutageTolerance,
+    BrokeRelease,
+    Safety,
+)
 from quorate.testing.loop import MACHINE, VirtualTimeLoop
 from quorate.testing.sim.network import SimBackend, SimServer, Weather
 from quorate.testing.sim.plan import Plan
 from quorate.testing.sim.wired import WiredBackend, WiredServer
 
 KEPT_NOTES = 80
+MOST_EVENTS = 150_000
+"""No world that comes to rest has nearly as many."""
 WITHDRAW_S = 5.0
 SLACK_S = 2.0
 
@@ -108,6 +117,8 @@ class SimWorld:
     def note(self, kind: str, who: str, what: object) -> None:
         """One event of the world: into the digest, and into the last few that a failure prints."""
         self.events += 1
+        if self.events > MOST_EVENTS and self.broken is None:
+            self.broken = BrokeCompletion(f"{MOST_EVENTS} events, and the world goes on as if it would never end")
         now = self.loop.time()
         said = what if isinstance(what, str) else type(what).__name__
         self._digest.update(f"{now!r} {kind} {who} {said} {self._revision}\n".encode())
