@@ -10,7 +10,7 @@ ARGS ?=
 SEEDS ?= 0:20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench sim fmt clean
+.PHONY: help setup check test bare demo bench sim fmt clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -25,8 +25,11 @@ check: setup ## formatting, lint, types and the shape of the architecture
 	$(BIN)/mypy --strict
 	$(BIN)/python -m pytest -q tests/tidy $(ARGS)
 
-test: setup $(VENV)/.stamp-system ## run all tests; ARGS="-k name -x" to choose
+test: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## run all tests; ARGS="-k name -x" to choose
 	$(BIN)/python -m pytest $(ARGS)
+
+bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always needs
+	$(VENV)/bare/bin/python examples/bare.py
 
 demo: $(VENV)/.stamp-runtime ## show what it does, on this machine
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -44,6 +47,16 @@ fmt: setup ## format the code and repair what lint can repair
 clean: ## remove .venv and everything that was generated
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The CPU build of the version that the torchrun backend is tested with. Not an extra: which build is the user's choice.
+$(VENV)/.stamp-torch: | $(VENV)/.stamp
+	$(PIP) install 'torch==2.13.0'
+	@touch $@
+
+$(VENV)/bare/.stamp: $(INPUTS) | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)/bare
+	$(VENV)/bare/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+	@touch $@
 
 # Tests of several machines need network namespaces. Without root they are skipped, by name.
 $(VENV)/.stamp-system: | $(BIN)/python

@@ -1,52 +1,58 @@
 """Quorate: rendezvous for elastic distributed jobs.
 
-    handler = quorate.create_handler("memory:///my-run?min_nodes=2&max_nodes=4")
+    handler = quorate.create_handler("tcp://head:29400/my-run?min_nodes=2&max_nodes=4")
     info = handler.next_rendezvous()      # .rank .world_size .round .store .members
 
-    with quorate.join("memory:///my-run?min_nodes=2") as run:
+    with quorate.join("tcp://head:29400/my-run?min_nodes=2") as run:
         for world in run.rounds():        # a new one each time the world changes
             train(world.rank, world.world_size, world.store, until=world.changed)
 
-`quorate.aio` is the same for asyncio; `quorate.testing` has what testing needs.
+`quorate.aio` is the same for asyncio; `quorate.testing` has what testing needs. A name is imported from where it lives
+when it is first used, so that importing this package costs next to nothing.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from quorate._version import __version__
-from quorate.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from quorate.backends.schemes import register_backend
-from quorate.errors import (
-    BackendError,
-    ForkedProcessError,
-    HistoryGone,
-    LeaseGone,
-    NewerSchemaError,
-    OutcomeUnknown,
-    QuorateError,
-    Rejected,
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    SessionLostError,
-    SettingsError,
-    SettingsMismatchError,
-    StoreError,
-    StoreFencedError,
-    StoreTimeoutError,
-    Unavailable,
-)
-from quorate.handler import Changed, Handler, Run, World, join
-from quorate.parameters import RendezvousParameters
-from quorate.registry import (
-    RendezvousHandlerCreator,
-    RendezvousHandlerRegistry,
-    create_handler,
-    rendezvous_handler_registry,
-)
-from quorate.rendezvous.membership import Cause
-from quorate.settings import Settings
-from quorate.store import Store
+
+if TYPE_CHECKING:
+    from quorate.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+    from quorate.backends.schemes import register_backend
+    from quorate.errors import (
+        BackendError,
+        ForkedProcessError,
+        HistoryGone,
+        LeaseGone,
+        NewerSchemaError,
+        OutcomeUnknown,
+        QuorateError,
+        Rejected,
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousGracefulExitError,
+        RendezvousStateError,
+        RendezvousTimeoutError,
+        SessionLostError,
+        SettingsError,
+        SettingsMismatchError,
+        StoreError,
+        StoreFencedError,
+        StoreTimeoutError,
+        Unavailable,
+    )
+    from quorate.handler import Changed, Handler, Run, World, join
+    from quorate.parameters import RendezvousParameters
+    from quorate.registry import (
+        RendezvousHandlerCreator,
+        RendezvousHandlerRegistry,
+        create_handler,
+        rendezvous_handler_registry,
+    )
+    from quorate.rendezvous.membership import Cause
+    from quorate.settings import Settings
+    from quorate.store import Store
 
 __all__ = [
     "BackendError",
@@ -89,3 +95,58 @@ __all__ = [
     "register_backend",
     "rendezvous_handler_registry",
 ]
+
+_HOMES = {
+    "quorate.api": ("RendezvousHandler", "RendezvousInfo", "RendezvousStoreInfo"),
+    "quorate.backends.schemes": ("register_backend",),
+    "quorate.errors": (
+        "BackendError",
+        "ForkedProcessError",
+        "HistoryGone",
+        "LeaseGone",
+        "NewerSchemaError",
+        "OutcomeUnknown",
+        "QuorateError",
+        "Rejected",
+        "RendezvousClosedError",
+        "RendezvousConnectionError",
+        "RendezvousError",
+        "RendezvousGracefulExitError",
+        "RendezvousStateError",
+        "RendezvousTimeoutError",
+        "SessionLostError",
+        "SettingsError",
+        "SettingsMismatchError",
+        "StoreError",
+        "StoreFencedError",
+        "StoreTimeoutError",
+        "Unavailable",
+    ),
+    "quorate.handler": ("Changed", "Handler", "Run", "World", "join"),
+    "quorate.parameters": ("RendezvousParameters",),
+    "quorate.registry": (
+        "RendezvousHandlerCreator",
+        "RendezvousHandlerRegistry",
+        "create_handler",
+        "rendezvous_handler_registry",
+    ),
+    "quorate.rendezvous.membership": ("Cause",),
+    "quorate.settings": ("Settings",),
+    "quorate.store": ("Store",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = frozenset({"aio", "errors", "events"})
+
+
+def __getattr__(name: str) -> object:
+    """A public name, from where it lives."""
+    if name in _MODULES:
+        return import_module(f"quorate.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'quorate' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,7 @@ import gc
 import itertools
 import json
 import logging
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.elastic import events as torch_events
 from torch.distributed.elastic import rendezvous as theirs
 from torch.distributed.elastic.events import handlers as event_handlers
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 import quorate
@@ -236,6 +238,35 @@ def test_shutdown_of_a_node_that_was_asked_to_go_does_not_close_the_run(make, ru
             waiting.result(60)
     assert waiting_handler.shutdown() is True
     assert make().is_closed() is False
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, "signal"])
+def test_shutdown_because_of_a_signal_does_not_close_the_run(make, kind):
+    handler, other = make(), make()
+
+    def launch() -> None:
+        try:
+            raise SignalException("Ctrl-C", signal.SIGINT) if kind == "signal" else kind
+        finally:  # as torch's launcher does
+            assert handler.shutdown() is True
+
+    with pytest.raises(SignalException if kind == "signal" else kind):
+        launch()
+    assert other.is_closed() is False
+
+
+def test_shutdown_because_of_another_error_closes_the_run(make):
+    handler, other = make(), make()
+
+    def launch() -> None:
+        try:
+            raise RuntimeError("the agent failed")
+        finally:
+            handler.shutdown()
+
+    with pytest.raises(RuntimeError):
+        launch()
+    assert other.is_closed() is True
 
 
 def test_spare_of_a_run_that_is_shut_down_goes_without_an_error(make):

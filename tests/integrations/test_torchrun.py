@@ -133,6 +133,16 @@ def test_spare_is_promoted_when_a_member_is_killed(served: Job):
     served.check_agreement()
 
 
+def test_agent_that_is_stopped_while_it_waits_does_not_close_the_run(served: Job):
+    first = served.agent("a", "2")
+    first.wait_line("asks to join")
+    first.ctrl_c()
+    assert first.wait_exit() != 0
+    agents = [served.agent(name, "2") for name in ("a", "b")]
+    started(agents, 2)
+    served.finish(*agents)
+
+
 def test_spares_of_a_job_that_ends_go_without_an_error(served: Job):
     members = [served.agent(name, "2") for name in ("a", "b")]
     started(members, 2)

@@ -14,7 +14,7 @@ from tests.integrations.kit import HERE, TRAIN, Agent, Job
 
 pytest.importorskip("torch")
 
-STEPS = 40
+STEPS = 200
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +52,19 @@ def ended(agent: Agent) -> float:
 
 
 def test_loss_is_the_same_when_workers_and_agents_are_killed(training: Job, loss: float):
-    first, second, spare = (training.agent(name, "1:2", conf="last_call_timeout=60") for name in ("a", "b", "c"))
+    first, second = (training.agent(name, "1:2", conf="last_call_timeout=60") for name in ("a", "b"))
     reached(first, 5, world=2)
+    spare = training.agent("c", "1:2", conf="last_call_timeout=60", env={"LOGLEVEL": "DEBUG"})
+    spare.wait_line("spare (full)")
     os.kill(_worker_of(second), signal.SIGKILL)
-    second.wait("start", lambda fact: fact["restarts"] == 1)
-    reached(first, 12, world=2)
+    restarted = second.wait("start", lambda fact: fact["restarts"] == 1)["step"]
+    reached(first, restarted + 3, world=2)
     second.kill()
-    assert spare.wait("start")["world"] == 2
-    reached(first, 20, world=2)
+    promoted = spare.wait("start")
+    assert promoted["world"] == 2
+    reached(first, promoted["step"] + 3, world=2)
     spare.kill()
-    reached(first, 25, world=1)
+    first.wait("start", lambda fact: fact["world"] == 1)
     assert ended(first) == loss
     assert not spare.all("done")
     # Only a worker that fails costs a restart: its own may, if the agent has not been told before it notices.

@@ -1,16 +1,18 @@
 """The rendezvous handler of torchrun's backend `quorate`: torch's interface, errors and results over our handler.
 
 It adds no behaviour of its own but what torch's agent needs: a TCPStore for the workers of every round, and a
-`shutdown()` that does not close the run for everybody when only this node was not to be a part of it.
+`shutdown()` that does not close the run for everybody when only this node is to go.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from quorate.errors import QuorateError, RendezvousGracefulExitError, SettingsMismatchError
@@ -111,11 +113,13 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
         """Leave, and close the run; True, or False with a warning if closing did not work. Again: the same answer.
 
         The run goes on if this node was not to be a part of it: a spare, one that was asked to go, one whose settings
-        were refused. torch's agent calls this at every end but that by a signal.
+        were refused. And if a signal ends the agent: torch's does not call this then, but for Ctrl-C while it waits for
+        its first round.
         """
+        is_interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit | SignalException)
         with self._as_theirs("shutdown"):
             try:
-                if not self._is_outsider:
+                if not self._is_outsider and not is_interrupted:
                     return self._handler.shutdown()
                 self._handler.close()
                 return True
