@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from quorate.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
-from quorate.rendezvous.records import ClaimRecord, RoundPhase, RoundRecord
+from quorate.rendezvous.records import ClaimRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,14 @@ def goodbye(error: RendezvousError) -> str:
 
 
 def claim_of(
-    identity: Identity, current: Joined | None, seen: RoundRecord | None, floor: int, ttl_s: float
+    identity: Identity, current: Joined | None, last_active: tuple[int, int], floor: int, ttl_s: float
 ) -> ClaimRecord:
-    """Where the run stood, as a node knows it: for a server that has lost its memory."""
-    number, size = (seen.number, seen.size) if seen is not None and seen.phase is RoundPhase.ACTIVE else (0, 0)
+    """Where the run stood, as a node knows it, for a server that has lost its memory.
+
+    `last_active` is the last active round that the node ever saw, with its size: of any life of the server, because
+    somebody may still be in it who has heard from none since.
+    """
+    number, size = last_active
     if current is not None and current.number >= number:
         number, size = current.number, current.size
     is_member = current is not None and current.number == number

@@ -456,7 +456,7 @@ class Node:
 
     def _claim(self) -> bytes:
         floor, ttl_s = self._presence.floor, self.settings.session_ttl_s
-        return encode(claim_of(self.identity, self.current, self.sight.round, floor, ttl_s))
+        return encode(claim_of(self.identity, self.current, self.sight.last_active, floor, ttl_s))
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,8 @@ class Sight:
         reach: Reach,
     ) -> None:
         self.round: RoundRecord | None = None
+        self.last_active = (0, 0)
+        """Number and size of the last active round that was ever seen."""
         self.waiting: WaitingRecord | None = None
         self.closed: ClosedRecord | None = None
         self.closed_revision = 0
@@ -175,6 +177,8 @@ class Sight:
             return
         self._is_synced = True
         self.round = self._decode(mirror, RoundRecord, keys.round)
+        if self.round is not None and self.round.phase is RoundPhase.ACTIVE and self.round.number > self.last_active[0]:
+            self.last_active = (self.round.number, self.round.size)
         self.waiting = self._decode(mirror, WaitingRecord, keys.waiting)
         self.closed = self._decode(mirror, ClosedRecord, keys.closed)
         item = mirror.items.get(keys.closed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import msgspec
 
@@ -89,6 +90,11 @@ class Runs:
 
     def start(self) -> None:
         """Begin to look after runs, those included that a restored store knows."""
+        control = f"/{PREFIX}/"
+        for key in list(self._hub.engine.items):
+            run, _, name = key.removeprefix(control).partition("/")
+            if key.startswith(control) and name == "config":
+                self.attend(unquote(run))
         self._keeper = asyncio.create_task(self._keep(), name="keeper of runs")
 
     async def stop(self) -> None:
@@ -126,12 +132,13 @@ class Runs:
         """Hold the office for as long as the run is attended to."""
         backoff = Backoff(self._rng)
         while True:
-            term = await self._take_office(keys)
-            self._emit(CoordinatorElected(run_id=keys.run_id, by=self._name, term=term))
-            coordinator = Coordinator(
-                self._backend, keys, term, self._name, self._emit, Backoff(self._rng), self._wall, returning
-            )
+            term = 0
             try:
+                term = await self._take_office(keys)
+                self._emit(CoordinatorElected(run_id=keys.run_id, by=self._name, term=term))
+                coordinator = Coordinator(
+                    self._backend, keys, term, self._name, self._emit, Backoff(self._rng), self._wall, returning
+                )
                 reason = await coordinator.run()
             except Exception as error:
                 mark("server.coordinator_failed")
