@@ -64,7 +64,7 @@ def test_members_of_a_round_agree_under_random_faults(served: Job, seed: int):
     conf = "last_call_timeout=0.5,hold_back_losses=0"
 
     def start(name: str) -> Agent:
-        return served.agent(name, "2:4", conf=conf, restarts=1000)
+        return served.agent(name, "2:4", conf=conf, restarts=1000, env={"PYTHONFAULTHANDLER": "1"})
 
     alive = {name: start(name) for name in "abcde"}
     struck: set[str] = set()
@@ -79,7 +79,7 @@ def test_members_of_a_round_agree_under_random_faults(served: Job, seed: int):
             struck.discard(name)
         _pause(list(alive.values()), draw.uniform(0.1, 3.0))
     for name in struck:
-        alive[name].kill()  # torch's agent misses a signal now and then, with its own backends too
+        _wait_end(alive[name])
         alive[name] = start(name)
     members = list(alive.values())
     _until_four_are_in(members)
@@ -87,6 +87,17 @@ def test_members_of_a_round_agree_under_random_faults(served: Job, seed: int):
     for agent in members:
         agent.wait_exit()
     served.check_agreement()
+
+
+def _wait_end(agent: Agent) -> None:
+    """An agent that got a signal ends. If it does not, it has to say where its threads are."""
+    deadline = time.monotonic() + 60.0
+    while agent.popen.poll() is None:
+        if time.monotonic() > deadline:
+            agent.popen.send_signal(signal.SIGABRT)
+            agent.wait_exit()
+            pytest.fail(f"{agent.name} did not end after a signal\n{agent.said[-20_000:]}")
+        time.sleep(0.05)
 
 
 def _pause(agents: list[Agent], pause_s: float) -> None:

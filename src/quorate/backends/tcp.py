@@ -108,6 +108,7 @@ class TcpBackend(OpBackend):
         self._max_frame = 0
         self._watch_numbers = count(1)
         self._watches: dict[int, TcpWatch] = {}
+        self._to_call: dict[Callable[[], None], None] = {}
         self._sessions: dict[int, LeaseSession] = {}
         self._ungranted: set[int] = set()
         """Sessions whose lease was asked for and not yet answered: a new connection may not know them."""
@@ -318,6 +319,16 @@ class TcpBackend(OpBackend):
         if self._watches.pop(number, None) is not None:
             self._send(WatchStop(number))
 
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        if not self._to_call:
+            self._loop.call_soon(self._call)
+        self._to_call[callback] = None
+
+    def _call(self) -> None:
+        callbacks, self._to_call = self._to_call, {}
+        for callback in callbacks:
+            callback()
+
     # --- the connection -----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -457,6 +468,8 @@ class TcpBackend(OpBackend):
                 case Going(why):
                     if self._link is not None:
                         self._link.note(f"the server said: {why}")
+        if self._to_call:
+            self._call()
 
     def _pushed(self, number: int, batch: Batch) -> None:
         watch = self._watches.get(number)

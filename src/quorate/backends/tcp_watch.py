@@ -24,6 +24,9 @@ class Post(Protocol):
     def stop_watch(self, number: int) -> None:
         """Ask no more."""
 
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call once, when all that has arrived together is in place."""
+
 
 class TcpWatch(Watch):
     """Asked for when it is first iterated."""
@@ -74,7 +77,7 @@ class TcpWatch(Watch):
         self._on_ready = on_ready
         self.begin()
         if self._buffer or self._gone is not None:
-            on_ready()
+            self._post.call_soon(on_ready)
         return True
 
     def ready(self) -> Batch | None:
@@ -116,6 +119,6 @@ class TcpWatch(Watch):
 
     def _tell(self) -> None:
         if self._on_ready is not None:
-            self._on_ready()
+            self._post.call_soon(self._on_ready)
         elif self._wake is not None and not self._wake.done():
             self._wake.set_result(None)

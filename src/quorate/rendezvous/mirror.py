@@ -80,9 +80,10 @@ class Mirror:
         """Until a watch fails. Those that call back need nobody to wait for them; each of the others has a task."""
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         readers: list[asyncio.Task[None]] = []
+        take = self._reader(watches, failed)
         try:
             for index, watch in enumerate(watches):
-                if not watch.follow(self._reader(watch, index, failed)):
+                if not watch.follow(take):
                     reader = asyncio.create_task(self._read(watch, index), name=f"watch {self._prefixes[index]}")
                     reader.add_done_callback(lambda reader: _pass_on(reader, failed))
                     readers.append(reader)
@@ -98,18 +99,18 @@ class Mirror:
             self._take(batch, index)
             self._on_change()
 
-    def _reader(self, watch: Watch, index: int, failed: asyncio.Future[None]) -> Callable[[], None]:
-        """Takes in what is there when it is called."""
+    def _reader(self, watches: Sequence[Watch], failed: asyncio.Future[None]) -> Callable[[], None]:
+        """Takes in what is there when it is called, of all watches at once."""
 
         def take() -> None:
-            if self._is_stopped:
+            if self._is_stopped or failed.done():
                 return
             try:
-                while (batch := watch.ready()) is not None:
-                    self._take(batch, index)
+                for index, watch in enumerate(watches):
+                    while (batch := watch.ready()) is not None:
+                        self._take(batch, index)
             except HistoryGone as error:
-                if not failed.done():
-                    failed.set_exception(error)
+                failed.set_exception(error)
                 return
             try:
                 self._on_change()

@@ -58,7 +58,7 @@ class Sight:
         self.drain: DrainRecord | None = None
         self._backend = backend
         self._keys = keys
-        self._node_id = node_id
+        self._assign_key, self._drain_key = keys.assign(node_id), keys.drain(node_id)
         self._rng = rng
         self._on_change = on_change
         self._reach = reach
@@ -86,8 +86,7 @@ class Sight:
             return
         before, keys = self._mirror, self._keys
         self._is_whole = True
-        own = (keys.assign(self._node_id), keys.drain(self._node_id))
-        self._mirror = self._follow([keys.state, *own, keys.config])
+        self._mirror = self._follow([keys.state, self._assign_key, self._drain_key, keys.config])
         if before is not None:
             before.stop()
 
@@ -184,8 +183,8 @@ class Sight:
         item = mirror.items.get(keys.closed)
         self.closed_revision = item.mod_revision if item else 0
         if self._is_whole:
-            self.assign = self._decode(mirror, AssignRecord, keys.assign(self._node_id))
-            self.drain = self._decode(mirror, DrainRecord, keys.drain(self._node_id))
+            self.assign = self._decode(mirror, AssignRecord, self._assign_key)
+            self.drain = self._decode(mirror, DrainRecord, self._drain_key)
         self._on_change()
 
     def _decode(self, mirror: Mirror, kind: type[R], key: str) -> R | None:
