@@ -22,6 +22,7 @@ def test_job_of_fixed_size_runs_and_ends_well(job: Job):
     assert {fact["shared"] for agent in agents for fact in agent.all("start")} == {"True"}
 
 
+@pytest.mark.slow
 def test_store_is_not_shared_where_torch_is_told_not_to(job: Job):
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     agents = [job.agent(name, "2", mode="gloo", env=env) for name in ("a", "b")]
@@ -176,13 +177,12 @@ def test_ranks_follow_the_natural_order_of_names(served: Job):
     served.finish(*agents.values())
 
 
-@pytest.mark.parametrize("way", ["variable", "option"])
-def test_rank_that_a_node_asks_for_is_given_to_it(served: Job, way: str):
+def test_rank_that_a_node_asks_for_is_given_to_it(served: Job):
     wanted = {"a": 1, "b": 0}
-    agents = {}
-    for name, rank in wanted.items():
-        env = {"PET_NODE_RANK": str(rank)} if way == "variable" else {}
-        agents[name] = served.agent(name, "2", env=env, conf="" if env else f"node_rank={rank}")
+    agents = {
+        "a": served.agent("a", "2", env={"PET_NODE_RANK": "1"}),
+        "b": served.agent("b", "2", conf="node_rank=0"),
+    }
     assert {name: agent.started(2)["node"] for name, agent in agents.items()} == wanted
     served.finish(*agents.values())
 
@@ -219,6 +219,7 @@ def test_unknown_option_is_refused_with_a_suggestion(job: Job):
     assert "did you mean last_call_timeout?" in agent.said
 
 
+@pytest.mark.slow
 def test_agent_with_other_settings_is_refused_and_the_job_goes_on(served: Job):
     agents = [served.agent(name, "1:2") for name in ("a", "b")]
     at = max(fact["at"] for fact in started(agents, 2))

@@ -51,6 +51,7 @@ def ended(agent: Agent) -> float:
     return float(agent.wait("done")["loss"])
 
 
+@pytest.mark.slow
 def test_loss_is_the_same_when_workers_and_agents_are_killed(training: Job, loss: float):
     first, second = (training.agent(name, "1:2", conf="last_call_timeout=60") for name in ("a", "b"))
     reached(first, 5, world=2)

@@ -458,12 +458,6 @@ MUTANTS = (
         is_wired=True,
     ),
     Mutant(
-        "a server that lost its memory asks for the rounds that were seen active only",
-        ("Exclusivity",),
-        (Edit(Returning, "_is_incomplete", " or self.floor > self.round", ""),),
-        is_wired=True,
-    ),
-    Mutant(
         "a run that is made while the server rests is not renewed",
         ("OutageTolerance", "Completion"),
         (Edit(Runs, "_look_after_all", "min(pause_s, UNMADE_PAUSE_S)", "pause_s"),),
