@@ -26,7 +26,6 @@ from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.node import Node
 from quorate.rendezvous.patience import Patience
 from quorate.rendezvous.presence import Presence
-from quorate.rendezvous.returning import Returning
 from quorate.rendezvous.sight import Sight
 from quorate.rendezvous.view import View
 from quorate.server.clients import Clients
