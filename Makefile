@@ -10,11 +10,11 @@ ARGS ?=
 SEEDS ?= 0:20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test bare demo bench sim fmt clean
+.PHONY: help setup check test test-torch-slow bare demo bench sim fmt clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  Variables: ARGS="..." is passed on (test, demo, bench); PYTHON=... makes .venv with another Python, 3.11 or later.'
 
 setup: $(VENV)/.stamp ## make .venv with the package and the development tools
@@ -27,6 +27,9 @@ check: setup ## formatting, lint, types and the shape of the architecture
 
 test: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## run all tests; ARGS="-k name -x" to choose
 	$(BIN)/python -m pytest $(ARGS)
+
+test-torch-slow: setup $(VENV)/.stamp-torch ## the long tests of torchrun: minutes
+	$(BIN)/python -m pytest -m slow tests/integrations $(ARGS)
 
 bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always needs
 	$(VENV)/bare/bin/python examples/bare.py

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from quorate import aio
 from quorate.backends import schemes
 from quorate.options import OPTIONS, Option
 
@@ -39,6 +40,8 @@ def options_page(options: tuple[Option, ...], available: set[str]) -> str:
         rows.append(f"| {names} | {shown_default(option)} | {'yes' if option.shared else ''} | {option.meaning} |")
     return OPTIONS_HEAD + "\n".join(rows) + "\n"
 
+
+assert aio, "importing it registers the schemes that are there"
 
 PAGES = {"docs/options.md": lambda: options_page(OPTIONS, set(schemes._openers))}
 
