@@ -10,7 +10,7 @@ import time
 import pytest
 
 import quorate
-from quorate import aio
+from quorate import _address, aio
 from quorate.backends import schemes
 from quorate.backends.memory import MemoryBackend, MemoryServer
 from quorate.errors import RendezvousConnectionError, RendezvousTimeoutError, Unavailable
@@ -173,6 +173,7 @@ def test_join_deadline_counts_from_the_call_and_not_from_the_opening(opened_by):
 
 def test_join_deadline_covers_a_name_server_that_does_not_answer(monkeypatch):
     answers = threading.Event()
+    monkeypatch.setattr(_address, "_found", None)
     monkeypatch.setattr(socket, "getfqdn", lambda *_: answers.wait(PATIENCE_S) and "here")
     handler = quorate.create_handler(f"memory://{unique()}/run", min_nodes=2, join_timeout=0.5)
     started_at = time.monotonic()

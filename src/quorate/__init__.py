@@ -135,17 +135,20 @@ _HOMES = {
     "quorate.store": ("Store",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = frozenset({"aio", "errors", "events"})
 
 
 def __getattr__(name: str) -> object:
-    """A public name, from where it lives."""
-    if name in _MODULES:
-        return import_module(f"quorate.{name}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'quorate' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
+    """A public name, from where it lives; or a module of the package."""
+    if name in _HOME_OF:
+        value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        return value
+    if not name.startswith("__"):
+        try:
+            return import_module(f"quorate.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"quorate.{name}":
+                raise
+    raise AttributeError(f"module 'quorate' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
