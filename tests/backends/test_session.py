@@ -6,6 +6,7 @@ import random
 import pytest
 
 from quorate.backends.memory import MemoryBackend, MemoryServer
+from quorate.backends.session import first_part
 from quorate.errors import OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Put
 from quorate.testing.chaos import ChaosBackend, Faults
@@ -75,6 +76,15 @@ def test_session_is_renewed_every_interval(interval_s, wanted):
         return backend.sent_at
 
     assert run(main()) == [wanted * n for n in range(1, int(12.5 / wanted) + 1)]
+
+
+def test_sessions_of_many_nodes_are_spread_over_half_an_interval():
+    for leases in (range(1, 1001), random.Random(1).sample(range(1 << 52, 1 << 53), 1000)):
+        parts = sorted(first_part(lease) for lease in leases)
+        assert parts[0] >= 0.5
+        assert parts[-1] <= 1.0
+        in_each_tenth = [sum(1 for part in parts if 0.5 + n / 20 <= part < 0.55 + n / 20) for n in range(10)]
+        assert min(in_each_tenth) > 50
 
 
 def test_missed_renewals_are_reported_and_made_up_for():

@@ -112,7 +112,7 @@ class Board:
             self.put(KEYS.round, round_record(number, phase, len(names)))
             self.confirm(number, *names, join=join)
         members = [RosterMember(name, join, name, name) for name in names]
-        self.view.set_roster(number, members, self.now)
+        self.view.set_roster(number, members)
 
     def plan(self, number: int, *names: str, join: int = 1, why: str = "all are there") -> Plan:
         """An attempt of this coordinator's own."""

@@ -822,7 +822,7 @@ class Coordination(Board):
             members.append(RosterMember(node_id, join, record.name, record.addr))
         self.put(KEYS.round, round_record(plan.number, RoundPhase.ACTIVE, len(members)))
         assert set(view.members) == set(plan.ranks)
-        view.set_roster(plan.number, members, self.now)
+        view.set_roster(plan.number, members)
 
 
 @settings(max_examples=200)

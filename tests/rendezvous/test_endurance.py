@@ -219,7 +219,7 @@ def test_defect_does_not_blind_a_mirror(where: str) -> None:
         backend = Defective(MemoryServer())
         backend.where = where
         troubles: list[BackendError | None] = []
-        mirror = Mirror(backend, ["/a/"], random.Random(1), lambda: backend.fail("listener"), troubles.append)
+        mirror = Mirror(backend, ["/a/"], random.Random(1), lambda _: backend.fail("listener"), troubles.append)
         for value in (b"1", b"2"):
             await asyncio.sleep(2)
             await backend.txn([], [Put("/a/x", value)])

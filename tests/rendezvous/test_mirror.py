@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from quorate.backends.memory import MemoryBackend, MemoryServer
 from quorate.errors import BackendError
@@ -22,7 +22,7 @@ class Follower:
         self.troubles: list[BackendError | None] = []
         self.mirror = Mirror(self.chaos, ["/a/"], random.Random(seed), self._changed, self.troubles.append)
 
-    def _changed(self) -> None:
+    def _changed(self, _: Sequence[str] | None) -> None:
         self.changes.append(self.values)
 
     @property

@@ -126,12 +126,12 @@ TRANSACTIONS = st.lists(CHANGES, min_size=1, max_size=4, unique_by=lambda op: ge
 @given(st.lists(TRANSACTIONS, max_size=12), st.data())
 def test_view_kept_by_changes_equals_one_that_is_loaded(history: list[list[BranchOp]], data: st.DataObject) -> None:
     board = Board(hold_back_losses=0)
-    board.view.set_roster(1, ROSTER, board.now)
+    board.view.set_roster(1, ROSTER)
     for transaction in history:
         board.write(*transaction)
         assert_in_one_group_each(board.view)
     loaded = View(KEYS, board.now)
-    loaded.set_roster(1, ROSTER, board.now)
+    loaded.set_roster(1, ROSTER)
     loaded.load(data.draw(st.permutations(board.scan())), board.engine.revision, board.now)
     assert_in_one_group_each(loaded)
     expected = groups(loaded)
@@ -145,7 +145,7 @@ def test_view_that_missed_changes_equals_one_that_did_not_after_a_scan(
 ) -> None:
     board, other = Board(hold_back_losses=0), Board(hold_back_losses=0)
     for one in (board, other):
-        one.view.set_roster(1, ROSTER, NOW)
+        one.view.set_roster(1, ROSTER)
         for transaction in seen:
             one.write(*transaction)
     kept, board.view = board.view, View(KEYS, NOW)

@@ -459,7 +459,10 @@ MUTANTS = (
     Mutant(
         "a run that is made while the server rests is not renewed",
         ("OutageTolerance", "Completion"),
-        (Edit(Runs, "_look_after_all", "min(pause_s, UNMADE_PAUSE_S)", "pause_s"),),
+        (
+            Edit(Runs, "_look_after_all", "min(pause_s, UNMADE_PAUSE_S)", "pause_s"),
+            Edit(Runs, "__init__", "clients.on_alive = self._soon.set", "pass"),
+        ),
         is_wired=True,
     ),
 )

@@ -16,6 +16,16 @@ from quorate.errors import BackendError, Rejected
 
 CLOSE_TIMEOUT_S = 5.0
 RETRY_S = 0.5
+GOLDEN = 0.6180339887498949
+
+
+def first_part(lease: int) -> float:
+    """Which part of an interval passes before the first renewal, a half to one.
+
+    Sessions that were opened together would be renewed together for ever. Multiples of the golden ratio spread evenly,
+    whether leases are counted or drawn.
+    """
+    return 1.0 - lease % 1_000_003 * GOLDEN % 1.0 / 2
 
 
 class LeaseSession(Session):
@@ -31,12 +41,15 @@ class LeaseSession(Session):
         interval_s: float | None,
         renew_timeout_s: float | None,
         on_missed: Callable[[str], None] | None,
+        spread: bool = False,
     ) -> None:
+        """`spread`: many sessions are opened together, and they are not to be renewed together."""
         self.lease = lease
         self.ttl_s = ttl_s
         self.lost = Lost()
         self._backend = backend
         self._interval_s = min(interval_s or ttl_s / 3, ttl_s / 2)
+        self._first_s = self._interval_s * (first_part(lease) if spread else 1.0)
         self._renew_timeout_s = renew_timeout_s or self._interval_s / 2
         self._on_missed = on_missed
         self._expires_at = granted_at + ttl_s
@@ -78,7 +91,7 @@ class LeaseSession(Session):
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
-        pause_s = self._interval_s
+        pause_s = self._first_s
         while True:
             await asyncio.sleep(min(pause_s, max(0.0, self._expires_at - loop.time())))
             if loop.time() >= self._expires_at:

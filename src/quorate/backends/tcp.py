@@ -28,7 +28,7 @@ from quorate.backends.tcp_link import Link
 from quorate.backends.tcp_requests import Pending, Requests
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
-from quorate.kv.types import Batch, Grant, Op, Range, Result, Txn, TxnResult
+from quorate.kv.types import Grant, Op, Range, Result, Txn, TxnResult
 from quorate.wire.handshake import Versions
 from quorate.wire.messages import (
     Answer,
@@ -109,6 +109,7 @@ class TcpBackend(OpBackend):
         self._watch_numbers = count(1)
         self._watches: dict[int, TcpWatch] = {}
         self._to_call: dict[Callable[[], None], None] = {}
+        self._is_receiving = False
         self._sessions: dict[int, LeaseSession] = {}
         self._ungranted: set[int] = set()
         """Sessions whose lease was asked for and not yet answered: a new connection may not know them."""
@@ -175,6 +176,7 @@ class TcpBackend(OpBackend):
             interval_s=interval_s,
             renew_timeout_s=renew_timeout_s,
             on_missed=on_missed,
+            spread=True,
         )
         self._ungranted.add(lease)
         granting.add_done_callback(lambda _: self._lost_if_not_granted(session, granting))
@@ -320,7 +322,7 @@ class TcpBackend(OpBackend):
             self._send(WatchStop(number))
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        if not self._to_call:
+        if not self._to_call and not self._is_receiving:
             self._loop.call_soon(self._call)
         self._to_call[callback] = None
 
@@ -453,28 +455,30 @@ class TcpBackend(OpBackend):
         self._send(Claim(claim))
 
     def _received(self, messages: Sequence[ServerMessage]) -> None:
+        self._is_receiving = True
+        try:
+            self._take(messages)
+        finally:
+            self._is_receiving = False
+            if self._to_call:
+                self._call()
+
+    def _take(self, messages: Sequence[ServerMessage]) -> None:
         for message in messages:
             match message:
                 case Answer(seq, result):
                     self._requests.answered(seq, result)
                 case Push(number, batch):
-                    self._pushed(number, batch)
+                    if (watch := self._watches.get(number)) is not None:
+                        watch.push(batch)
                 case Status(seq):
                     self._requests.answered(seq, message)
                 case WatchRefused(number, oldest):
-                    watch = self._watches.get(number)
-                    if watch is not None:
+                    if (watch := self._watches.get(number)) is not None:
                         watch.gone(HistoryGone(f"changes under {watch.prefix!r} are no longer kept", oldest=oldest))
                 case Going(why):
                     if self._link is not None:
                         self._link.note(f"the server said: {why}")
-        if self._to_call:
-            self._call()
-
-    def _pushed(self, number: int, batch: Batch) -> None:
-        watch = self._watches.get(number)
-        if watch is not None:
-            watch.push(batch)
 
     def _down(self, error: BackendError) -> None:
         self._is_down = True

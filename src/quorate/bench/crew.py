@@ -34,6 +34,7 @@ class Do(enum.Enum):
 class What(enum.Enum):
     """What a node reports."""
 
+    READY = "ready"
     CONNECTED = "connected"
     INSIDE = "inside"
     """It is about to make its call."""

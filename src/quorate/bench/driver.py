@@ -5,6 +5,7 @@ processes for. They are nodes of `quorate.aio`; competitors have nothing like it
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import Coroutine
@@ -12,28 +13,37 @@ from contextlib import suppress
 from typing import Any
 
 from quorate import aio
-from quorate.bench.crew import BATCH_S, Command, Do, Report, What
+from quorate.bench.crew import Command, Do, Report, What
 from quorate.bench.helper import Gone, Line
 from quorate.bench.node import failure
+from quorate.server.process import run_loop
+
+REPORT_S = 0.25
+"""Reports of many nodes go out together, later: each has its own instant, and sending them must not be measured."""
 
 
 def be_nodes(sock: socket.socket, nodes: tuple[int, ...], url: str) -> None:
-    """Until the other end is gone."""
-    asyncio.run(_Driver(sock, nodes, url).run())
+    """Until the other end is gone. On uvloop where it is installed, as the server is."""
+    run_loop(_Driver(sock, nodes, url).run())
 
 
 class _Driver:
     def __init__(self, sock: socket.socket, nodes: tuple[int, ...], url: str) -> None:
         self._line = Line(sock, Command)
-        self._handlers = {number: aio.create_handler(url) for number in nodes}
+        self._handlers = {number: aio.create_handler(f"{url}&name=node{number}") for number in nodes}
         self._worlds: dict[int, aio.AsyncWorld] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._unsent: list[Report] = []
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()  # it would go through the objects of thousands of nodes, a cost that no single node has
         loop = asyncio.get_running_loop()
         loop.add_reader(self._line.sock, self._read)
+        for number in self._handlers:
+            self._report(Report(number, What.READY, time.monotonic()))
         await self._ended.wait()
 
     def _read(self) -> None:
@@ -83,9 +93,8 @@ class _Driver:
             self._report(failure(number, error))
 
     def _report(self, report: Report) -> None:
-        """In batches: a message for each would be measured too."""
         if not self._unsent:
-            asyncio.get_running_loop().call_later(BATCH_S, self._send)
+            asyncio.get_running_loop().call_later(REPORT_S, self._send)
         self._unsent.append(report)
 
     def _send(self) -> None:

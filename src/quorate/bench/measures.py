@@ -70,7 +70,9 @@ def stage(side: Contender, case: Case, nodes: int, least: int) -> Iterator[Stage
     try:
         sizes = Sizes(f"bench-{port}", least, nodes, join_timeout_s=math.ceil(2 * case.limit_s))
         with Crew(*_processes(side, port, sizes, own_process=case.nodes <= MOST_PROCESSES)) as crew:
-            yield Stage(server, port, crew, case.limit_s)
+            there = Stage(server, port, crew, case.limit_s)
+            crew.wait(What.READY, crew.nodes, there.deadline())
+            yield there
     except (NoneInTime, NodeFailed) as error:
         if server.has_ended():
             raise NodeFailed(f"the server ended by itself; {error}") from error

@@ -16,6 +16,8 @@ def be_node(sock: socket.socket, number: int, client: Client) -> None:
     """Until the other end is gone, or a call fails."""
     line = Line(sock, Command)
     try:
+        client.rehearse()
+        line.send([Report(number, What.READY, time.monotonic())])
         while True:
             for command in line.receive():
                 wait_until(command.at)

@@ -150,7 +150,7 @@ def cases(
 
 def least_settle_s(nodes: int) -> float:
     """How long nodes that are inside their call are given at least to be noted by the server."""
-    return 0.5 + 0.01 * nodes
+    return 0.5 + 0.01 * min(nodes, MOST_PROCESSES)
 
 
 def phase_s(nodes: int, repetition: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -46,16 +47,22 @@ class QuorateSide:
         return helper, port
 
     def client(self, port: int, sizes: Sizes) -> QuorateClient:
-        return QuorateClient(run_url(port, sizes))
+        return QuorateClient(port, sizes)
 
 
 class QuorateClient:
     """One node, through the blocking handler."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, port: int, sizes: Sizes) -> None:
+        self._port = port
+        self._url = run_url(port, sizes)
         self._handler: quorate.Handler | None = None
         self._world: quorate.World | None = None
+
+    def rehearse(self) -> None:
+        sizes = Sizes(f"rehearsal-{os.getpid()}", 1, 1, join_timeout_s=int(START_S))
+        with quorate.join(run_url(self._port, sizes)) as run:
+            next(iter(run.rounds()))
 
     def create(self) -> None:
         """Connects nothing: the first call does."""

@@ -29,6 +29,10 @@ class Sizes(msgspec.Struct, frozen=True):
 class Client(Protocol):
     """One node, in its own process. Every call blocks."""
 
+    def rehearse(self) -> None:
+        """Go through a round of its own once. A process that was forked from another pays for each page of memory when
+        it first writes to it, which no node on a machine of its own does."""
+
     def create(self) -> None:
         """Make the client, if that has not happened, as a user would: some connect with it, others with their call."""
 

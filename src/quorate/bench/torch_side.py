@@ -62,6 +62,13 @@ class TorchClient:
         self._sizes = sizes
         self._handler: Any = None
 
+    def rehearse(self) -> None:
+        sizes = Sizes(f"rehearsal-{os.getpid()}", 1, 1, join_timeout_s=int(START_S))
+        alone = TorchClient(self._port, sizes)
+        alone.create()
+        alone.join()
+        alone._handler.shutdown()
+
     def connect(self) -> None:
         self.create()
 

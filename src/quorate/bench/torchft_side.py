@@ -44,6 +44,14 @@ class TorchftClient:
         self._client: Any = None
         self._id = f"replica-{os.getpid()}"
 
+    def rehearse(self) -> None:
+        """With a lighthouse of its own: one that waits for all has no round for one."""
+        own = _module().LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=JOIN_TIMEOUT_MS)
+        alone = TorchftClient(int(own.address().rpartition(":")[2]))
+        alone.create()
+        alone.join()
+        own.shutdown()
+
     def connect(self) -> None:
         self.create()
 

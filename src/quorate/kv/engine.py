@@ -217,7 +217,7 @@ class Engine:
         match step:
             case Put():
                 self._put(step.key, step.value, step.lease, revision, changes)
-                return PutDone()
+                return _PUT_DONE
             case Get(key):
                 return GotItem(self.items.get(key))
             case Range(prefix, limit, count_only):
@@ -306,6 +306,9 @@ class Engine:
         """Take over a key as it was in a snapshot: no change, no event."""
         self.items[item.key] = item
         self._keys.add(item.key)
+
+
+_PUT_DONE = PutDone()
 
 
 def _end_of(prefix: str) -> str | None:

@@ -187,7 +187,7 @@ class Coordinator:
         except RendezvousStateError as error:
             self._emit(RecordUnreadable(run_id=self._keys.run_id, by=self._name, key=str(error.key), reason=str(error)))
             members = ()
-        view.set_roster(number, members, self._loop.time())
+        view.set_roster(number, members)
 
     def _stop_watching(self) -> None:
         if self._next is not None:
@@ -374,7 +374,7 @@ class Coordinator:
         )
 
         def activated(revision: int) -> None:
-            view.set_roster(plan.number, members, now)
+            view.set_roster(plan.number, members)
             self._note_told(waiting, revision)
             self._announce(record)
 

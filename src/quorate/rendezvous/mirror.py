@@ -18,14 +18,17 @@ from quorate.kv.types import Batch, GotRange, Item
 
 
 class Mirror:
-    """Follows prefixes in a task of its own until `stop()`; `on_change` is called after every change it takes in."""
+    """Follows prefixes in a task of its own until `stop()`.
+
+    `on_change` is called after every change it takes in, with the keys that changed; None: any of them may have.
+    """
 
     def __init__(
         self,
         backend: Backend,
         prefixes: Sequence[str],
         rng: random.Random,
-        on_change: Callable[[], None],
+        on_change: Callable[[Sequence[str] | None], None],
         on_trouble: Callable[[BackendError | None], None],
     ) -> None:
         self.items: dict[str, Item] = {}
@@ -54,7 +57,7 @@ class Mirror:
                 self._backoff.reset()
                 self.synced.set()
                 try:
-                    self._on_change()
+                    self._on_change(None)
                     await self._watch(watches)
                 finally:
                     for watch in watches:
@@ -97,7 +100,7 @@ class Mirror:
             if self._is_stopped:
                 return
             self._take(batch, index)
-            self._on_change()
+            self._on_change([change.key for change in batch.changes])
 
     def _reader(self, watches: Sequence[Watch], failed: asyncio.Future[None]) -> Callable[[], None]:
         """Takes in what is there when it is called, of all watches at once."""
@@ -105,15 +108,17 @@ class Mirror:
         def take() -> None:
             if self._is_stopped or failed.done():
                 return
+            changed: list[str] = []
             try:
                 for index, watch in enumerate(watches):
                     while (batch := watch.ready()) is not None:
                         self._take(batch, index)
+                        changed += [change.key for change in batch.changes]
             except HistoryGone as error:
                 failed.set_exception(error)
                 return
             try:
-                self._on_change()
+                self._on_change(changed)
             except Exception as error:  # as in `_follow`; nothing was missed
                 self._tell_defect(error)
 

@@ -13,7 +13,7 @@ The policies, for n candidates:
 * `node_rank`: if every asked rank is below n, each is honoured exactly; otherwise (nodes are missing) those that asked
   take 0, 1, 2, ... in order of what they asked for. Those that did not ask fill the ranks that are left, as in
   `sticky`.
-* `natural`: natural order of name, then address, then id.
+* `natural`: natural order of name, then of address; ids, which mean nothing, decide between equals.
 * `topology:a+b`: nodes with equal label a are adjacent, and among them those with equal label b. Groups are in natural
   order of the label's value, nodes without the label last; inside a group survivors come by last rank, then newcomers
   in natural order.
@@ -27,16 +27,16 @@ their order; under `topology` its groups go to the front with it, so that neighb
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 NaturalKey: TypeAlias = tuple[tuple[tuple[str, int, str], ...], str]
 
 _TEXT_THEN_DIGITS = re.compile(r"([^0-9]*)([0-9]*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A node that could be a member of the next round. Ids are unique among the candidates; names need not be."""
 
     id: str
@@ -83,7 +83,7 @@ def rank(candidates: Iterable[Candidate], policy: str, rank0: str | None = None)
         case ("node_rank", "", ""):
             return _swapped_to_front(_as_asked(pool), pinned)
         case ("natural", "", ""):
-            return _moved_to_front(sorted(pool, key=_natural), pinned, ())
+            return _moved_to_front(_in_natural_order(pool), pinned, ())
         case ("topology", ":", names) if all(labels := names.split("+")):
             return _moved_to_front(_by_topology(pool, labels), pinned, labels)
     raise ValueError(f"unknown rank policy {policy!r}: use sticky, node_rank, natural or topology:LABEL[+LABEL...]")
@@ -93,8 +93,11 @@ def _joining(candidate: Candidate) -> tuple[int, str]:
     return candidate.order, candidate.id
 
 
-def _natural(candidate: Candidate) -> tuple[NaturalKey, NaturalKey, NaturalKey]:
-    return natural_key(candidate.name), natural_key(candidate.addr), natural_key(candidate.id)
+def _in_natural_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    # Each text once: thousands of nodes may share a name or an address.
+    texts = sorted({text for c in candidates for text in (c.name, c.addr)}, key=natural_key)
+    place = {text: index for index, text in enumerate(texts)}
+    return sorted(candidates, key=lambda c: (place[c.name], place[c.addr], c.id))
 
 
 def _claims(
@@ -119,7 +122,7 @@ def _sticky(candidates: Sequence[Candidate], taken: Mapping[int, Candidate]) -> 
     kept = {old: c for old, c in survivors.items() if old < size and old not in taken}
     displaced = [survivors[old] for old in sorted(survivors.keys() - kept.keys())]
     seats = {**taken, **kept}
-    unseated = iter([*displaced, *sorted(newcomers, key=_natural)])
+    unseated = iter([*displaced, *_in_natural_order(newcomers)])
     return [seats[place] if place in seats else next(unseated) for place in range(size)]
 
 
@@ -132,7 +135,7 @@ def _as_asked(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _by_topology(candidates: Sequence[Candidate], labels: Sequence[str]) -> list[Candidate]:
     survivors, newcomers = _claims(candidates, lambda c: c.last_rank)
-    inside_groups = [*(survivors[old] for old in sorted(survivors)), *sorted(newcomers, key=_natural)]
+    inside_groups = [*(survivors[old] for old in sorted(survivors)), *_in_natural_order(newcomers)]
     # Sorting is stable: the order made above holds inside each group.
     return sorted(inside_groups, key=lambda c: tuple(_group(c.labels.get(label)) for label in labels))
 

@@ -67,7 +67,6 @@ class Sight:
         """Whether the mirror shows the node's own keys too, not only `state/`."""
         self._is_synced = False
         self._unreadable: dict[str, RendezvousStateError] = {}
-        self._decoded: dict[str, tuple[Item, Record]] = {}
 
     def observe(self) -> None:
         """Follow `state/` and `config`: enough for a node that does not join."""
@@ -170,35 +169,42 @@ class Sight:
         for error in self._unreadable.values():
             raise error
 
-    def _read(self) -> None:
+    def _read(self, changed: Sequence[str] | None) -> None:
         mirror, keys = self._mirror, self._keys
         if mirror is None:
             return
+        if changed is None or not self._is_synced:
+            changed = (keys.round, keys.waiting, keys.closed, self._assign_key, self._drain_key)
         self._is_synced = True
-        self.round = self._decode(mirror, RoundRecord, keys.round)
+        for key in changed:
+            if key == keys.round:
+                self._read_round(mirror)
+            elif key == keys.waiting:
+                self.waiting = self._decode(mirror, WaitingRecord, key)
+            elif key == keys.closed:
+                self.closed = self._decode(mirror, ClosedRecord, key)
+                item = mirror.items.get(key)
+                self.closed_revision = item.mod_revision if item else 0
+            elif not self._is_whole:
+                continue
+            elif key == self._assign_key:
+                self.assign = self._decode(mirror, AssignRecord, key)
+            elif key == self._drain_key:
+                self.drain = self._decode(mirror, DrainRecord, key)
+        self._on_change()
+
+    def _read_round(self, mirror: Mirror) -> None:
+        self.round = self._decode(mirror, RoundRecord, self._keys.round)
         if self.round is not None and self.round.phase is RoundPhase.ACTIVE and self.round.number > self.last_active[0]:
             self.last_active = (self.round.number, self.round.size)
-        self.waiting = self._decode(mirror, WaitingRecord, keys.waiting)
-        self.closed = self._decode(mirror, ClosedRecord, keys.closed)
-        item = mirror.items.get(keys.closed)
-        self.closed_revision = item.mod_revision if item else 0
-        if self._is_whole:
-            self.assign = self._decode(mirror, AssignRecord, self._assign_key)
-            self.drain = self._decode(mirror, DrainRecord, self._drain_key)
-        self._on_change()
 
     def _decode(self, mirror: Mirror, kind: type[R], key: str) -> R | None:
         item = mirror.items.get(key)
-        known = self._decoded.get(key)
-        if item is not None and known is not None and known[0] is item:
-            return known[1]  # type: ignore[return-value]  # always of the same kind for the same key
         self._unreadable.pop(key, None)
         if item is None:
             return None
         try:
-            record = decode(kind, item)
-            self._decoded[key] = (item, record)
-            return record
+            return decode(kind, item)
         except RendezvousStateError as error:
             self._unreadable[key] = error
             return None

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from quorate.errors import RendezvousStateError
 from quorate.kv.types import Change, Item
 from quorate.rendezvous.holdback import HoldBack
@@ -45,8 +47,7 @@ FEW = 5
 R = TypeVar("R", bound=Record)
 
 
-@dataclass(frozen=True, slots=True)
-class SeenNode:
+class SeenNode(msgspec.Struct, frozen=True):
     """A node's key as it was seen. `order` and `joined_at` belong to its current join."""
 
     record: NodeRecord
@@ -219,9 +220,7 @@ class View:
             self.departures.clear()
             self.minimum_since = None
             self.plan = None
-        self.above.clear()
-        for node_id in self.nodes:
-            self._sort(node_id, now)
+        self._sort_all()
         self.last_arrival_at = now
         self.first_arrival_at = now if self.is_active and self.candidates else None
 
@@ -327,13 +326,43 @@ class View:
             self.last_arrival_at = now
             if self.first_arrival_at is None:
                 self.first_arrival_at = now
-        for group in groups:
-            if group is not target:
+        if node_id not in target:
+            for group in groups:
                 group.pop(node_id, None)
         target[node_id] = node
         number = self.round.number if self.round else 0
         _set(self.above, node_id, node.record.phase is NodePhase.MEMBER and node.record.round > number)
         _set(self.rejoined, node_id, self.is_active and target is not self.members and node_id in self.roster)
+
+    def _sort_all(self) -> None:
+        """Put every node into its group: `_sort` for all, when a round has changed what the groups are."""
+        number = self.round.number if self.round else 0
+        active = number if self.is_active else None
+        is_held, drains, left_out = self.hold_back.is_held, self.drains, self.left_out
+        self.members, self.candidates, self.aside = members, candidates, aside = {}, {}, {}
+        above: dict[str, None] = {}
+        self.above = above
+        for node_id, node in self.nodes.items():
+            record = node.record
+            if record.phase is NodePhase.LEFT:
+                continue
+            if record.phase is NodePhase.MEMBER and record.round > number:
+                above[node_id] = None
+            if record.phase is NodePhase.MEMBER and record.round == active:
+                members[node_id] = node
+            elif node_id in drains or left_out.get(node_id) == node.mod_revision or is_held(record.name):
+                aside[node_id] = node
+            else:
+                candidates[node_id] = node
+        self._sort_rejoined()
+
+    def _sort_rejoined(self) -> None:
+        self.rejoined = {}
+        if self.is_active:
+            members, others = self.members, (self.candidates, self.aside)
+            for node_id in self.roster:
+                if node_id not in members and any(node_id in group for group in others):
+                    self.rejoined[node_id] = None
 
     def _group(self, node: SeenNode) -> dict[str, SeenNode]:
         record = node.record
@@ -351,7 +380,7 @@ class View:
 
     # --- what the coordinator tells its view --------------------------------------------------------------------------
 
-    def set_roster(self, number: int, members: Sequence[RosterMember], now: float) -> None:
+    def set_roster(self, number: int, members: Sequence[RosterMember]) -> None:
         """The members of the last active round: for sticky ranks, and to know who is lost."""
         self.roster_number = number
         self.roster = {member.id: member for member in members}
@@ -360,8 +389,7 @@ class View:
             self.last_ranks.setdefault(member.name, (rank, member.id))
         if self.is_active:
             self._note_absent([member.name for member in members if member.id not in self.nodes], number)
-        for node_id in self.nodes:
-            self._sort(node_id, now)
+        self._sort_rejoined()
 
     def _note_absent(self, names: Sequence[str], number: int) -> None:
         """Members of the round that had gone before this coordinator looked: it knows who, but not how."""

@@ -48,6 +48,9 @@ HELLO_WITHIN_S = 10.0
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
 SOON_S = 0.003
+SOON_EACH_S = 0.0001
+MOST_SOON_S = 1.0
+"""How long an answer waits for a push that it can go out with: the more connections, the longer a round takes."""
 NODES = "/nodes/"
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
@@ -339,7 +342,8 @@ class Connection(asyncio.Protocol):
         self._out.append(message)
         if not self._flush_due and not self._is_paused and not self._soon_due:
             self._soon_due = True
-            self._loop.call_later(SOON_S, self._flush_soon)
+            soon_s = SOON_EACH_S * len(self._house.connections)
+            self._loop.call_later(min(max(soon_s, SOON_S), MOST_SOON_S), self._flush_soon)
 
     def _flush_soon(self) -> None:
         self._soon_due = False
@@ -350,7 +354,17 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if self._is_over or not self._out or transport is None or self._is_paused:
             return
-        parts, self._out = [self._out], []
+        out, self._out = self._out, []
+        payload = encoder.encode(out)
+        if len(payload) <= self._house.max_frame:
+            self._write(frame(payload))
+            self._waiting_bytes = 0
+        else:
+            self._flush_in_parts(out)
+
+    def _flush_in_parts(self, out: list[SentMessage]) -> None:
+        """Send what does not fit into one frame, as far as the peer reads; the rest waits."""
+        parts = [out]
         while parts and not self.is_paused:
             part = parts.pop()
             payload = encoder.encode(part)

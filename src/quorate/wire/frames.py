@@ -6,7 +6,7 @@ whoever talks HTTP, TLS or pickle to the port is known as such before anything i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 GREETING = b"\xf1QUORATE"
 HEADER_BYTES = 4
@@ -52,11 +52,18 @@ class Framer:
         self._greeted = False
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> Iterable[bytes]:
         """The payloads that are complete now. Raises NotQuorate or FrameTooLarge; then nothing more may be fed.
 
         Lazy, so that whoever takes the first frame can raise the limit before the next one is looked at.
         """
+        if self._greeted and not self._buffer:
+            length = len(data) - HEADER_BYTES
+            if 0 <= length <= self.limit and int.from_bytes(data[:HEADER_BYTES], "big") == length:
+                return (data[HEADER_BYTES:],)  # most often: one frame, whole
+        return self._feed(data)
+
+    def _feed(self, data: bytes) -> Iterator[bytes]:
         buffer = self._buffer
         buffer += data
         if not self._greeted and not self._greet():
