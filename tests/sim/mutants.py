@@ -29,7 +29,6 @@ from quorate.rendezvous.presence import Presence
 from quorate.rendezvous.sight import Sight
 from quorate.rendezvous.view import View
 from quorate.server.clients import Clients
-from quorate.server.runs import Runs
 from quorate.store import AsyncStore
 from quorate.testing.exhaustive import Budget, Setup
 from tests.sim.edits import Edit, edited
@@ -454,15 +453,6 @@ MUTANTS = (
         "a server that lost its memory waits for nobody",
         ("Exclusivity",),
         (Edit(decide, "decide", "if view.returning is not None and (until", "if False and (until"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a run that is made while the server rests is not renewed",
-        ("OutageTolerance", "Completion"),
-        (
-            Edit(Runs, "_look_after_all", "min(pause_s, UNMADE_PAUSE_S)", "pause_s"),
-            Edit(Runs, "__init__", "clients.on_alive = self._soon.set", "pass"),
-        ),
         is_wired=True,
     ),
 )
