@@ -19,6 +19,7 @@ from quorate._version import __version__
 if TYPE_CHECKING:
     from quorate.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
     from quorate.backends.schemes import register_backend
+    from quorate.blocking import Store
     from quorate.errors import (
         BackendError,
         ForkedProcessError,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     )
     from quorate.rendezvous.membership import Cause
     from quorate.settings import Settings
-    from quorate.store import Store
 
 __all__ = [
     "BackendError",
@@ -132,7 +132,7 @@ _HOMES = {
     ),
     "quorate.rendezvous.membership": ("Cause",),
     "quorate.settings": ("Settings",),
-    "quorate.store": ("Store",),
+    "quorate.blocking": ("Store",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

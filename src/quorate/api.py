@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from quorate.blocking import Store
 from quorate.rendezvous.records import RosterMember
-from quorate.store import Store
 
 
 class _KeyValue(Protocol):

@@ -18,13 +18,13 @@ from typing import Any, Self, TypeVar
 from quorate import _background
 from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker, check_process, end_of_block, settings_of
 from quorate.api import RendezvousHandler, RendezvousInfo
+from quorate.blocking import Store
 from quorate.errors import RendezvousError, RendezvousGracefulExitError
 from quorate.events import Sink
 from quorate.parameters import RendezvousParameters
 from quorate.rendezvous.membership import Cause
 from quorate.settings import Settings
 from quorate.static import handler_for
-from quorate.store import Store
 
 T = TypeVar("T")
 

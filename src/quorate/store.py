@@ -1,6 +1,6 @@
 """The round's key-value store for user code: what `torch.distributed.Store` does, and what it lacks.
 
-`AsyncStore` is the implementation, on any backend; `Store` is its blocking face. Keys live under the round's own
+`AsyncStore` is the implementation, on any backend; its blocking face is in `blocking`. Keys live under the round's own
 prefix, so that no round ever sees another's. Every write compares that the writer is still a member of the round: a
 node that lost its session cannot change anything (`StoreFencedError`).
 
@@ -12,19 +12,18 @@ be reached it is tried again until then. A write whose outcome is not known is n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from quorate.backends.contract import Backend, Watch
+from quorate.backends.contract import Backend, Direct, Watch
 from quorate.errors import (
     HistoryGone,
     OutcomeUnknown,
     Rejected,
-    RendezvousError,
     StoreError,
     StoreFencedError,
     StoreTimeoutError,
@@ -78,6 +77,22 @@ class AsyncStore:
         self._ended: str | None = None
         self.owner: object = None  # whoever keeps the session alive lives at least as long as the store
 
+    def direct(self) -> Direct | None:
+        """A way to the same keys that blocks, if the backend has one."""
+        return self._backend.direct()
+
+    def share(self, other: AsyncStore, backend: Backend) -> None:
+        """Be the store of the same member, by way of another backend."""
+        self.timeout_s = other.timeout_s
+        self.round, self.rank, self.world_size = other.round, other.rank, other.world_size
+        self._backend = backend
+        self._root, self._lease, self._fence = other._root, other._lease, other._fence
+
+    @property
+    def ended(self) -> str | None:
+        """Why it can no longer be used; None: it can."""
+        return self._ended
+
     def end(self, why: str) -> None:
         """The connection is about to go: whatever waits ends with a StoreError, and so does every later call."""
         self._ended = why
@@ -86,24 +101,21 @@ class AsyncStore:
 
     async def set(self, key: str, value: bytes | str) -> None:
         """Write a key."""
-        await self._write(f"set({key!r})", self._put(key, _bytes(value)))
+        await self._write(f"set({key!r})", self._put(key, as_bytes(value)))
 
     async def get(self, key: str, timeout_s: float | None = None) -> bytes:
         """The value of a key; waits until it exists."""
-        what = f"get({key!r})"
-        async with self._limit(what, timeout_s, [key]):
-            return (await self._await_item(what, self._path(key))).value
+        return (await self.values("get", [key], timeout_s))[0]
 
     async def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
         """Until all keys exist. The error names those that did not."""
-        async with self._limit("wait", timeout_s, _several(keys)):
-            for key in keys:
-                await self._await_item("wait", self._path(key))
+        await self.values("wait", several(keys), timeout_s)
 
     async def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist now."""
         async with self._limit("check"):
-            return all(item is not None for item in await self._get_many("check", _several(keys)))
+            paths = [self._path(key) for key in several(keys)]
+            return all(item is not None for item in await self._get_many("check", paths))
 
     async def add(self, key: str, amount: int) -> int:
         """Add to the decimal number under a key (absent: 0); the new number. Counted once, also if it was resent."""
@@ -121,21 +133,29 @@ class AsyncStore:
 
         As with torch's store, an absent key with an expected value answers that expected value: nothing was written.
         """
-        path, wanted, new = self._path(key), _bytes(expected), _bytes(desired)
+        wanted, new = as_bytes(expected), as_bytes(desired)
         what = f"compare_set({key!r})"
         absent = not wanted
         async with self._limit(what):
             while True:
-                compare = Exists(path, False) if absent else ValueIs(path, wanted)
-                result = await self._transact(what, [compare], [self._put(key, new)])
+                result = await self._transact(what, [self._expects(key, wanted, absent)], [self._put(key, new)])
                 if result.committed:
                     return new
-                item = _item(result, 1)
-                if item is not None and item.value != wanted:
-                    return item.value
-                if item is None and wanted:
-                    return wanted
-                absent = item is None  # nothing was expected, and the key is there and empty, or was until just now
+                held, absent = self._refused(result, wanted)
+                if held is not None:
+                    return held
+
+    def _expects(self, key: str, wanted: bytes, absent: bool) -> Compare:
+        return Exists(self._path(key), False) if absent else ValueIs(self._path(key), wanted)
+
+    def _refused(self, result: TxnResult, wanted: bytes) -> tuple[bytes | None, bool]:
+        """What `compare_set` answers; None: it has to try again, and whether it then expects the key to be absent."""
+        item = _item(result, 1)
+        if item is not None and item.value != wanted:
+            return item.value, False
+        if item is None and wanted:
+            return wanted, False
+        return None, item is None  # nothing was expected, and the key is there and empty, or was until just now
 
     async def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
@@ -155,7 +175,7 @@ class AsyncStore:
 
     async def append(self, key: str, value: bytes | str) -> None:
         """Add bytes at the end of a key's value (absent: empty)."""
-        path, tail, what = self._path(key), _bytes(value), f"append({key!r})"
+        path, tail, what = self._path(key), as_bytes(value), f"append({key!r})"
         async with self._limit(what):
             while True:
                 item = (await self._reach(what, lambda: self._backend.get(path), harmless=True)).item
@@ -166,18 +186,20 @@ class AsyncStore:
 
     async def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
         """The values of all keys; waits until all exist."""
-        async with self._limit("multi_get", timeout_s, _several(keys)):
-            items = await self._get_many("multi_get", keys)
-            return [
-                (item if item is not None else await self._await_item("multi_get", self._path(key))).value
-                for key, item in zip(keys, items, strict=True)
-            ]
+        return await self.values("multi_get", several(keys), timeout_s)
+
+    async def values(self, verb: str, keys: Sequence[str], timeout_s: float | None) -> list[bytes]:
+        """What `get`, `wait` and `multi_get` do: wait for all keys, and read them."""
+        what = f"get({keys[0]!r})" if verb == "get" else verb
+        async with self._limit(what, timeout_s, keys):
+            items = await self._await_items(what, [self._path(key) for key in keys])
+            return [item.value for item in items]
 
     async def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         """Write several keys, in as few requests as the backend allows (not as one atomic step)."""
-        if len(_several(keys)) != len(values):
+        if len(several(keys)) != len(values):
             raise StoreError(f"multi_set needs as many values as keys: {len(keys)} keys, {len(values)} values")
-        puts = [self._put(key, _bytes(value)) for key, value in zip(keys, values, strict=True)]
+        puts = [self._put(key, as_bytes(value)) for key, value in zip(keys, values, strict=True)]
         async with self._limit("multi_set"):
             for part in self._parts(puts):
                 await self._transact("multi_set", (), part)
@@ -190,7 +212,7 @@ class AsyncStore:
 
     async def gather(self, name: str, value: bytes | str, timeout_s: float | None = None) -> list[bytes]:
         """Everyone's value, in rank order, to everyone. The error names the absent ranks."""
-        return await self._meet("gather", name, _bytes(value), timeout_s)
+        return await self._meet("gather", name, as_bytes(value), timeout_s)
 
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
         """The value now, if any, and after every change; None: deleted. After an outage the last stands for all."""
@@ -240,7 +262,7 @@ class AsyncStore:
         absent = [rank for rank in range(self.world_size) if rank not in present]
         return StoreTimeoutError(
             f"{what} of round {self.round}: {len(present)} of {self.world_size} ranks came within {limit_s:g} s; "
-            f"absent: {_listed(absent)}",
+            f"absent: {listed(absent)}",
             missing=absent,
         )
 
@@ -248,6 +270,10 @@ class AsyncStore:
 
     def _path(self, key: str) -> str:
         return f"{self._root}k/{key}"
+
+    def key_of(self, path: str) -> str:
+        """The user's name of it."""
+        return path.removeprefix(self._path(""))
 
     def _put(self, key: str, value: bytes) -> Put:
         return Put(self._path(key), value, self._lease)
@@ -263,10 +289,13 @@ class AsyncStore:
         fenced = (self._fence, *compares)
         result = await self._reach(what, lambda: self._backend.txn(fenced, ops), harmless=harmless)
         if not result.committed:
-            own = _item(result, 0)
-            if own is None or own.mod_revision != self._fence.revision:
-                raise self._fenced(what)
+            self._check_fence(what, result)
         return result
+
+    def _check_fence(self, what: str, refused: TxnResult) -> None:
+        own = _item(refused, 0)
+        if own is None or own.mod_revision != self._fence.revision:
+            raise self._fenced(what)
 
     def _fenced(self, what: str) -> StoreFencedError:
         return StoreFencedError(
@@ -274,9 +303,9 @@ class AsyncStore:
             f"nothing was written; join again"
         )
 
-    async def _get_many(self, what: str, keys: Sequence[str]) -> list[Item | None]:
+    async def _get_many(self, what: str, paths: Sequence[str]) -> list[Item | None]:
         found: list[Item | None] = []
-        for part in self._parts([Get(self._path(key)) for key in keys]):
+        for part in self._parts([Get(path) for path in paths]):
             result = await self._reach(what, partial(self._backend.txn, (), part), harmless=True)
             found += [got.item for got in result.results if isinstance(got, GotItem)]
         return found
@@ -295,6 +324,11 @@ class AsyncStore:
             size += more
         if part:
             yield part
+
+    async def _await_items(self, what: str, paths: Sequence[str]) -> list[Item]:
+        """What is under all of these, once it is there."""
+        items = await self._get_many(what, paths) if len(paths) > 1 else [None] * len(paths)
+        return [item or await self._await_item(what, path) for path, item in zip(paths, items, strict=True)]
 
     async def _await_item(self, what: str, path: str) -> Item:
         async with aclosing(self._follow(what, path)) as items:
@@ -341,7 +375,9 @@ class AsyncStore:
             except Rejected as error:
                 raise StoreError(f"{what} in the store of round {self.round}: {error}") from error
 
-    def _limit(self, what: str, timeout_s: float | None = None, awaited: Sequence[str] = ()) -> _Limit:
+    def _limit(
+        self, what: str, timeout_s: float | None = None, awaited: Sequence[str] = ()
+    ) -> AbstractAsyncContextManager[None]:
         return _Limit(self, what, self.timeout_s if timeout_s is None else timeout_s, awaited)
 
 
@@ -369,101 +405,19 @@ class _Limit:
         missing = await self._missing() if self._awaited else None
         if missing is None:
             return StoreTimeoutError(f"{what}: no answer within {self._limit_s:g} s", missing=self._awaited)
-        return StoreTimeoutError(f"{what}: not there within {self._limit_s:g} s: {_listed(missing)}", missing=missing)
+        return StoreTimeoutError(f"{what}: not there within {self._limit_s:g} s: {listed(missing)}", missing=missing)
 
     async def _missing(self) -> list[str] | None:
         """The awaited keys that are not there; None: that could not be found out."""
         try:
             async with asyncio.timeout(min(LOOK_S, self._limit_s)):
-                items = await self._store._get_many(self._what, self._awaited)
+                items = await self._store._get_many(self._what, [self._store._path(key) for key in self._awaited])
         except (TimeoutError, StoreError):
             return None
         return [key for key, item in zip(self._awaited, items, strict=True) if item is None]
 
 
-class Caller(Protocol):
-    """Runs a coroutine somewhere else and waits for it."""
-
-    def __call__(self, coro: Coroutine[Any, Any, T], /) -> T: ...
-
-
-class Store:
-    """The blocking face of a round's store; may be used from any thread. Time-outs are timedeltas or seconds."""
-
-    def __init__(self, store: AsyncStore, call: Caller, owner: object) -> None:
-        self._store = store
-        self._call = call
-        self._owner = owner  # whoever keeps the session alive lives at least as long as the store
-
-    @property
-    def timeout(self) -> timedelta:
-        """How long a call may take that is given no time-out of its own."""
-        return timedelta(seconds=self._store.timeout_s)
-
-    def set_timeout(self, timeout: timedelta | float) -> None:
-        """Change it."""
-        self._store.timeout_s = _checked_s(timeout)
-
-    def set(self, key: str, value: bytes | str) -> None:
-        self._call(self._store.set(key, value))
-
-    def get(self, key: str, timeout: timedelta | float | None = None) -> bytes:
-        return self._call(self._store.get(key, _seconds(timeout)))
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        self._call(self._store.wait(keys, _seconds(timeout)))
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._call(self._store.check(keys))
-
-    def add(self, key: str, amount: int) -> int:
-        return self._call(self._store.add(key, amount))
-
-    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        return self._call(self._store.compare_set(key, expected, desired))
-
-    def delete_key(self, key: str) -> bool:
-        return self._call(self._store.delete_key(key))
-
-    def num_keys(self) -> int:
-        return self._call(self._store.num_keys())
-
-    def append(self, key: str, value: bytes | str) -> None:
-        self._call(self._store.append(key, value))
-
-    def multi_get(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> list[bytes]:
-        return self._call(self._store.multi_get(keys, _seconds(timeout)))
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        self._call(self._store.multi_set(keys, values))
-
-    def barrier(self, name: str, timeout: timedelta | float | None = None) -> None:
-        self._call(self._store.barrier(name, _seconds(timeout)))
-
-    def gather(self, name: str, value: bytes | str, timeout: timedelta | float | None = None) -> list[bytes]:
-        return self._call(self._store.gather(name, value, _seconds(timeout)))
-
-    def watch(self, key: str) -> Iterator[bytes | None]:
-        """As `AsyncStore.watch`. Each step blocks until there is something; close the iterator to stop."""
-        changes = self._store.watch(key)
-        try:
-            while True:
-                yield self._call(_step(changes))
-        finally:
-            # Whoever drops the iterator where it cannot be waited for leaves the rest to the loop that owns `changes`.
-            with suppress(RendezvousError, RuntimeError):
-                self._call(_finish(changes))
-
-
-async def _step(changes: AsyncGenerator[T, None]) -> T:
-    return await anext(changes)
-
-
-async def _finish(changes: AsyncGenerator[object, None]) -> None:
-    await changes.aclose()
-
-
-def _bytes(value: bytes | str) -> bytes:
+def as_bytes(value: bytes | str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):
@@ -471,17 +425,14 @@ def _bytes(value: bytes | str) -> bytes:
     raise TypeError(f"a value is bytes or a str, not {type(value).__name__}: encode it first")
 
 
-def _several(keys: Sequence[str]) -> Sequence[str]:
+def several(keys: Sequence[str]) -> Sequence[str]:
     if isinstance(keys, str | bytes):
         raise TypeError(f"several keys are a list, not {keys!r}: write [{keys!r}]")
     return keys
 
 
-def _seconds(timeout: timedelta | float | None) -> float | None:
-    return None if timeout is None else _checked_s(timeout)
-
-
-def _checked_s(timeout: timedelta | float) -> float:
+def checked_s(timeout: timedelta | float) -> float:
+    """A time-out in seconds. StoreError for one that makes no sense."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if not 0 < seconds < float("inf"):
         raise StoreError(f"a time-out must be a positive number of seconds, not {timeout!r}")
@@ -494,6 +445,7 @@ def _item(result: TxnResult, index: int) -> Item | None:
     return got.item
 
 
-def _listed(things: Sequence[object]) -> str:
+def listed(things: Sequence[object]) -> str:
+    """A few of them, for an error."""
     shown = ", ".join(str(thing) for thing in things[:NAMED])
     return shown if len(things) <= NAMED else f"{shown} and {len(things) - NAMED} more"

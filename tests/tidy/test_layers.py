@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("backends", frozenset({"backends"})),
     ("rendezvous", frozenset({"rendezvous"})),
     ("server", frozenset({"server"})),
-    ("store", frozenset({"store"})),
+    ("store", frozenset({"store", "blocking"})),
     ("api", frozenset({"api", "aio", "static", "handler", "registry", "_background", "_address"})),
     ("launcher", frozenset({"launcher"})),
     ("compat and integrations", frozenset({"compat", "integrations"})),

@@ -24,6 +24,7 @@ from quorate.kv.types import (
 from quorate.wire.messages import (
     Answer,
     AskStatus,
+    Await,
     Claim,
     ClientFrame,
     Do,
@@ -86,6 +87,7 @@ CLIENT_MESSAGES = {
     Hold: st.builds(Hold, numbers, seconds),
     Claim: st.builds(Claim, values),
     AskStatus: st.builds(AskStatus, numbers),
+    Await: st.builds(Await, numbers, st.lists(texts, max_size=3).map(tuple), st.floats(0, 1e6)),
 }
 SERVER_MESSAGES = {
     Answer: st.builds(Answer, numbers, results),

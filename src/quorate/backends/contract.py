@@ -18,11 +18,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from quorate.backends.lost import Lost
-from quorate.errors import BackendError
+from quorate.errors import BackendError, Unavailable
 from quorate.events import Event
-from quorate.kv.types import AddResult, Batch, BranchOp, Compare, Item, Range, TxnResult
+from quorate.kv.types import AddResult, Batch, BranchOp, Compare, Item, Op, Range, Result, TxnResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,30 @@ class Session(ABC):
         """Stop renewing without a word: what a dead process does."""
 
 
+class Late(Exception):
+    """The deadline of a direct request has passed; whether it was executed is not known."""
+
+
+class TooOld(Unavailable):
+    """The server does not know a direct request: ask it in the ordinary way. Nothing was executed."""
+
+
+class Direct(Protocol):
+    """Requests that block the thread that makes them, without an event loop. For any thread."""
+
+    limits: Limits
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that made it; it is of no use in a fork."""
+
+    def execute(self, op: Op, deadline: float) -> Result:
+        """Get it executed once. Late at the deadline (of the monotonic clock), and the errors of the contract."""
+
+    def await_keys(self, keys: Sequence[str], until: float, deadline: float) -> Result:
+        """A TxnResult with a GotItem for each key, once all exist; at `until` or before it, as they are then."""
+
+
 class Backend(ABC):
     """A connection to where the keys of a run live. All methods may raise the three errors of the contract."""
 
@@ -188,6 +213,10 @@ class Backend(ABC):
 
     def tell_by(self, emit: Callable[[Event], None]) -> None:  # noqa: B027 - most have nothing to tell
         """Where events of the backend itself go. Said before it is first used."""
+
+    def direct(self) -> Direct | None:
+        """A way to make requests that needs no event loop, if there is one. May be called from any thread."""
+        return None
 
     @abstractmethod
     async def status(self) -> BackendStatus: ...

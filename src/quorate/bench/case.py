@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -17,6 +18,7 @@ from quorate.bench.idle import idle
 from quorate.bench.measures import TIMED
 from quorate.bench.plan import MEASURES, Bench, Case, Doing, Failed, Line, Sample
 from quorate.bench.sides import Contender, contender
+from quorate.bench.stores import store_speed
 
 FAILED = "failed"
 
@@ -45,7 +47,9 @@ def main() -> None:
         gc.collect()
         gc.freeze()  # forks share it longer
         if case.bench is Bench.IDLE:
-            _run_idle(side, case, write)
+            _run_looked_at(side, case, write, idle)
+        elif case.bench is Bench.STORE:
+            _run_looked_at(side, case, write, store_speed)
         else:
             _run_timed(side, case, write)
     except Exception as error:
@@ -72,11 +76,13 @@ def _timed(side: Contender, case: Case, measure: str, repetition: int) -> Sample
         return Sample(measure, None, f"{FAILED}: {error}")
 
 
-def _run_idle(side: Contender, case: Case, write: _Output) -> None:
+def _run_looked_at(
+    side: Contender, case: Case, write: _Output, look: Callable[[Contender, Case], Iterator[Sample]]
+) -> None:
     for repetition in range(case.repeat):
         write(Doing(f"{case.seconds:g} s, {repetition + 1} of {case.repeat}"))
         try:
-            for sample in idle(side, case):
+            for sample in look(side, case):
                 write(sample)
         except NodeFailed as error:
             write(Failed(str(error)))

@@ -29,6 +29,7 @@ class Bench(enum.Enum):
     RENDEZVOUS = "rendezvous"
     RECOVERY = "recovery"
     IDLE = "idle"
+    STORE = "store"
 
 
 class Against(enum.Enum):
@@ -69,12 +70,35 @@ RSS_PER_NODE = "server RSS growth per node"
 BYTES = "payload"
 BYTES_PER_NODE = "payload per node"
 
-MEASURES = {
+STORE_OPS = ("get", "wait", "check", "add", "compare_set", "multi_get of 16", "set", "multi_set of 16")
+
+
+def per_call(op: str) -> str:
+    """The median of what a call of the store takes."""
+    return op
+
+
+def per_second(op: str) -> str:
+    """How many such calls all processes make together."""
+    return f"{op}, in all"
+
+
+MEASURES: dict[Bench, tuple[str, ...]] = {
     Bench.RENDEZVOUS: (LAST_ARRIVAL, TOGETHER),
     Bench.RECOVERY: (LOSS_TOLD, LOSS_NOTICED, LATE_NODE),
     Bench.IDLE: (CPU, RSS, RSS_PER_NODE, BYTES, BYTES_PER_NODE),
+    Bench.STORE: tuple(measure for op in STORE_OPS for measure in (per_call(op), per_second(op))),
 }
-UNITS = {CPU: "% of a core", RSS: "MiB", RSS_PER_NODE: "KiB", BYTES: "B/s", BYTES_PER_NODE: "B/s"}
+RATE = "calls/s"
+UNITS = {
+    CPU: "% of a core",
+    RSS: "MiB",
+    RSS_PER_NODE: "KiB",
+    BYTES: "B/s",
+    BYTES_PER_NODE: "B/s",
+    **{per_call(op): "µs" for op in STORE_OPS},
+    **{per_second(op): RATE for op in STORE_OPS},
+}
 SECONDS = "s"
 
 _RIVALS = {
@@ -82,6 +106,7 @@ _RIVALS = {
     (Bench.RENDEZVOUS, Against.TORCHFT): (Side.TORCHFT,),
     (Bench.RECOVERY, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_UNSHARED),
     (Bench.IDLE, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_POLLING),
+    (Bench.STORE, Against.TORCH): (Side.TORCH_STOCK,),
 }
 
 
@@ -99,7 +124,7 @@ class Case(msgspec.Struct, frozen=True):
     def patience_s(self) -> float:
         """How long the whole case may take: what every sample may, and as much again for starting and ending them."""
         samples = self.repeat * (1 if self.bench is Bench.IDLE else len(MEASURES[self.bench]))
-        return 60.0 + samples * (2 * self.limit_s + 20.0 + 0.1 * self.nodes) + self.repeat * self.seconds
+        return 60.0 + samples * (2 * self.limit_s + 20.0 + 0.1 * self.nodes) + samples * self.seconds
 
 
 class Sample(msgspec.Struct, frozen=True, tag="sample"):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import quorate
@@ -49,6 +50,12 @@ class QuorateSide:
     def client(self, port: int, sizes: Sizes) -> QuorateClient:
         return QuorateClient(port, sizes)
 
+    def store(self, port: int, sizes: Sizes) -> Any:
+        client = QuorateClient(port, sizes)
+        client.create()
+        client.join()
+        return client.store
+
 
 class QuorateClient:
     """One node, through the blocking handler."""
@@ -80,6 +87,12 @@ class QuorateClient:
         assert self._handler is not None
         self._world = self._handler.next_rendezvous()
         return Place(self._world.rank, self._world.world_size)
+
+    @property
+    def store(self) -> quorate.Store:
+        """That of the round; it keeps the node alive."""
+        assert self._world is not None
+        return self._world.store
 
     def wait_told(self) -> None:
         assert self._world is not None

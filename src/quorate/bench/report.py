@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quorate.bench.plan import MEASURES, MOST_PROCESSES, SECONDS, TITLES, UNITS, Bench, Sample, Side
+from quorate.bench.plan import MEASURES, MOST_PROCESSES, RATE, SECONDS, TITLES, UNITS, Bench, Sample, Side
 from quorate.bench.runner import Outcome
 
 
@@ -45,10 +45,13 @@ def figure(measure: str, samples: Iterable[Sample]) -> Figure:
 
 
 def ratio(rival: Figure, ours: Figure) -> float | None:
-    """How many times as much the rival needs; None where one of them has no figure, or ours is not above zero."""
-    if rival.median is None or ours.median is None or ours.median <= 0.0:
+    """How many times better we are: what the rival needs by what we do, or what we achieve by what the rival does.
+
+    None where one of them has no figure, or it is not above zero.
+    """
+    if rival.median is None or ours.median is None or min(rival.median, ours.median) <= 0.0:
         return None
-    return rival.median / ours.median
+    return ours.median / rival.median if ours.unit == RATE else rival.median / ours.median
 
 
 def quantity(value: float, unit: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -57,6 +57,9 @@ class Contender(Protocol):
 
     def client(self, port: int, sizes: Sizes) -> Client:
         """The node of this process. Connects nothing yet."""
+
+    def store(self, port: int, sizes: Sizes) -> Any:
+        """A store that all nodes share, connected; it has the calls of `torch.distributed.Store`."""
 
 
 def contender(side: Side) -> Contender:

@@ -53,6 +53,10 @@ class TorchSide:
     def client(self, port: int, sizes: Sizes) -> TorchClient:
         return TorchClient(port, sizes)
 
+    def store(self, port: int, sizes: Sizes) -> Any:
+        distributed = importlib.import_module("torch.distributed")
+        return distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+
 
 class TorchClient:
     """One node, through the registry of rendezvous handlers as torch's agent does it."""

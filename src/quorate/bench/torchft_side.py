@@ -35,6 +35,9 @@ class TorchftSide:
     def client(self, port: int, sizes: Sizes) -> TorchftClient:
         return TorchftClient(port)
 
+    def store(self, port: int, sizes: Sizes) -> Any:
+        raise NotImplementedError("torchft uses torch's store")
+
 
 class TorchftClient:
     """One replica."""

@@ -24,6 +24,7 @@ Examples:
   quorate bench rendezvous --against torch --nodes 2,8,32   beside torch's c10d rendezvous
   quorate bench recovery --against torch --nodes 4 --repeat 5
   quorate bench idle --nodes 128,1024 --seconds 60 --json
+  quorate bench store --against torch
 """
 INSTALL = {"torch": "pip install torch==2.13.0", "torchft": "pip install torchft==0.2.0"}
 FEWEST_NODES = 2
@@ -35,6 +36,9 @@ class NodeCounts(click.ParamType):  # type: ignore[type-arg]
 
     name = "N,N,..."
 
+    def __init__(self, fewest: int) -> None:
+        self._fewest = fewest
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
@@ -42,18 +46,20 @@ class NodeCounts(click.ParamType):  # type: ignore[type-arg]
         if not all(part.isascii() and part.isdecimal() for part in parts):
             self.fail(f"{value!r} is no list of numbers of nodes: give it like 2,8,32", param, ctx)
         counts = sorted({int(part) for part in parts})
-        if not FEWEST_NODES <= counts[0] <= counts[-1] <= MOST_NODES:
-            self.fail(f"{value!r} is out of range: {FEWEST_NODES} to {MOST_NODES} nodes can be measured", param, ctx)
+        if not self._fewest <= counts[0] <= counts[-1] <= MOST_NODES:
+            self.fail(f"{value!r} is out of range: {self._fewest} to {MOST_NODES} nodes can be measured", param, ctx)
         return tuple(counts)
 
 
-def _common(repeat: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _common(
+    repeat: int, nodes: str = "2,8,32,128", fewest: int = FEWEST_NODES
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The options that all measurements have."""
     options = (
         click.option(
             "--against", type=click.Choice(["torch", "torchft"]), help="Measure this one too, if it is installed."
         ),
-        click.option("--nodes", type=NodeCounts(), default="2,8,32,128", show_default=True, help="Numbers of nodes."),
+        click.option("--nodes", type=NodeCounts(fewest), default=nodes, show_default=True, help="Numbers of nodes."),
         click.option(
             "--repeat", type=click.IntRange(min=1), default=repeat, show_default=True, help="Samples of each."
         ),
@@ -99,6 +105,16 @@ def idle(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: bool
     if sys.platform != "linux":
         raise click.ClickException("bench idle reads /proc, which only Linux has")
     _run("idle", against, nodes, repeat, seconds, as_json)
+
+
+@bench.command()
+@_common(repeat=3, nodes="1,16", fewest=1)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="For each kind of call."
+)
+def store(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: bool, seconds: float) -> None:
+    """How fast the store is, with one process and with many. Values have 64 bytes."""
+    _run("store", against, nodes, repeat, seconds, as_json)
 
 
 def _run(name: str, against: str | None, nodes: tuple[int, ...], repeat: int, seconds: float, as_json: bool) -> None:
@@ -211,6 +227,11 @@ def _explained(bench: Bench, nodes: tuple[int, ...], seconds: float) -> list[str
         case Bench.IDLE:
             return [
                 f"{seconds:g} s, beginning {IDLE_AFTER_S:g} s after all were in a round; payload without headers of TCP"
+            ]
+        case Bench.STORE:
+            return [
+                f"N processes make the same call again and again for {seconds:g} s, values of 64 bytes; what one call "
+                f"takes, and how many all make in a second (ratio: Quorate / competitor). torch answers no `set`"
             ]
 
 

@@ -18,6 +18,7 @@ from quorate.backends.dial import tune
 from quorate.backends.forks import fileno_of
 from quorate.backends.ops import changes_something
 from quorate.kv.types import Batch, Deleted, Failure, FailureCode, Op, Origin, Put, PutDone, Txn, TxnResult, WatchTooOld
+from quorate.server.awaiting import Awaiting
 from quorate.server.clients import Client, Clients
 from quorate.server.hub import Hub
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
@@ -26,6 +27,7 @@ from quorate.wire.messages import (
     NOW,
     Answer,
     AskStatus,
+    Await,
     Claim,
     ClientMessage,
     Do,
@@ -121,8 +123,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._client: Client | None = None
         self._watches: dict[int, _Pushed] = {}
+        self._awaiting: Awaiting | None = None
         self._out: list[SentMessage] = []
         self._flush_due = False
+        self._is_taking = False
+        """Frames are being taken in: what they are answered with goes out when that is done."""
         self._soon_due = False
         self._is_paused = False
         self._waiting_bytes = 0
@@ -144,6 +149,7 @@ class Connection(asyncio.Protocol):
             return
         traffic = self._house.traffic
         traffic.bytes_in += len(data)
+        self._is_taking = True
         try:
             for payload in self._framer.feed(data):
                 traffic.frames_in += 1
@@ -164,6 +170,10 @@ class Connection(asyncio.Protocol):
             self._refuse_frame(f"a frame could not be read: {error}")
         except Exception as error:  # a defect costs the connection that met it, and says so
             self._refuse_frame(f"the server failed on a frame: {error!r}")
+        finally:
+            self._is_taking = False
+            if self._flush_due:
+                self._flush()
 
     def eof_received(self) -> bool:
         return False
@@ -183,6 +193,8 @@ class Connection(asyncio.Protocol):
         for watch in self._watches.values():
             self._house.hub.unwatch(watch.id)
         self._watches.clear()
+        if self._awaiting is not None:
+            self._awaiting.end()
         self._out.clear()
         if self._client is not None:
             silent = isinstance(error, TimeoutError) or getattr(error, "errno", None) in _SILENT_ENDS
@@ -291,6 +303,10 @@ class Connection(asyncio.Protocol):
                 house.clients.hold(client, lease, grace_s)
             case Claim(claim):
                 house.claimed(client.run, client.id, claim)
+            case Await():
+                if self._awaiting is None:
+                    self._awaiting = Awaiting(house.hub, self)
+                self._awaiting.take(message)
             case AskStatus(seq):
                 self.send(Status(seq, house.hub.engine.revision, house.describe()))
 
@@ -335,7 +351,8 @@ class Connection(asyncio.Protocol):
                     self._drop_slow()
                 return
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            if not self._is_taking:
+                self._loop.call_soon(self._flush)
 
     def _send_soon(self, message: SentMessage) -> None:
         """Send with what comes next, or in a moment: most often a push follows, and the peer is woken once for both."""

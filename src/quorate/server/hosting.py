@@ -12,13 +12,15 @@ import asyncio
 import errno
 import ipaddress
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quorate.backends.contract import Backend
+from quorate.backends.contract import Backend, Direct
 from quorate.backends.dial import dial
 from quorate.backends.tcp import Connector, TcpBackend
+from quorate.backends.tcp_direct import IDLE_S, DirectPool
 from quorate.backends.tcp_link import Link
 from quorate.errors import Rejected
 from quorate.events import Emitter, Event, Hosting, NobodyServes
@@ -125,6 +127,23 @@ class HostingBackend(TcpBackend):
         self._emit: Callable[[Event], None] = Emitter()
         self._unreachable_since: float | None = None
         self._has_said = False
+        self._pool: DirectPool | None = None
+        self._pool_lock = threading.Lock()
+
+    def direct(self) -> Direct | None:
+        with self._pool_lock:
+            if self._pool is None:
+                self._pool = DirectPool(self.endpoint, self._dial, self._hosting_token, self.limits)
+                self._loop.call_soon_threadsafe(self._close_idle)
+            return self._pool
+
+    def _dial(self, limit_s: float) -> socket.socket:
+        return socket.create_connection((self._host, self._port), limit_s)
+
+    def _close_idle(self) -> None:
+        if self._pool is not None and not self._is_closed:
+            self._pool.close_idle()
+            self._loop.call_later(IDLE_S, self._close_idle)
 
     @property
     def is_hosting(self) -> bool:
@@ -221,6 +240,9 @@ class HostingBackend(TcpBackend):
     async def close(self) -> None:
         """Let go of the connection; a host lingers until the others have left, or for `close_timeout`."""
         await super().close()
+        with self._pool_lock:
+            if self._pool is not None:
+                self._pool.close(f"this connection to {self.endpoint} was closed")
         server, self._server = self._server, None
         if server is None:
             return

@@ -15,7 +15,8 @@ import msgspec
 from quorate.kv.types import Batch, Op, Result
 
 OLDEST_VERSION = 1
-NEWEST_VERSION = 1
+NEWEST_VERSION = 2
+"""2: the server waits for keys (`Await`)."""
 NOW = -1
 
 
@@ -121,7 +122,18 @@ class AskStatus(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
     seq: int
 
 
-ClientMessage: TypeAlias = Do | WatchStart | WatchStop | Hold | Claim | AskStatus
+class Await(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """The items of keys, when all exist or so much later as they are then; answered by `Answer`, as if they were got.
+
+    From version 2 on.
+    """
+
+    seq: int
+    keys: tuple[str, ...]
+    within_s: float
+
+
+ClientMessage: TypeAlias = Do | WatchStart | WatchStop | Hold | Claim | AskStatus | Await
 
 
 class ClientFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):

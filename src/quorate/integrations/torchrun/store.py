@@ -10,17 +10,16 @@ torch. Errors are torch's (`DistStoreError`, in TCPStore's words); ours is their
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from quorate.errors import StoreTimeoutError
+from quorate.blocking import Store, within
 from quorate.integrations.torchrun.errors import QUEUE_EMPTY, as_store_errors
 from quorate.integrations.torchrun.queues import QueueEmpty, Queues
-from quorate.store import Store
+from quorate.store import AsyncStore
 
 T = TypeVar("T")
 
@@ -51,51 +50,54 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
 
     def set(self, key: str, value: bytes | str) -> None:
         name = _key(key)
-        self._do([name], lambda: self._inner.set(name, value))
+        self._do([name], lambda store: store.set(name, value))
 
     def get(self, key: str) -> bytes:
         """Waits until the key exists."""
         name, limit_s = _key(key), self._limit_s()
-        return self._do([name], lambda: self._inner.get(name, limit_s), limit_s)
+        with as_store_errors([name], round(limit_s * 1000)):
+            return self._store.get(name, limit_s)
 
     def add(self, key: str, value: int) -> int:
         name = _key(key)
-        return self._do([name], lambda: self._inner.add(name, int(value)))
+        return self._do([name], lambda store: store.add(name, int(value)))
 
     def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
         name = _key(key)
-        return self._do([name], lambda: self._inner.compare_set(name, expected_value, desired_value))
+        return self._do([name], lambda store: store.compare_set(name, expected_value, desired_value))
 
     def check(self, keys: Sequence[str]) -> bool:
         names = _keys(keys)
-        return not names or self._do(names, lambda: self._inner.check(names))
+        return not names or self._do(names, lambda store: store.check(names))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         names, limit_s = _keys(keys), self._limit_s(timeout)
         if names:
-            self._do(names, lambda: self._inner.wait(names, limit_s), limit_s)
+            with as_store_errors(names, round(limit_s * 1000)):
+                self._store.wait(names, limit_s)
 
     def delete_key(self, key: str) -> bool:
         name = _key(key)
-        return self._do([name], lambda: self._inner.delete_key(name))
+        return self._do([name], lambda store: store.delete_key(name))
 
     def num_keys(self) -> int:
-        return self._do([], self._inner.num_keys)
+        return self._do([], lambda store: store.num_keys())
 
     def list_keys(self) -> list[str]:
-        return self._do([], self._queues.keys)
+        return self._queue([], self._queues.keys)
 
     def append(self, key: str, value: bytes | str) -> None:
         name = _key(key)
-        self._do([name], lambda: self._inner.append(name, value))
+        self._do([name], lambda store: store.append(name, value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         names, limit_s = _keys(keys), self._limit_s()
-        return self._do(names, lambda: self._inner.multi_get(names, limit_s), limit_s) if names else []
+        with as_store_errors(names, round(limit_s * 1000)):
+            return self._store.multi_get(names, limit_s) if names else []
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         names = _keys(keys)
-        self._do(names, lambda: self._inner.multi_set(names, values))
+        self._do(names, lambda store: store.multi_set(names, values))
 
     def has_extended_api(self) -> bool:
         """That `append`, `multi_get` and `multi_set` are there."""
@@ -105,19 +107,19 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
 
     def queue_push(self, key: str, value: bytes | str) -> None:
         name, data = _key(key), value.encode() if isinstance(value, str) else bytes(value)
-        self._do([name], lambda: self._queues.push(name, data))
+        self._queue([name], lambda: self._queues.push(name, data))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """The first of the queue; waits for one, or with `block=False` raises QueueEmptyError."""
         name, limit_s = _key(key), self._limit_s()
         try:
-            return self._do([name], lambda: self._queues.pop(name, limit_s if block else None), limit_s)
+            return self._queue([name], lambda: self._queues.pop(name, limit_s if block else None), limit_s)
         except QueueEmpty as error:
             raise QUEUE_EMPTY(str(error)) from None
 
     def queue_len(self, key: str) -> int:
         name = _key(key)
-        return self._do([name], lambda: self._queues.length(name))
+        return self._queue([name], lambda: self._queues.length(name))
 
     # --- what C++ calls by other names, and copies --------------------------------------------------------------------
 
@@ -145,28 +147,25 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _do(self, names: list[str], request: Callable[[], Awaitable[T]], limit_s: float | None = None) -> T:
-        """Run it within the time-out; a request that waits for something is given the same limit and ends by itself."""
-        waits = limit_s is not None
-        limit_s = self._limit_s() if limit_s is None else limit_s
+    def _do(self, names: list[str], request: Callable[[AsyncStore], Coroutine[Any, Any, T]]) -> T:
+        """Run it within the time-out."""
+        limit_s = self._limit_s()
         with as_store_errors(names, round(limit_s * 1000)):
-            return self._store._call(_within(limit_s + SPARE_S if waits else limit_s, request))
+            return self._store.do(request, limit_s)
+
+    def _queue(
+        self, names: list[str], request: Callable[[], Coroutine[Any, Any, T]], limit_s: float | None = None
+    ) -> T:
+        """On the background loop; a request that waits for something is given the same limit and ends by itself."""
+        most_s = self._limit_s() if limit_s is None else limit_s + SPARE_S
+        with as_store_errors(names, round((limit_s or most_s) * 1000)):
+            return self._store._call(within(most_s, request))
 
     def _limit_s(self, timeout: timedelta | None = None) -> float:
         limit: Any = self.timeout if timeout is None else timeout
         if not isinstance(limit, timedelta):
             raise TypeError(f"a time-out is a timedelta, not {limit!r}")
         return limit.total_seconds() if limit > timedelta(0) else NO_TIMEOUT_S
-
-
-async def _within(limit_s: float, request: Callable[[], Awaitable[T]]) -> T:
-    try:
-        async with asyncio.timeout(limit_s):
-            return await request()
-    except StoreTimeoutError:
-        raise
-    except TimeoutError:
-        raise StoreTimeoutError(f"no answer from the store within {limit_s:g} s") from None
 
 
 def _key(key: str | bytes) -> str:
