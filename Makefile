@@ -64,6 +64,7 @@ $(VENV)/bare/.stamp: $(INPUTS) | $(BIN)/python
 # Tests of several machines need network namespaces. Without root they are skipped, by name.
 $(VENV)/.stamp-system: | $(BIN)/python
 	@command -v ip >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq iproute2; } || echo "note: no 'ip' (package iproute2): tests of several machines are skipped"
+	@command -v tmux >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq tmux; } || echo "note: no 'tmux': tests of the terminal are skipped"
 	@touch $@
 
 $(BIN)/python:

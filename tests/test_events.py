@@ -53,6 +53,7 @@ def test_levels_are_those_that_operators_know():
         "JoinFailed",
         "NodeHeldBack",
         "NodeLost",
+        "NodeRefused",
         "RecordUnreadable",
         "RenewalMissed",
         "SessionLost",

@@ -272,6 +272,28 @@ class NodeHeldBack(Event, frozen=True, kw_only=True):
         return f"{self.node} is held back for {self.hold_s:g} s: {self.reason}"
 
 
+class NodeDrained(Event, frozen=True, kw_only=True):
+    """An operator asked a node to go."""
+
+    level = logging.INFO
+    node: str
+    reason: str
+
+    def text(self) -> str:
+        return f"asked {self.node} to go: {self.reason}"
+
+
+class NodeRefused(Event, frozen=True, kw_only=True):
+    """A node was not let in because its settings are not those of the run."""
+
+    level = logging.WARNING
+    node: str
+    reason: str
+
+    def text(self) -> str:
+        return f"{self.node} was refused: {self.reason}"
+
+
 class RecordUnreadable(Event, frozen=True, kw_only=True):
     """A record in the backend cannot be read; the reason names its key."""
 

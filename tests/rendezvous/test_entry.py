@@ -12,7 +12,15 @@ from quorate.errors import OutcomeUnknown, RendezvousClosedError, RendezvousErro
 from quorate.kv.types import Item, Put, TxnResult
 from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import ClosedRecord, ConfigRecord, DrainRecord, Record, decode, encode
+from quorate.rendezvous.records import (
+    ClosedRecord,
+    ConfigRecord,
+    DrainRecord,
+    Record,
+    RefusedRecord,
+    decode,
+    encode,
+)
 from quorate.settings import Settings
 from quorate.testing import loop as virtual
 from tests.rendezvous.board import node
@@ -193,6 +201,57 @@ def test_config_of_a_run_without_nodes_is_replaced(options: dict[str, object]) -
         assert second.config.incarnation != first.config.incarnation
         assert second.config.run_lease == first.config.run_lease
         assert second.config.by == "b"
+
+    play(scene)
+
+
+def test_node_that_is_refused_leaves_a_note_in_the_words_of_its_error() -> None:
+    async def scene(doors: Doors) -> None:
+        await doors.entry("a").check()
+        await doors.appear("a")
+        with pytest.raises(SettingsMismatchError) as caught:
+            await doors.entry("b/1", min_nodes=3).check()
+        note = doors.record(RefusedRecord, KEYS.refusal("b/1"))
+        assert (note.name, note.why, note.at) == ("b/1", str(caught.value), 1234.5)
+        assert note.differences == caught.value.differences
+        assert doors.item(KEYS.refusal("b/1")).lease == doors.config.data_lease, "it goes with the run's data"
+
+    play(scene)
+
+
+def test_note_that_cannot_be_written_does_not_hide_why_a_node_is_refused() -> None:
+    async def scene(doors: Doors) -> None:
+        await doors.entry("a").check()
+        await doors.appear("a")
+
+        async def fails(what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]) -> TxnResult:
+            if not what:
+                return await execute()
+            raise OutcomeUnknown("the connection broke")
+
+        with pytest.raises(SettingsMismatchError):
+            await doors.entry("b", backend=Meddling(MemoryBackend(doors.server), fails), min_nodes=3).check()
+        assert KEYS.refusal("b") not in doors.server.engine.items
+
+    play(scene)
+
+
+def test_run_that_does_not_exist_is_not_made_to_be_closed_unless_that_is_asked_for() -> None:
+    async def scene(doors: Doors) -> None:
+        assert not await doors.entry("operator").close("enough", make=False)
+        assert not doors.server.engine.items
+        assert await doors.entry("a").close("enough")
+        assert not await doors.entry("operator").close("enough", make=False)
+
+    play(scene)
+
+
+def test_run_is_in_the_list_of_runs_as_long_as_it_lives() -> None:
+    async def scene(doors: Doors) -> None:
+        await doors.entry("a").check()
+        assert doors.item(KEYS.entry).lease == doors.config.run_lease
+        await doors.backend.revoke(doors.config.run_lease)
+        assert KEYS.entry not in doors.server.engine.items
 
     play(scene)
 

@@ -1,11 +1,14 @@
 """Pages that are made from the definitions the code uses say what those say. `--rewrite` makes them anew."""
 
+import inspect
 from pathlib import Path
 
+import click
 import pytest
 
 from quorate import aio
 from quorate.backends import schemes
+from quorate.cli import main
 from quorate.options import OPTIONS, Option
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +44,46 @@ def options_page(options: tuple[Option, ...], available: set[str]) -> str:
     return OPTIONS_HEAD + "\n".join(rows) + "\n"
 
 
+COMMANDS_HEAD = """# Commands
+
+Every command of `quorate`, from its own help. What the operating commands answer, with examples, exit codes and the
+fields of `--json`, is in [operating.md](operating.md).
+"""
+
+
+def commands_page(group: click.Group, path: str = "quorate") -> str:
+    """docs/commands.md for these commands."""
+    text = ""
+    for name, command in sorted(group.commands.items()):
+        text += _command_section(command, f"{path} {name}")
+        if isinstance(command, click.Group):
+            text += commands_page(command, f"{path} {name}")
+    return text
+
+
+def _command_section(command: click.Command, path: str) -> str:
+    arguments = [param.human_readable_name for param in command.params if isinstance(param, click.Argument)]
+    if isinstance(command, click.Group):
+        arguments.append("COMMAND")
+    epilog = inspect.cleandoc(command.epilog or "").replace("\b", "").strip()
+    text = f"\n## {' '.join([path, *arguments])}\n\n{inspect.cleandoc(command.help or '')}\n"
+    rows = []
+    for param in command.params:
+        if isinstance(param, click.Option):
+            shown = param.metavar or ("" if param.is_flag else param.type.name.upper())
+            names = ", ".join(f"`{name}`" for name in param.opts)
+            rows.append(f"| {names} {shown}".rstrip() + f" | {param.help or ''} |")
+    if rows:
+        text += "\n| option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
+    return text + (f"\n```\n{epilog}\n```\n" if epilog else "")
+
+
 assert aio, "importing it registers the schemes that are there"
 
-PAGES = {"docs/options.md": lambda: options_page(OPTIONS, set(schemes._openers))}
+PAGES = {
+    "docs/options.md": lambda: options_page(OPTIONS, set(schemes._openers)),
+    "docs/commands.md": lambda: COMMANDS_HEAD + commands_page(main),
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -52,6 +92,11 @@ def test_generated_pages_are_up_to_date(name, request):
     if request.config.getoption("--rewrite"):
         page.write_text(PAGES[name](), encoding="utf-8")
     assert page.read_text(encoding="utf-8") == PAGES[name](), "run: make check ARGS=--rewrite"
+
+
+def test_a_changed_command_would_be_noticed():
+    fewer = click.Group("quorate", commands=list(main.commands.values())[:-1])
+    assert commands_page(fewer) != commands_page(main)
 
 
 def test_a_changed_option_would_be_noticed():

@@ -20,6 +20,7 @@ WALL_CLOCKS = frozenset(
 # Where a wall clock may be read, "module:qualified name of the function" -> reason. To show a person the time is a
 # reason; to decide anything is not. "module:" is the top of the module.
 WALL_CLOCK_ALLOWED: dict[str, str] = {
+    "quorate.cli.show:wall": "what people are shown, and read in records",
     "quorate.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
     "quorate.server.server:Server.__init__": "a first revision that no earlier life of the server has reached; if a "
     "clock goes back, the generation still tells the lives apart",

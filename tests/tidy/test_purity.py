@@ -21,6 +21,8 @@ PURE = (
     "quorate.rendezvous.records",
     "quorate.rendezvous.view",
     "quorate.launcher.policy",
+    "quorate.observe.report",
+    "quorate.observe.scene",
 )
 FORBIDDEN_IMPORTS = frozenset(
     {

@@ -62,6 +62,20 @@ def backend_opener(scheme: str) -> BackendOpener:
     return _openers[scheme]
 
 
+_observers: dict[str, BackendOpener] = {}
+
+
+def register_observer(scheme: str, opener: BackendOpener) -> None:
+    """How tools open URLs of this scheme, if that differs: they must be taken for no node, and serve nothing."""
+    _observers[scheme] = opener
+
+
+def observer_opener(scheme: str) -> BackendOpener:
+    """What opens this scheme for somebody who only looks on. SettingsError as for `backend_opener`."""
+    opener = backend_opener(scheme)
+    return _observers.get(scheme, opener)
+
+
 def _plug_ins() -> list[EntryPoint]:
     """What other packages offer. Imported when it is needed: it takes longer than all that is ours."""
     from importlib.metadata import entry_points

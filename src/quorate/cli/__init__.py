@@ -9,9 +9,13 @@ import difflib
 import click
 
 from quorate._version import __version__
+from quorate.cli.acting import close, drain, reopen
 from quorate.cli.bench import bench
+from quorate.cli.doctor import doctor
+from quorate.cli.looking import events, history, ls, status, watch, why
 from quorate.cli.serve import serve
 from quorate.cli.sim import sim
+from quorate.cli.store import store
 
 
 class SuggestingGroup(click.Group):
@@ -46,6 +50,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-main.add_command(bench)
-main.add_command(serve)
-main.add_command(sim)
+for _command in (status, why, watch, ls, history, events, close, reopen, drain, store, doctor, serve, bench, sim):
+    main.add_command(_command)

@@ -183,9 +183,10 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
     number = view.round.number if view.round else 0
     reason = decision.why if isinstance(decision, Wait | GiveUp | Form | Activate) else ""
     held = sum(1 for node in view.aside.values() if view.hold_back.is_held(node.record.name))
+    names = tuple(islice(view.hold_back.held(), FEW))
     open_places = max(0, rules.max_nodes - len(view.members)) if rules else 0
     if rules is None or view.is_closed or not view.members:
-        return WaitingRecord(number=number, held_back=held, open_places=open_places, reason=reason)
+        return WaitingRecord(number=number, held_back=held, open_places=open_places, reason=reason, held=names)
     waiting = _admissible(view, rules)
     told_before = view.told.waiting if view.told is not None and view.told.number == number else 0
     ends_at = _window_ends_at(view, rules)
@@ -198,6 +199,7 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
         lost=view.lost,
         open_places=open_places,
         reason=reason,
+        held=names,
     )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
@@ -37,11 +39,22 @@ from quorate.kv.types import (
 )
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.reach import Reach
-from quorate.rendezvous.records import ClosedRecord, ConfigRecord, DrainRecord, NodeRecord, decode, encode
+from quorate.rendezvous.records import (
+    ClosedRecord,
+    ConfigRecord,
+    DrainRecord,
+    EntryRecord,
+    NodeRecord,
+    RefusedRecord,
+    decode,
+    encode,
+)
 from quorate.settings import Settings
 
 DATA_TTL_S = 7200.0
 """Rosters, history and old stores outlive the run by this much."""
+Differences: TypeAlias = dict[str, tuple[int | str | None, int | str | None]]
+"""Option -> (this node's value, the run's)."""
 LEASE_ENDS_S = 0.1
 """A backend may end a lease a moment before it removes its keys."""
 
@@ -133,7 +146,9 @@ class Entry:
             if not different and (not door.empty or door.config.timing == self._settings.timing()):
                 return door
             if not door.empty:
-                raise SettingsMismatchError(self._mismatch_sentence(door.config, different), differences=different)
+                why = self._mismatch_sentence(door.config, different)
+                await self._note_refused(door, different, why)
+                raise SettingsMismatchError(why, differences={**different})
             await self._replace_config(door)
 
     async def find_or_make(self) -> Door:
@@ -144,11 +159,14 @@ class Entry:
                 return door
             await self._make()
 
-    async def close(self, why: str) -> bool:
-        """Close the run (made if need be). False: it was closed already. Try again on a backend error: it is safe."""
+    async def close(self, why: str, *, make: bool = True) -> bool:
+        """Close the run. False: it was closed already. Try again on a backend error: it is safe.
+
+        A run that does not exist is made closed; without `make` it is left alone, and False.
+        """
         while True:
-            door = await self.find_or_make()
-            if door.closed.closed:
+            door = await self.find_or_make() if make else await self.read()
+            if door is None or door.closed.closed:
                 return False
             record = ClosedRecord(closed=True, by=self._by, why=why, at=self._wall())
             if await self._put_closed(door, record, only_if_empty=False):
@@ -217,6 +235,7 @@ class Entry:
         ops: list[BranchOp] = [
             Put(self._keys.config, encode(config), run_lease),
             Put(self._keys.closed, encode(ClosedRecord(closed=False)), run_lease),
+            Put(self._keys.entry, encode(EntryRecord()), run_lease),
         ]
         absent = Exists(self._keys.config, False)
         # What is left of an earlier life goes: its rounds had the numbers that come next. Not while some of it lives.
@@ -269,6 +288,14 @@ class Entry:
             return False
         return result.committed
 
+    async def _note_refused(self, door: Door, different: Differences, why: str) -> None:
+        """Leave a note for whoever asks why a node is missing. The node's own error says it too: one try is enough."""
+        note = encode(RefusedRecord(name=self._by, differences=different, why=why, at=self._wall()))
+        unchanged = ModRevisionIs(self._keys.config, door.config_revision)
+        put = Put(self._keys.refusal(self._by), note, door.config.data_lease)
+        with suppress(BackendError):
+            await self._backend.txn([unchanged], [put])
+
     async def _put_drain(self, node: NodeRecord, record: DrainRecord) -> None:
         try:
             await self._backend.txn((), [Put(self._keys.drain(node.id), encode(record), node.session)])
@@ -277,7 +304,7 @@ class Entry:
 
     # --- sentences ----------------------------------------------------------------------------------------------------
 
-    def _differences(self, config: ConfigRecord) -> dict[str, tuple[object, object]]:
+    def _differences(self, config: ConfigRecord) -> Differences:
         ours = self._settings.shared()
         names = [*ours, *(name for name in config.shared if name not in ours)]
         return {
@@ -286,11 +313,10 @@ class Entry:
             if ours.get(name) != config.shared.get(name)
         }
 
-    def _mismatch_sentence(self, config: ConfigRecord, different: dict[str, tuple[object, object]]) -> str:
-        pairs = "; ".join(f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in different.items())
+    def _mismatch_sentence(self, config: ConfigRecord, different: Differences) -> str:
         return (
             f"this node's settings are not those of run {self._keys.run_id!r}, which {config.by or 'another node'} "
-            f"started: {pairs}. Give all nodes the same values, or use another run id"
+            f"started: {differences_sentence(different)}. Give all nodes the same values, or use another run id"
         )
 
     def _closed_sentence(self, closed: ClosedRecord) -> str:
@@ -303,6 +329,11 @@ def _readable(item: Item) -> NodeRecord | None:
         return decode(NodeRecord, item)
     except RendezvousStateError:
         return None
+
+
+def differences_sentence(different: Differences) -> str:
+    """What a node has and the run has not, in the words of the node."""
+    return "; ".join(f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in different.items())
 
 
 def closed_sentence(run_id: str, closed: ClosedRecord, reopen_after_s: float) -> str:

@@ -7,7 +7,17 @@ is percent-encoded, so no run's keys are under another's.
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from urllib.parse import quote, unquote
+
+
+def runs_index(prefix: str) -> str:
+    """Where the runs are listed, one key each: no run id begins with a colon once it is encoded."""
+    return f"/{prefix}/:runs/"
+
+
+def run_of_entry(prefix: str, key: str) -> str:
+    """The run id that a key of the index stands for."""
+    return unquote(key.removeprefix(runs_index(prefix)))
 
 
 class RunKeys:
@@ -21,10 +31,12 @@ class RunKeys:
         "coordinator",
         "data",
         "drains",
+        "entry",
         "healths",
         "histories",
         "nodes",
         "prefix",
+        "refusals",
         "rosters",
         "round",
         "run_id",
@@ -38,6 +50,8 @@ class RunKeys:
         self.run_id = run_id
         self.control = f"/{prefix}/{quote(run_id, safe='')}/"
         """The range that the coordinator watches."""
+        self.entry = runs_index(prefix) + quote(run_id, safe="")
+        """There as long as `config` is: lets a tool list the runs without reading all of their keys."""
         self.config = self.control + "config"
         """Create-only, by the first node: the incarnation and the settings that all nodes share."""
         self.coordinator = self.control + "coordinator"
@@ -55,6 +69,7 @@ class RunKeys:
         self.assigns = self.data + "assign/"
         self.rosters = self.data + "roster/"
         self.histories = self.data + "history/"
+        self.refusals = self.data + "refused/"
         self.stores = self.data + "store/"
 
     def node(self, node_id: str) -> str:
@@ -79,6 +94,10 @@ class RunKeys:
 
     def history(self, number: int) -> str:
         return f"{self.histories}{number:012d}"
+
+    def refusal(self, name: str) -> str:
+        """By node name: one that tries again and again leaves one note."""
+        return self.refusals + quote(name, safe="")
 
     def store(self, number: int) -> str:
         """The user's keys of one round."""

@@ -103,6 +103,7 @@ class Node:
             emit=emit,
             rng=rng,
             reach=self._reach,
+            wall=wall,
             while_open=self._start_session_tasks,
             on_lost=self._look_up,
         )

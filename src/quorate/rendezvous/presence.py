@@ -44,6 +44,7 @@ class Presence:
         emit: Emitter,
         rng: random.Random,
         reach: Reach,
+        wall: Callable[[], float],
         while_open: Callable[[Session], Sequence[asyncio.Task[None]]],
         on_lost: Callable[[], None],
     ) -> None:
@@ -61,6 +62,8 @@ class Presence:
         self._identity = identity
         self._emit = emit
         self._reach = reach
+        self._wall = wall
+        self._asked_at = 0.0
         self._backoff = Backoff(rng)
         self._while_open = while_open
         self._on_lost = on_lost
@@ -146,7 +149,9 @@ class Presence:
 
     def new_join(self) -> int:
         """The join number to ask with: one that was never sent."""
-        self.join = self._sent_join + 1
+        if self.join != self._sent_join + 1:
+            self.join = self._sent_join + 1
+            self._asked_at = self._wall()
         return self.join
 
     async def drop(self, why: str) -> None:
@@ -210,6 +215,7 @@ class Presence:
             addr0=zero[0],
             port0=zero[1],
             why=why,
+            at=self._asked_at,
         )
 
     def _written(self, record: NodeRecord, revision: int) -> bool:

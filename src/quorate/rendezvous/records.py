@@ -49,6 +49,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     v: int = SCHEMA
 
 
+class EntryRecord(Record, frozen=True, kw_only=True):
+    """A line of the list of runs: its key says it all."""
+
+
 class ConfigRecord(Record, frozen=True, kw_only=True):
     """What the run is. `shared` must be the same on every node; `timing` is the first node's and is only used."""
 
@@ -80,6 +84,8 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     addr0: str = ""
     port0: int = 0
     why: str = ""
+    at: float = 0.0
+    """When it asked to join, by its own wall clock: for people, nothing compares it."""
 
 
 class ClaimRecord(Record, frozen=True, kw_only=True):
@@ -130,6 +136,8 @@ class WaitingRecord(Record, frozen=True, kw_only=True):
     lost: int = 0
     open_places: int = 0
     reason: str = ""
+    held: tuple[str, ...] = ()
+    """The first few names of nodes that are held back now."""
 
 
 class ClosedRecord(Record, frozen=True, kw_only=True):
@@ -180,6 +188,15 @@ class HealthRecord(Record, frozen=True, kw_only=True):
     losses: int
     hold_s: float
     why: str = ""
+
+
+class RefusedRecord(Record, frozen=True, kw_only=True):
+    """A node that was not let in because of its settings: option -> (the node's, the run's). `at` is for people."""
+
+    name: str
+    differences: dict[str, tuple[int | str | None, int | str | None]]
+    why: str
+    at: float = 0.0
 
 
 class HistoryRecord(Record, frozen=True, kw_only=True):

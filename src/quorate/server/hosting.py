@@ -152,6 +152,10 @@ class HostingBackend(TcpBackend):
     def tell_by(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
 
+    def come_for_no_run(self) -> None:
+        """Before it is first used: who only looks on is no reason to attend to a run, and is not to make it."""
+        self._run = ""
+
     async def _connect(self) -> asyncio.Future[str]:
         if self._unreachable_since is None:  # an attempt that gets no answer takes its time, and that counts too
             self._unreachable_since = self._loop.time()

@@ -93,7 +93,7 @@ class Runs:
         control = f"/{PREFIX}/"
         for key in list(self._hub.engine.items):
             run, _, name = key.removeprefix(control).partition("/")
-            if key.startswith(control) and name == "config":
+            if key.startswith(control) and name == "config" and not run.startswith(":"):
                 self.attend(unquote(run))
         self._keeper = asyncio.create_task(self._keep(), name="keeper of runs")
 

@@ -1,0 +1,166 @@
+"""The picture of a run that is kept up to date equals the one that is drawn anew, and looking leaves no trace."""
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+
+from quorate.backends.memory import MemoryBackend
+from quorate.kv.types import Change, Item
+from quorate.observe.follower import Follower, look
+from quorate.observe.report import NodeReport, Phase, Report, Standing
+from quorate.observe.scene import Scene
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import NodePhase, encode
+from tests.rendezvous.board import KEYS, config, node
+from tests.rendezvous.kit import Town, play
+
+NAMES = [f"n{number}" for number in range(7)]
+
+
+class Watcher:
+    """Follows a town's run and keeps the last report."""
+
+    def __init__(self, town: Town) -> None:
+        self.backend = MemoryBackend(town.server)
+        self.keys = town.keys
+        self.reports: list[Report] = []
+        self._task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        async for report in Follower(self.backend, self.keys, "memory://"):
+            self.reports.append(report)
+
+    async def fresh(self) -> Report:
+        return await look(self.backend, self.keys, "memory://")
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.backend.close()
+
+
+def comparable(report: Report) -> object:
+    """What two ways to draw the same picture must agree on: everything but the order of lines."""
+    plain = msgspec.to_builtins(report)
+    plain["nodes"] = sorted(plain["nodes"], key=lambda line: line["id"])
+    plain["held"] = sorted(plain["held"], key=lambda line: line["name"])
+    plain.pop("revision")
+    return plain
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_followed_report_equals_a_fresh_look(seed):
+    async def scene(town: Town) -> None:
+        rng = random.Random(seed)
+        watcher = Watcher(town)
+        for _ in range(25):
+            name = rng.choice(NAMES)
+            process = town.processes.get(name)
+            if process is None:
+                town.enter(name)
+            elif rng.random() < 0.3:
+                town.crash(name)
+            elif rng.random() < 0.2:
+                town.call(name, process.node.leave("done"))
+            elif process.call is not None and process.call.done() and process.call.exception() is None:
+                town.join(name)
+            await asyncio.sleep(rng.choice([0.0, 0.01, 0.3, 2.0, 20.0]))
+            if rng.random() < 0.5:
+                await asyncio.sleep(3.0)  # let what is under way come to rest
+                assert comparable(watcher.reports[-1]) == comparable(await watcher.fresh())
+        await watcher.stop()
+
+    play(
+        scene,
+        seed=seed,
+        min_nodes=2,
+        max_nodes=4,
+        last_call_timeout=1,
+        hold_back_losses=2,
+        hold_back=5,
+        keep_alive_interval=1,
+    )
+
+
+def test_looking_leaves_no_trace_and_makes_no_run():
+    async def scene(town: Town) -> None:
+        backend = MemoryBackend(town.server)
+        report = await look(backend, town.keys, "memory://")
+        assert report.phase is Phase.ABSENT
+        follower = aiter(Follower(backend, town.keys, "memory://"))
+        await anext(follower)
+        assert not town.server.engine.items
+        assert len(town.server.engine.leases) == 0
+        await backend.close()
+
+    play(scene, min_nodes=1)
+
+
+def test_members_have_ranks_labels_and_the_time_they_joined():
+    async def scene(town: Town) -> None:
+        await town.gathered("a", "b", labels={"zone": "x"})
+        backend = MemoryBackend(town.server)
+        report = await look(backend, town.keys, "memory://")
+        lines = report.standing(Standing.MEMBER)
+        assert [(line.name, line.rank, line.labels) for line in lines] == [
+            ("a", 0, {"zone": "x"}),
+            ("b", 1, {"zone": "x"}),
+        ]
+        assert all(line.joined_at is not None and line.joined_at >= 1_000_000.0 for line in lines)
+        assert report.round is not None
+        assert (report.round.number, report.round.phase, report.round.present) == (1, "active", 2)
+        assert report.coordinator is not None
+        assert report.coordinator.name in ("a", "b")
+        await backend.close()
+
+    play(scene, min_nodes=2)
+
+
+def test_who_would_be_admitted_is_waiting_and_the_rest_are_spares():
+    async def scene(town: Town) -> None:
+        await town.gathered("a", "b")
+        for name in ("c", "d", "e"):
+            town.enter(name)
+            await asyncio.sleep(0.5)
+        backend = MemoryBackend(town.server)
+        report = await look(backend, town.keys, "memory://")
+        assert [line.name for line in report.standing(Standing.WAITING)] == ["c", "d"]
+        assert [line.name for line in report.standing(Standing.SPARE)] == ["e"]
+        await backend.close()
+
+    play(scene, min_nodes=2, max_nodes=4, last_call_timeout=0.1, admission_window=600)
+
+
+class Counting(Scene):
+    """Counts the lines it draws."""
+
+    drawn = 0
+
+    def _line(self, node_id: str, standing: Standing) -> NodeReport:
+        self.drawn += 1
+        return super()._line(node_id, standing)
+
+
+def test_a_change_costs_the_same_however_many_nodes_there_are():
+    def item(name: str, revision: int, phase: NodePhase = NodePhase.JOINING) -> Item:
+        return Item(KEYS.node(name), encode(node(name, phase=phase)), revision, revision, 1)
+
+    for count in (10, 2_000):
+        scene = Counting(KEYS, "memory://", 0.0)
+        first = Item(KEYS.config, encode(config(min_nodes=5_000, max_nodes=5_000)), 1, 1, 1)
+        scene.load([first, *(item(f"n{number}", number + 2) for number in range(count))], count + 2, 0.0)
+        assert scene.report().counts.joining == count
+        scene.drawn = 0
+        scene.apply([Change(KEYS.node("late"), item("late", count + 3))], count + 3, 1.0)
+        assert scene.report().counts.joining == count + 1
+        assert scene.drawn == 1
+
+
+def test_key_that_holds_something_else_is_named():
+    scene = Scene(RunKeys("quorate", "run"), "memory://", 0.0)
+    scene.load([Item(KEYS.config, b"not ours", 1, 1, 1)], 1, 0.0)
+    report = scene.report()
+    assert list(report.unreadable) == [KEYS.config]
+    assert report.exists

@@ -1,0 +1,77 @@
+"""Runs are listed by what they are called, whatever that is, at a few reads each."""
+
+import asyncio
+
+from quorate.backends.contract import Limits
+from quorate.backends.memory import MemoryBackend
+from quorate.observe.listing import READS, Where, list_runs
+from quorate.observe.opening import read_place, read_target
+from quorate.server.clients import Clients
+from quorate.server.hub import Hub
+from quorate.server.runs import Runs
+from quorate.testing import loop as virtual
+from quorate.testing.world import World
+from tests.rendezvous.kit import Counting, Town, play
+
+ODD = ["config", "a/b", ":runs", "ä ö", "x" * 200]
+
+
+def test_runs_of_any_name_are_listed_until_they_are_gone():
+    async def main() -> None:
+        first = World(run_id="plain", min_nodes=1, reopen_after=1)
+        worlds = [first, *(World(run_id=name, server=first.server, min_nodes=2, reopen_after=1) for name in ODD)]
+        for world in worlds:
+            world.start("a")
+            world.join("a")
+        await asyncio.sleep(2.0)
+        backend = MemoryBackend(first.server)
+        found = await list_runs(backend, "quorate")
+        assert [run.run_id for run in found] == sorted(["plain", *ODD])
+        by_id = {run.run_id: run for run in found}
+        assert (by_id["plain"].phase, by_id["plain"].nodes, by_id["plain"].round) == (Where.ACTIVE, 1, 1)
+        assert by_id["a/b"].phase is Where.GATHERING
+        assert by_id["a/b"].reason == "1 of at least 2 nodes joined: a"
+        for world in worlds:
+            world.crash("a")
+        await asyncio.sleep(60.0)
+        assert await list_runs(backend, "quorate") == []
+
+    virtual.run(main(), seed=1)
+
+
+def test_listing_reads_no_more_than_it_has_to():
+    async def scene(town: Town) -> None:
+        await town.gathered("a", "b")
+        backend = Counting(MemoryBackend(town.server))
+        backend.limits = Limits(max_txn_ops=READS)
+        assert len(await list_runs(backend, "quorate")) == 1
+        assert sum(backend.counts.values()) == 2
+
+    play(scene, min_nodes=2)
+
+
+def test_a_run_called_config_does_not_bring_a_restored_server_to_attend_the_list():
+    async def main() -> None:
+        world = World(run_id="config", min_nodes=1)
+        world.start("a")
+        await world.join("a")
+        import random
+
+        from quorate.events import Emitter
+
+        hub = Hub(world.server.engine)
+        runs = Runs(hub, Clients(hub), "server", Emitter(), random.Random(1), lambda: 0.0)
+        runs.start()
+        assert len(runs) == 1
+        await runs.stop()
+        hub.stop()
+
+    virtual.run(main(), seed=1)
+
+
+def test_a_place_needs_no_run_id_and_a_run_no_sizes():
+    for url in ("tcp://head:29400", "tcp://head:29400/", "tcp://head:29400/some-run", "tcp://head?token_file=x"):
+        assert read_place(url).settings.endpoints == ("head:29400",)
+    target = read_target("tcp://head/run?max_nodes=8&step=4")
+    assert target.given == {"max_nodes": 8, "step": 4}
+    assert target.settings.is_host is False
