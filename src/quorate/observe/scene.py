@@ -93,7 +93,7 @@ class Scene:
         self.view.apply([change for change in changes if change.key.startswith(self.keys.control)], revision, now)
         for change in changes:
             self._take(change.key, change.item)
-        self._tell_view(now)
+        self._tell_view()
         self._revision = max(self._revision, revision)
 
     def _take(self, key: str, item: Item | None) -> None:
@@ -173,16 +173,16 @@ class Scene:
             self._unreadable[key] = str(error)
         self._roster_number = number
         self._roster = {member.id: (rank, member) for rank, member in enumerate(members)}
-        self._tell_view(now)
+        self._tell_view()
         self._all_stale = True
 
-    def _tell_view(self, now: float) -> None:
+    def _tell_view(self) -> None:
         """The view wants to know the members of an active round, whenever it became one."""
         record = self.view.round
         if record is None or record.phase is not RoundPhase.ACTIVE or record.number != self._roster_number:
             return
         if self.view.roster_number != record.number:
-            self.view.set_roster(record.number, [member for _, member in self._roster.values()], now)
+            self.view.set_roster(record.number, [member for _, member in self._roster.values()])
 
     # --- lines --------------------------------------------------------------------------------------------------------
 
