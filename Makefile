@@ -8,9 +8,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INPUTS := pyproject.toml src/quorate/_version.py
 ARGS ?=
 SEEDS ?= 0:20000
+FRAMES ?= 1000000
+JUNK_MB ?= 100
+SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-torch-slow bare demo bench sim fmt clean
+.PHONY: help setup check test test-torch-slow bare demo bench sim fuzz fmt clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -42,6 +45,9 @@ bench: $(VENV)/.stamp-runtime ## measure it on this machine
 
 sim: $(VENV)/.stamp-runtime ## simulate worlds and check every guarantee; SEEDS=A:B to choose
 	$(BIN)/quorate sim --seeds $(SEEDS) --all-marks $(ARGS)
+
+fuzz: setup ## a real server under mutated frames and junk; FRAMES=n JUNK_MB=n SEED=n to choose: minutes
+	$(BIN)/python -m tests.fuzz.campaign --frames $(FRAMES) --junk-mb $(JUNK_MB) --seed $(SEED)
 
 fmt: setup ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix-only .

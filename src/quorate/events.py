@@ -338,6 +338,16 @@ class ServerTrouble(Event, frozen=True, kw_only=True):
         return self.reason
 
 
+class SecurityNotice(Event, frozen=True, kw_only=True):
+    """Something about a token, a key or an address that an operator should know; nothing stands still because of it."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return self.reason
+
+
 class ClientRefused(Event, frozen=True, kw_only=True):
     """An embedded server closed a connection that it could not go on with."""
 

@@ -16,6 +16,7 @@ import pytest
 
 from quorate.backends.dial import dial
 from quorate.backends.tcp import TcpBackend
+from quorate.server.credentials import Credentials
 from quorate.server.server import Server
 from quorate.testing.conformance.backend import BACKEND_CHECKS, BackendKit, backend_checks, run_checks
 from quorate.testing.conformance.backend_random import check_random_history
@@ -23,6 +24,7 @@ from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_
 from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
 from tests.patience import background_threads, until
 from tests.server.kit import PATIENCE_S, serving
+from tests.server.tls_kit import Town, files
 
 HISTORY = 500
 SLACK_S = 0.7
@@ -63,6 +65,30 @@ async def check_backends(seeds=()):
 
 def test_tcp_backend_conforms_in_process_and_gives_the_answers_of_the_model():
     assert_all_conform(asyncio.run(check_backends(range(1, 11))))
+
+
+def test_tcp_backend_conforms_over_mutual_tls_with_a_token(tmp_path):
+    town = Town(tmp_path)
+    server_tls = files(town.authority.path, town.server).server_context()
+    secure = Credentials(tls=files(town.authority.path, town.client)).secure
+
+    async def check_one(check):
+        async with serving(history=HISTORY, tls=server_tls, token="secret") as server:
+            endpoint = server.addresses[0]
+
+            async def connect():
+                return TcpBackend(endpoint, dial(endpoint, 29400, secure), token="secret")
+
+            kit = BackendKit(
+                connect, asyncio.sleep, prefix="/test/", ttl_s=0.7, lease_slack_s=SLACK_S, history_limit=HISTORY
+            )
+            return await run_checks(kit, [check])
+
+    async def check_all():
+        async with asyncio.timeout(ALL_S):
+            return await asyncio.gather(*map(check_one, BACKEND_CHECKS))
+
+    assert_all_conform(asyncio.run(check_all()))
 
 
 def test_tcp_backend_conforms_on_uvloop():

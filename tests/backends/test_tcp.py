@@ -310,7 +310,7 @@ def test_node_joins_a_server_that_starts_after_it():
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH"),
-        (b"\x15\x03\x01\x00\x02\x02\x46", "bytes that begin"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "TLS"),
         (b"-ERR unknown command\r\n"[:20], "'-ERR unknown command'"),
     ],
 )

@@ -37,7 +37,7 @@ def test_scenario_27_server_with_a_slow_resolver_takes_many_clients_in_no_time(n
     way.ip("route", "add", "blackhole", "10.213.200.53/32")
     slow.write_etc("resolv.conf", "nameserver 10.213.200.53\noptions timeout:5 attempts:2\n")
     slow.write_etc("hosts", "127.0.0.1 localhost\n")
-    server = network.serve(f"{slow.address}:29400", machine=slow)
+    server = network.serve(f"{slow.address}:29400", "--insecure", machine=slow)
     url = f"tcp://{server.wait_listening()}/slow?min_nodes=32&is_host=false&local_addr={other.address}&{QUICK}"
     took_s = form([network.node(url, "crew", "many", "32", machine=other)], 32)
     assert took_s < 5

@@ -124,7 +124,7 @@ def test_scenario_07_machine_whose_cable_was_pulled_is_told_when_it_is_back(netw
     ttl_s = 3.0
     way, head, far = network.machines(3)
     options = f"min_nodes=2&max_nodes=3&keep_alive_interval=1&keep_alive_max_attempt=3&{QUICK}"
-    server = network.serve(f"{head.address}:29400", machine=head)
+    server = network.serve(f"{head.address}:29400", "--insecure", machine=head)
     url = f"tcp://{server.wait_listening()}/cable?{options}"
     a, b = network.nodes(url, "a", "b", machine=head)
     c = network.node(url, "c", machine=far)

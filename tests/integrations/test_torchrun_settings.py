@@ -39,6 +39,14 @@ def test_endpoint_is_an_address_or_a_url(endpoint, scheme, endpoints):
     assert (made.min_nodes, made.max_nodes) == (2, 4)
 
 
+def test_token_and_certificates_are_taken_from_rdzv_conf():
+    given = {"token_file": "/t", "tls_ca": "/ca.pem", "tls_cert": "/c.pem", "tls_key": "/k.pem"}
+    made = settings(**given)
+    assert {name: getattr(made, name) for name in given} == given
+    made = settings("tcp://head?tls_ca=/other.pem&token_file=/u")
+    assert (made.tls_ca, made.token_file) == ("/other.pem", "/u")
+
+
 def test_run_id_may_hold_any_character():
     assert settings("tcp://head", run_id="a/b?c=d&e%20f").run_id == "a/b?c=d&e%20f"
 

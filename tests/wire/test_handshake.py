@@ -138,7 +138,19 @@ def test_malformed_hello_is_refused_in_one_sentence(payload):
     assert refusal(judge(payload, None, ONE)) == Refused(
         RefusalCode.MALFORMED, "the first frame is not a hello: is this a client of Quorate?"
     )
-    assert code_of(judge(payload, "secret", ONE)) is RefusalCode.MALFORMED
+    assert code_of(judge(payload, "secret", ONE)) in (RefusalCode.MALFORMED, RefusalCode.TOKEN)
+
+
+def test_nothing_behind_the_token_is_looked_at_before_it_is_right():
+    payload = msgspec.msgpack.encode([1, 1, "c", "wrong", 5, 5, 5, [[1]]])
+    assert code_of(judge(payload, "secret", ONE)) is RefusalCode.TOKEN
+    assert code_of(judge(payload, "wrong", ONE)) is RefusalCode.MALFORMED
+
+
+@pytest.mark.parametrize(("given", "comes_in"), [("new", True), ("old", True), ("other", False), ("", False)])
+def test_any_of_several_tokens_comes_in(given, comes_in):
+    verdict = judge(hello(token=given), ("old", "new"), ONE)
+    assert isinstance(verdict, Accepted) is comes_in
 
 
 def test_hello_with_something_nested_too_deeply_is_refused():
@@ -204,9 +216,9 @@ STRANGERS = {
 def test_stranger_is_told_what_it_sent_in_one_line(first):
     assert describe(first) == STRANGERS[first]
     line = stranger_line(first).rpartition(b"\r\n")[2].decode()
-    assert line == (
-        f"this is a Quorate server, and it was sent {STRANGERS[first]}; connect with tcp:// URLs of Quorate\n"
-    )
+    is_tls = STRANGERS[first] == "TLS"
+    advice = "it speaks plain text, leave out tls_*" if is_tls else "connect with tcp:// URLs of Quorate"
+    assert line == f"this is a Quorate server, and it was sent {STRANGERS[first]}; {advice}\n"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable
+from typing import TypeAlias
 
 from quorate.backends.tcp import Connector
 from quorate.backends.tcp_link import Link
@@ -16,19 +17,24 @@ ONE_ADDRESS_S = 3.0
 KEEPALIVE_S = 10
 
 
-def dial(endpoint: str, default_port: int) -> Connector:
+Secure: TypeAlias = Callable[[Link, str], asyncio.Protocol]
+"""What is put between a connection and the link above it, given the host that is to be on the other side."""
+
+
+def dial(endpoint: str, default_port: int, secure: Secure | None = None) -> Connector:
     """A connector to an endpoint. A name is looked up for every attempt: it may come to mean another machine."""
     host, port = parse_endpoint(endpoint, default_port)
     literal = _literal(host)
 
     async def connect(make: Callable[[], Link]) -> None:
         loop = asyncio.get_running_loop()
+        through = make if secure is None else lambda: secure(make(), host)
         found = [host] if literal else await _look_up(host, port)
         trouble: OSError = OSError(f"{host!r} has no address")
         for address in found:
             try:
                 async with asyncio.timeout(ONE_ADDRESS_S if len(found) > 1 else None):
-                    transport, _ = await loop.create_connection(make, address, port)
+                    transport, _ = await loop.create_connection(through, address, port)
             except TimeoutError:
                 trouble = TimeoutError(f"no answer from {address} within {ONE_ADDRESS_S:g} s")
             except OSError as error:

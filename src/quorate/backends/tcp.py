@@ -27,6 +27,7 @@ from quorate.backends.session import LeaseSession
 from quorate.backends.tcp_link import Link
 from quorate.backends.tcp_requests import Pending, Requests
 from quorate.backends.tcp_watch import TcpWatch
+from quorate.backends.tls import trouble_with_server
 from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
 from quorate.kv.types import Grant, Op, Range, Result, Txn, TxnResult
 from quorate.wire.handshake import Versions
@@ -394,6 +395,8 @@ class TcpBackend(OpBackend):
                 raise Rejected(
                     f"{self.endpoint} is not a Quorate server: it answered with {link.not_quorate}. Is the port right?"
                 ) from None
+            if (trouble := trouble_with_server(self.endpoint, link.error)) is not None:
+                raise trouble from None
             if isinstance(error, TimeoutError):
                 raise TimeoutError(f"no answer within {CONNECT_S:g} s") from None
             raise

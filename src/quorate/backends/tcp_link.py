@@ -29,6 +29,8 @@ class Link(asyncio.Protocol):
         """When something was last received."""
         self.not_quorate: str | None = None
         """What the other side speaks, if it is something else."""
+        self.error: Exception | None = None
+        """What the connection ended with, if it did not end in good order."""
         self._hello = hello
         self._on_messages = on_messages
         self._on_closed = on_closed
@@ -41,6 +43,13 @@ class Link(asyncio.Protocol):
     @property
     def is_over(self) -> bool:
         return self._is_over
+
+    def opening(self, transport: asyncio.Transport) -> None:
+        """There is a connection, on which something else has to be done first: giving up ends that too."""
+        self._transport = transport
+        guard(self)
+        if self._is_over:
+            transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -69,6 +78,7 @@ class Link(asyncio.Protocol):
             self.abort(f"it sent what cannot be read: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.error = error
         self._end(str(error) if error is not None else "the connection was closed")
 
     def send(self, payload: bytes) -> None:

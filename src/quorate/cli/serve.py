@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import click
 
+from quorate.cli.serve_limits import limit_options
 from quorate.settings import DEFAULT_PORTS
+
+_FILE = click.Path(exists=True, dir_okay=False)
 
 
 @click.command()
@@ -13,14 +16,29 @@ from quorate.settings import DEFAULT_PORTS
     default=f"127.0.0.1:{DEFAULT_PORTS['tcp']}",
     show_default=True,
     metavar="ADDR:PORT",
-    help="Where to listen; port 0 takes a free one. Without a token, an address that others can reach must be given.",
+    help="Where to listen; port 0 takes a free one. Without --token-file and --tls-ca: loopback only, or --insecure.",
 )
 @click.option(
     "--token-file",
-    type=click.Path(exists=True, dir_okay=False),
-    help="A file with the token that every client must give.",
+    type=_FILE,
+    help="A file with the token that every client must give; of several, one a line, any. Read again when it changes.",
 )
-def serve(bind: str, token_file: str | None) -> None:
+@click.option("--tls-cert", type=_FILE, help="A PEM file with this server's certificate: speak TLS only.")
+@click.option("--tls-key", type=_FILE, help="A PEM file with the key of --tls-cert, if it is not in the same file.")
+@click.option(
+    "--tls-ca", type=_FILE, help="A PEM file: every client must show a certificate of these authorities (mutual TLS)."
+)
+@click.option("--insecure", is_flag=True, help="Serve an address that others can reach without asking who they are.")
+@limit_options
+def serve(
+    bind: str,
+    token_file: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
+    insecure: bool,
+    **limits: float,
+) -> None:
     """Serve any number of runs from this machine.
 
     Nodes reach it with tcp://ADDR:PORT/run-id?min_nodes=...; it stops in good order on SIGTERM and Ctrl-C. Everything
@@ -28,10 +46,15 @@ def serve(bind: str, token_file: str | None) -> None:
 
     Example: quorate serve --bind 0.0.0.0:29400 --token-file /etc/quorate/token
     """
+    from quorate.backends.tls import TlsFiles
+    from quorate.cli.serve_limits import limits_of
     from quorate.errors import QuorateError
     from quorate.server.process import run_loop, serve_until_told
 
+    if tls_cert is None and (tls_key is not None or tls_ca is not None):
+        raise click.UsageError("--tls-key and --tls-ca need --tls-cert, the certificate of this server")
+    tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
     try:
-        run_loop(serve_until_told(bind, token_file))
+        run_loop(serve_until_told(bind, token_file, tls=tls, limits=limits_of(limits), insecure=insecure))
     except QuorateError as error:
         raise click.ClickException(str(error)) from None

@@ -60,6 +60,7 @@ from quorate.kv.types import (
     WatchStarted,
     WatchTooOld,
 )
+from quorate.kv.usage import Usage
 
 DEFAULT_HISTORY = 100_000
 LEAST_NUMBER, GREATEST_NUMBER = -(2**63), 2**63 - 1
@@ -73,6 +74,7 @@ class Engine:
         self.revision = first
         self.now = float("-inf")
         self.items: dict[str, Item] = {}
+        self.usage = Usage()
         self.leases = Leases(first)
         self.dedupe = Dedupe()
         self.history = watching.History(history, self.revision - 1)
@@ -241,10 +243,13 @@ class Engine:
         if old is None:
             item = Item(key, value, revision, revision, 1, lease)
             self._keys.add(key)
+            self.usage.change(key, 1, len(key) + len(value))
         else:
             item = Item(key, value, old.create_revision, revision, old.version + 1, lease)
             if old.lease and old.lease != lease:
                 self._detach(old)
+            if len(value) != len(old.value):
+                self.usage.change(key, 0, len(value) - len(old.value))
         if lease:
             found = self.leases.get(lease)
             assert found is not None, "checked before anything was changed"
@@ -258,6 +263,7 @@ class Engine:
             item = self.items.pop(key, None)
             if item is not None:
                 self._keys.remove(key)
+                self.usage.change(key, -1, -len(key) - len(item.value))
                 self._detach(item)
                 changes.append(Change(key, None))
                 count += 1
@@ -306,6 +312,7 @@ class Engine:
         """Take over a key as it was in a snapshot: no change, no event."""
         self.items[item.key] = item
         self._keys.add(item.key)
+        self.usage.change(item.key, 1, len(item.key) + len(item.value))
 
 
 _PUT_DONE = PutDone()

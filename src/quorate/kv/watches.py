@@ -11,24 +11,31 @@ from collections import deque
 
 from quorate.kv.types import Batch, Change, WatchEvent, WatchStarted, WatchTooOld
 
+MOST_HISTORY_BYTES = 256 * 1024 * 1024
+"""Values that were overwritten live on in the history: a large one that is written often must not fill the memory."""
+
 
 class History:
     """The last `limit` changes, by revision, and in any case all of the last revision."""
 
-    def __init__(self, limit: int, revision: int) -> None:
+    def __init__(self, limit: int, revision: int, limit_bytes: int = MOST_HISTORY_BYTES) -> None:
         self.limit = limit
+        self.limit_bytes = limit_bytes
         self.oldest = revision
         """A watch may start after this revision or any later one: all that changed since is here."""
         self.batches: deque[Batch] = deque()
         self._changes = 0
+        self._bytes = 0
 
     def append(self, batch: Batch) -> None:
-        """Remember a batch; forget the oldest while there are more changes than the limit (the newest always stays)."""
+        """Remember a batch; forget the oldest while there is more than the limits (the newest always stays)."""
         self.batches.append(batch)
         self._changes += len(batch.changes)
-        while self._changes > self.limit and len(self.batches) > 1:
+        self._bytes += _value_bytes(batch)
+        while (self._changes > self.limit or self._bytes > self.limit_bytes) and len(self.batches) > 1:
             gone = self.batches.popleft()
             self._changes -= len(gone.changes)
+            self._bytes -= _value_bytes(gone)
             self.oldest = gone.revision
 
     def after(self, revision: int, prefix: str) -> tuple[Batch, ...]:
@@ -129,6 +136,10 @@ class Watches:
             return False
         del self._not_before[watch]
         return True
+
+
+def _value_bytes(batch: Batch) -> int:
+    return sum([len(change.item.value) for change in batch.changes if change.item is not None])
 
 
 def start(

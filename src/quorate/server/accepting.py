@@ -15,6 +15,8 @@ from collections.abc import Callable
 MOST_AT_ONCE = 4_096
 PAUSE_S = 0.5
 """When the process has no file descriptor left, it looks again after this."""
+CROWDED_S = 0.02
+"""When too many were accepted that have not said hello, it looks again after this."""
 _GIVEN_UP = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EPERM})
 """A connection that was gone before it was accepted: the next one may be fine."""
 
@@ -23,11 +25,16 @@ class Acceptor:
     """Accepts on one listening socket until `close`."""
 
     def __init__(
-        self, listening: socket.socket, make: Callable[[], asyncio.Protocol], on_trouble: Callable[[str], None]
+        self,
+        listening: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        on_trouble: Callable[[str], None],
+        has_room: Callable[[int], bool] = lambda coming: True,
     ) -> None:
         self._listening = listening
         self._make = make
         self._on_trouble = on_trouble
+        self._has_room = has_room
         self._loop = asyncio.get_running_loop()
         self._adopting: set[asyncio.Task[object]] = set()
         self._is_closed = False
@@ -44,6 +51,9 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(MOST_AT_ONCE):
+            if not self._has_room(len(self._adopting)):
+                self._wait(CROWDED_S)
+                return
             try:
                 connection, _ = self._listening.accept()
             except BlockingIOError:
@@ -70,8 +80,11 @@ class Acceptor:
         if not self._has_said:
             self._has_said = True
             self._on_trouble(f"cannot accept connections: {error}. Raise the limit on open files (ulimit -n)")
+        self._wait(PAUSE_S)
+
+    def _wait(self, pause_s: float) -> None:
         self._loop.remove_reader(self._listening.fileno())
-        self._loop.call_later(PAUSE_S, self._resume)
+        self._loop.call_later(pause_s, self._resume)
 
     def _resume(self) -> None:
         if not self._is_closed:

@@ -62,6 +62,9 @@ class Clients:
     def __len__(self) -> int:
         return len(self._clients)
 
+    def __contains__(self, client_id: str) -> bool:
+        return client_id in self._clients
+
     @property
     def session_count(self) -> int:
         """Sessions that were not seen to end: an upper bound, brought down whenever a client comes or goes."""

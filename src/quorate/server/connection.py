@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ssl
 from typing import Protocol, cast
 
 import msgspec
@@ -20,8 +21,11 @@ from quorate.backends.ops import changes_something
 from quorate.kv.types import Batch, Deleted, Failure, FailureCode, Op, Origin, Put, PutDone, Txn, TxnResult, WatchTooOld
 from quorate.server.awaiting import Awaiting
 from quorate.server.clients import Client, Clients
+from quorate.server.door import Door, peer_of, shown
 from quorate.server.hub import Hub
-from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
+from quorate.server.quota import Quota
+from quorate.server.refusals import Refusal
+from quorate.wire.frames import GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
 from quorate.wire.handshake import Accepted, Versions, judge, stranger_line
 from quorate.wire.messages import (
     NOW,
@@ -46,7 +50,6 @@ from quorate.wire.messages import (
     encoder,
 )
 
-HELLO_WITHIN_S = 10.0
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
 SOON_S = 0.003
@@ -74,7 +77,9 @@ class House(Protocol):
     clients: Clients
     traffic: Traffic
     versions: Versions
-    token: str | None
+    tokens: tuple[str, ...]
+    door: Door
+    quota: Quota
     generation: str
     software: str
     max_frame: int
@@ -82,6 +87,9 @@ class House(Protocol):
     max_txn_bytes: int
     is_dedicated: bool
     connections: dict[Connection, None]
+
+    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
+        """Why somebody who may come in cannot."""
 
     def attend(self, run: str, is_returning: bool, client: str) -> bool:
         """Somebody has come for a run; whether it is to make it, if it does not exist."""
@@ -91,9 +99,6 @@ class House(Protocol):
 
     def describe(self) -> dict[str, str]:
         """For `Status`."""
-
-    def refused(self, peer: str, why: str) -> None:
-        """Somebody was sent away."""
 
 
 class _Pushed:
@@ -142,7 +147,12 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
         self._house.connections[self] = None
-        self._hello_timer = self._loop.call_later(HELLO_WITHIN_S, self._no_hello)
+        door = self._house.door
+        refused = door.knocks(self, peer_of(transport)[0])
+        if refused is not None:
+            self._refuse(refused)
+            return
+        self._hello_timer = self._loop.call_later(door.limits.hello_timeout_s, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -160,12 +170,12 @@ class Connection(asyncio.Protocol):
                 if self.is_over:
                     return
         except NotQuorate as error:
-            self._send_away(stranger_line(error.first), str(error))
+            self._send_away(stranger_line(error.first), str(error), Refusal.STRANGER)
         except FrameTooLarge as error:
             if self._client is None:
                 self._refuse(Refused(RefusalCode.MALFORMED, f"the hello is too long: {error}"))
             else:
-                self._refuse_frame(str(error))
+                self._refuse_frame(str(error), Refusal.FRAME)
         except (FrameError, msgspec.DecodeError, ValueError, RecursionError) as error:
             self._refuse_frame(f"a frame could not be read: {error}")
         except Exception as error:  # a defect costs the connection that met it, and says so
@@ -188,6 +198,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over = True
         self._house.connections.pop(self, None)
+        self._house.door.settled(self)
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         for watch in self._watches.values():
@@ -197,21 +208,28 @@ class Connection(asyncio.Protocol):
             self._awaiting.end()
         self._out.clear()
         if self._client is not None:
-            silent = isinstance(error, TimeoutError) or getattr(error, "errno", None) in _SILENT_ENDS
+            self._house.door.inside -= 1
+            silent = isinstance(error, (TimeoutError, ssl.SSLError)) or getattr(error, "errno", None) in _SILENT_ENDS
             self._house.clients.gone(self._client, self, by_peer=not self._dropped_here and not silent)
 
     # --- the handshake ------------------------------------------------------------------------------------------------
 
     def _greet(self, payload: bytes) -> None:
         house = self._house
-        verdict = judge(payload, house.token, house.versions)
+        verdict = judge(payload, house.tokens, house.versions)
         if isinstance(verdict, Refused):
             self._refuse(verdict)
             return
         assert isinstance(verdict, Accepted)
+        hello = verdict.hello
+        lack = house.lacks_room(hello.client, hello.run)
+        if lack is not None:
+            self._refuse(Refused(RefusalCode.LIMIT, lack[1]), lack[0])
+            return
+        house.door.settled(self)
+        house.door.inside += 1
         if self._hello_timer is not None:
             self._hello_timer.cancel()
-        hello = verdict.hello
         is_returning = hello.generation not in ("", house.generation)
         held = () if is_returning else hello.sessions
         self._client, ended = house.clients.came(hello.client, hello.run, self, held)
@@ -237,25 +255,33 @@ class Connection(asyncio.Protocol):
         )
 
     def _no_hello(self) -> None:
-        self._refuse(Refused(RefusalCode.MALFORMED, f"no hello within {HELLO_WITHIN_S:g} s"))
+        within_s = self._house.door.limits.hello_timeout_s
+        self._refuse(Refused(RefusalCode.MALFORMED, f"no hello within {within_s:g} s"), Refusal.SILENT)
 
-    def _refuse(self, refused: Refused) -> None:
-        self._send_away(GREETING + frame(encoder.encode(refused)), refused.message)
+    def crowded_out(self) -> None:
+        why = "no hello yet, and others wait to be let in"
+        self._refuse(Refused(RefusalCode.BUSY, why), Refusal.PENDING)
 
-    def _send_away(self, last_words: bytes, why: str) -> None:
+    def _refuse(self, refused: Refused, kind: Refusal | None = None) -> None:
+        words = GREETING + frame(encoder.encode(refused))
+        self._send_away(words, refused.message, kind or Door.kind_of(refused))
+
+    def _send_away(self, last_words: bytes, why: str, kind: Refusal) -> None:
         self._house.traffic.refused += 1
-        self._house.refused(self.peer, why)
+        self._house.door.settled(self)
+        self._house.door.refused(peer_of(self._transport), why, kind)
         self._is_over = self._dropped_here = True
         if self._transport is not None:
             self._write(last_words)
             self._transport.close()
 
-    def _refuse_frame(self, why: str) -> None:
+    def _refuse_frame(self, why: str, kind: Refusal = Refusal.MALFORMED) -> None:
         mark("server.malformed")
         if self._client is None:
             self._refuse(Refused(RefusalCode.MALFORMED, why))
         else:
-            self._send_away(frame(encoder.encode([Going(why)])), why)
+            self._flush()  # what was executed before is answered
+            self._send_away(frame(encoder.encode([Going(why)])), why, kind)
 
     def filenos(self) -> list[int]:
         return fileno_of(self._transport)
@@ -273,17 +299,32 @@ class Connection(asyncio.Protocol):
     @property
     def peer(self) -> str:
         """The other side's address, for people."""
-        address = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "a connection")
+        return shown(peer_of(self._transport))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _take(self, payload: bytes, client: Client) -> None:
         received = client_decoder.decode(payload)
+        length, quota = len(payload), self._house.quota
+        quota.room -= length
+        is_tight = (quota.room < 0 or length > quota.max_value) and quota.is_tight(length)
         for message in received.messages:
+            if is_tight and isinstance(message, Do) and self._is_refused(message, client, received.acked):
+                continue
             self._handle(message, client, received.acked)
             if self.is_over:
                 return
+
+    def _is_refused(self, message: Do, client: Client, acked: int) -> bool:
+        """Whether a quota keeps a request from being executed; then that was its answer."""
+        house = self._house
+        found = house.quota.refusal(message.op, Origin(client.id, message.seq, acked))
+        if found is None:
+            return False
+        kind, failure = found
+        house.door.refused(peer_of(self._transport), failure.message, kind)
+        self.send(Answer(message.seq, failure))
+        return True
 
     def _handle(self, message: ClientMessage, client: Client, acked: int) -> None:
         house = self._house
@@ -312,6 +353,10 @@ class Connection(asyncio.Protocol):
 
     def _start_watch(self, number: int, prefix: str, after: int) -> None:
         self._stop_watch(number)
+        most = self._house.door.limits.max_watches
+        if len(self._watches) >= most:
+            self._refuse_frame(f"a connection may watch {most} prefixes at most (--max-watches)", Refusal.WATCHES)
+            return
         watch = _Pushed(self, number)
         hub = self._house.hub
         watch.id, started = hub.watch(watch, prefix, hub.engine.revision if after == NOW else after)
@@ -436,7 +481,8 @@ class Connection(asyncio.Protocol):
     def _drop_slow(self) -> None:
         mark("server.slow")
         self._house.traffic.slow += 1
-        self._house.refused(self.peer, "it does not read what it is sent; it may come back and resume")
+        why = "it does not read what it is sent; it may come back and resume"
+        self._house.door.refused(peer_of(self._transport), why, Refusal.SLOW)
         self._abort()
 
     def _abort(self) -> None:
@@ -448,6 +494,3 @@ class Connection(asyncio.Protocol):
 def _is_of_a_node(op: Op) -> bool:
     """Whether a node writes its own key: it joins, or confirms. Something is pushed to it next."""
     return isinstance(op, Txn) and bool(op.then) and isinstance(op.then[0], Put) and NODES in op.then[0].key
-
-
-MAX_FRAME = DEFAULT_LIMIT

@@ -14,7 +14,6 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quorate.backends.contract import Backend, Direct
@@ -22,8 +21,10 @@ from quorate.backends.dial import dial
 from quorate.backends.tcp import Connector, TcpBackend
 from quorate.backends.tcp_direct import IDLE_S, DirectPool
 from quorate.backends.tcp_link import Link
+from quorate.backends.tls import TlsFiles
 from quorate.errors import Rejected
-from quorate.events import Emitter, Event, Hosting, NobodyServes
+from quorate.events import Emitter, Event, Hosting, NobodyServes, SecurityNotice
+from quorate.server.credentials import Credentials
 from quorate.settings import Settings
 from quorate.urls import DEFAULT_PORTS, format_endpoint, parse_endpoint
 from quorate.wire.messages import Welcome
@@ -111,19 +112,20 @@ def _means_loopback(host: str) -> bool:
 class HostingBackend(TcpBackend):
     """A client that serves the endpoint itself when it has to and can."""
 
-    def __init__(self, settings: Settings, connector: Connector, token: str) -> None:
+    def __init__(self, settings: Settings, connector: Connector, credentials: Credentials) -> None:
         self._settings = settings
+        self._credentials = credentials
         super().__init__(
             settings.endpoints[0],
             connector,
             run=settings.run_id,
-            token=token,
+            token=credentials.token,
             grace_s=settings.disconnect_grace_s,
             call_timeout_s=settings.read_timeout_s,
         )
         self._host, self._port = parse_endpoint(self.endpoint, DEFAULT_PORTS[settings.scheme])
-        self._hosting_token = token
         self._server: Server | None = None
+        self._keeps_fresh: asyncio.Task[None] | None = None
         self._emit: Callable[[Event], None] = Emitter()
         self._unreachable_since: float | None = None
         self._has_said = False
@@ -131,9 +133,11 @@ class HostingBackend(TcpBackend):
         self._pool_lock = threading.Lock()
 
     def direct(self) -> Direct | None:
+        if self._credentials.tls is not None:
+            return None  # it has no encryption of its own: the ordinary way has
         with self._pool_lock:
             if self._pool is None:
-                self._pool = DirectPool(self.endpoint, self._dial, self._hosting_token, self.limits)
+                self._pool = DirectPool(self.endpoint, self._dial, self._credentials.token, self.limits)
                 self._loop.call_soon_threadsafe(self._close_idle)
             return self._pool
 
@@ -146,11 +150,17 @@ class HostingBackend(TcpBackend):
             self._loop.call_later(IDLE_S, self._close_idle)
 
     @property
+    def _name(self) -> str:
+        return self._settings.name or socket.gethostname()
+
+    @property
     def is_hosting(self) -> bool:
         return self._server is not None
 
     def tell_by(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
+        for warning in self._credentials.warnings():
+            emit(SecurityNotice(run_id=self._settings.run_id, by=self._name, reason=warning))
 
     def come_for_no_run(self) -> None:
         """Before it is first used: who only looks on is no reason to attend to a run, and is not to make it."""
@@ -159,6 +169,8 @@ class HostingBackend(TcpBackend):
     async def _connect(self) -> asyncio.Future[str]:
         if self._unreachable_since is None:  # an attempt that gets no answer takes its time, and that counts too
             self._unreachable_since = self._loop.time()
+        if await self._credentials.refresh():
+            self._token = self._credentials.token
         return await super()._connect()
 
     def _welcomed(self, link: Link, welcome: Welcome) -> None:
@@ -174,6 +186,9 @@ class HostingBackend(TcpBackend):
         if self._server is not None or self._settings.is_host is False or not _nobody_listens(error):
             return False
         if self._was_dedicated and self._unreachable_s < DEDICATED_S:
+            return False
+        if not self._credentials.can_serve:
+            self._say_nobody(error, "cannot be served by this node, which has tls_ca and no tls_cert of its own")
             return False
         try:
             one = await bind_endpoint(self._host, self._port, anywhere=self._settings.is_host is True)
@@ -196,10 +211,11 @@ class HostingBackend(TcpBackend):
     async def _serve(self, one: socket.socket) -> None:
         from quorate.server.server import Server  # most nodes never serve, and importing it takes a while
 
-        name = self._settings.name or socket.gethostname()
+        name, credentials = self._name, self._credentials
         emit = self._emit if isinstance(self._emit, Emitter) else Emitter(self._emit)
-        self._server = Server(token=self._hosting_token or None, name=name, emit=emit)
+        self._server = Server(token=credentials.tokens, tls=credentials.server_context(), name=name, emit=emit)
         await self._server.listen([one])
+        self._keeps_fresh = credentials.keep_fresh(self._server)
         others = self._settings.min_nodes - 1
         waits = "it needs no other node"
         if others:
@@ -209,8 +225,8 @@ class HostingBackend(TcpBackend):
                     f", and no other machine can: here {self._host} means this machine alone (see /etc/hosts). "
                     f"Give its address instead of its name, or give this node is_host=true"
                 )
-        if not self._hosting_token:
-            waits += "; anybody who reaches the port can join: give a token_file to all nodes"
+        if not credentials.authenticates:
+            waits += "; anybody who reaches the port can join: give a token_file to all nodes, or tls_ca and tls_cert"
         self._emit(
             Hosting(
                 run_id=self._settings.run_id,
@@ -250,6 +266,8 @@ class HostingBackend(TcpBackend):
         server, self._server = self._server, None
         if server is None:
             return
+        if self._keeps_fresh is not None:
+            self._keeps_fresh.cancel()
         try:
             async with asyncio.timeout(self._settings.close_timeout_s):
                 while server.has_company:  # noqa: ASYNC110 - bounded, and at the end of a process
@@ -267,24 +285,13 @@ def _nobody_listens(error: Exception) -> bool:
     return isinstance(error, OSError)
 
 
-def read_token(path: str | None) -> str:
-    """The token in a file, without blanks at its ends; "" without a file. Rejected if there is none to be had."""
-    if path is None:
-        return ""
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Rejected(f"token_file {path!r} cannot be read: {error}") from error
-    if not token:
-        raise Rejected(f"token_file {path!r} is empty: write the token into it")
-    return token
-
-
 async def open_tcp(settings: Settings) -> Backend:
     """What `tcp://` and `static://` URLs open with."""
-    if settings.tls_ca is not None or settings.tls_cert is not None:
-        # Better nothing than a connection that somebody believes to be encrypted.
-        raise Rejected("the embedded server does not speak TLS yet: leave out tls_ca, tls_cert and tls_key")
     loop = asyncio.get_running_loop()
-    token = await loop.run_in_executor(None, read_token, settings.token_file) if settings.token_file else ""
-    return HostingBackend(settings, dial(settings.endpoints[0], DEFAULT_PORTS[settings.scheme]), token)
+    tls = TlsFiles.given(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    if settings.token_file is None and tls is None:
+        credentials = Credentials()
+    else:
+        credentials = await loop.run_in_executor(None, Credentials, settings.token_file, tls)
+    secure = None if tls is None else credentials.secure
+    return HostingBackend(settings, dial(settings.endpoints[0], DEFAULT_PORTS[settings.scheme], secure), credentials)

@@ -30,6 +30,8 @@ class Hub:
         self._listeners: dict[int, Listener] = {}
         self._watch_ids = count(1)
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """When the timer is due. Not every loop's timers can be asked."""
         self.arm()
 
     def execute(self, op: Op, origin: Origin | None = None) -> Result:
@@ -67,10 +69,11 @@ class Hub:
     def arm(self) -> None:
         """See to it that the next lease ends on time."""
         deadline = self.engine.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer.when() <= deadline):
+        if deadline is None or (self._timer is not None and self._due <= deadline):
             return
         if self._timer is not None:
             self._timer.cancel()
+        self._due = deadline
         self._timer = self._loop.call_at(deadline, self._tick)
 
     def _tell(self, events: Sequence[WatchEvent]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import ipaddress
 import signal
 import socket
 import sys
@@ -12,9 +13,11 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
+from quorate.backends.tls import TlsFiles
 from quorate.errors import QuorateError
-from quorate.events import Emitter, Event
-from quorate.server.hosting import read_token
+from quorate.events import Emitter, Event, SecurityNotice
+from quorate.server.credentials import Credentials
+from quorate.server.limits import ServerLimits, fit_open_files
 from quorate.server.server import Server
 from quorate.settings import DEFAULT_PORTS
 from quorate.urls import parse_endpoint
@@ -27,14 +30,33 @@ class BindError(QuorateError):
     """The address cannot be served; the text says why and what to do."""
 
 
-async def serve_until_told(bind: str, token_file: str | None) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    token = read_token(token_file) or None
+async def serve_until_told(
+    bind: str,
+    token_file: str | None,
+    *,
+    tls: TlsFiles | None = None,
+    limits: ServerLimits | None = None,
+    insecure: bool = False,
+) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again.
+
+    BindError or Rejected, before anything is served: the address or a file cannot be used, or others could reach the
+    address and would not be asked who they are (unless `insecure`).
+    """
+    credentials = Credentials(token_file, tls, is_client=False)
     one = bind_to(bind)
+    notices = credentials.warnings() + _exposed(one, credentials, insecure)
+    fitted, too_few = fit_open_files(limits or ServerLimits())
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT)
-    server = Server(token=token, emit=Emitter(_print), is_dedicated=True)
+    server = Server(
+        token=credentials.tokens,
+        tls=credentials.server_context(),
+        limits=fitted,
+        emit=Emitter(_print),
+        is_dedicated=True,
+    )
     told = asyncio.Event()
     why = ["it was told to"]
 
@@ -44,9 +66,33 @@ async def serve_until_told(bind: str, token_file: str | None) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, tell, number)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, credentials.read_soon)
     await server.listen([one])
+    for notice in [*notices, *([too_few] if too_few else [])]:
+        server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
+    keeps_fresh = credentials.keep_fresh(server)
     await told.wait()
+    if keeps_fresh is not None:
+        keeps_fresh.cancel()
     await server.stop(why[0])
+
+
+def _exposed(one: socket.socket, credentials: Credentials, insecure: bool) -> list[str]:
+    """What to say of an address that others reach. BindError if they would not be asked for anything."""
+    address = str(one.getsockname()[0]).partition("%")[0]
+    if ipaddress.ip_address(address).is_loopback:
+        return []
+    if credentials.authenticates:
+        if credentials.tls is not None:
+            return []
+        return ["the token crosses the network as it is: give --tls-cert too where others can listen"]
+    if not insecure:
+        one.close()
+        raise BindError(
+            f"whoever reaches {address} could join and change every run there: give --token-file (make one with "
+            f"`openssl rand -hex 32`), or --tls-ca for mutual TLS, or --insecure if everybody there may"
+        )
+    return [f"whoever reaches {address} can join and change every run here (--insecure)"]
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:

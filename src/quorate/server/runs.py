@@ -88,6 +88,9 @@ class Runs:
     def __len__(self) -> int:
         return len(self._runs)
 
+    def __contains__(self, run_id: str) -> bool:
+        return run_id in self._runs
+
     def start(self) -> None:
         """Begin to look after runs, those included that a restored store knows."""
         control = f"/{PREFIX}/"

@@ -10,17 +10,22 @@ import asyncio
 import random
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 
 from quorate.backends.forks import guard
 from quorate.backends.tcp import LIMITS, SOFTWARE
-from quorate.events import ClientRefused, Emitter, ServerListens, ServerStopped, ServerTrouble
+from quorate.events import Emitter, ServerListens, ServerStopped, ServerTrouble
 from quorate.kv.engine import DEFAULT_HISTORY, Engine
 from quorate.server.accepting import Acceptor
 from quorate.server.clients import Clients
-from quorate.server.connection import MAX_FRAME, Connection, Traffic
+from quorate.server.connection import Connection, Traffic
+from quorate.server.door import Door, TlsDoorway
 from quorate.server.hub import Hub
+from quorate.server.limits import ServerLimits
+from quorate.server.quota import Quota
+from quorate.server.refusals import Refusal
 from quorate.server.runs import Runs
 from quorate.urls import format_endpoint
 from quorate.wire.handshake import Versions
@@ -38,7 +43,9 @@ class Server:
     def __init__(
         self,
         *,
-        token: str | None = None,
+        token: str | tuple[str, ...] | None = None,
+        tls: ssl.SSLContext | None = None,
+        limits: ServerLimits | None = None,
         name: str = "server",
         emit: Emitter | None = None,
         versions: Versions | None = None,
@@ -50,18 +57,24 @@ class Server:
     ) -> None:
         self.is_dedicated = is_dedicated
         self.name = name
+        self.tokens: tuple[str, ...] = ()
         self.token = token
+        self.tls = tls
+        """Used for every connection that comes from now on; None: plain text."""
         self.emit = emit or Emitter()
+        self.limits = limits or ServerLimits()
+        self.door = Door(self.limits, self.emit, name)
         self.versions = versions or Versions()
         self.generation = secrets.token_hex(8) if rng is None else f"{rng.getrandbits(64):016x}"
         self.software = SOFTWARE
-        self.max_frame = MAX_FRAME
+        self.max_frame = self.limits.max_frame
         self.max_txn_ops = LIMITS.max_txn_ops
         self.max_txn_bytes = LIMITS.max_txn_bytes
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
         first = int(wall() * 1000) * REVISIONS_A_MS
         self.hub = Hub(engine or Engine(history, first=first))
+        self.quota = Quota(self.hub.engine, self.limits)
         self.clients = Clients(self.hub)
         self.runs = Runs(self.hub, self.clients, name, self.emit, rng or random.Random(secrets.randbits(64)), wall)
         self.runs.start()
@@ -75,20 +88,32 @@ class Server:
         """Accept connections on sockets that are bound already."""
         for one in sockets:
             one.listen(BACKLOG)
-            self._listening.append(Acceptor(one, self.connect, self._say_trouble))
+            self._listening.append(Acceptor(one, self.connect, self._say_trouble, self.door.has_room))
         self._sockets = tuple(sockets)
         self.addresses = tuple(format_endpoint(*one.getsockname()[:2]) for one in sockets)
         guard(self)
         self.emit(ServerListens(run_id="", by=self.name, addresses=self.addresses))
 
-    def connect(self) -> Connection:
+    @property
+    def token(self) -> str | tuple[str, ...] | None:
+        """What clients must give, or any of several; None: they need not give any."""
+        return self.tokens or None
+
+    @token.setter
+    def token(self, token: str | tuple[str, ...] | None) -> None:
+        self.tokens = (token,) if isinstance(token, str) else token or ()
+
+    def connect(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        return Connection(self)
+        if self.tls is None:
+            return Connection(self)
+        return TlsDoorway(self.tls, self.door, lambda: Connection(self))
 
     async def stop(self, why: str = "the server stops") -> None:
         """Tell everybody, close everything. What was answered was executed; nothing more is."""
         for listening in self._listening:
             listening.close()
+        self.door.shut(why)
         await self.runs.stop()
         for connection in list(self.connections):
             connection.go(why)
@@ -105,7 +130,7 @@ class Server:
     def filenos(self) -> list[int]:
         """Every socket it has open."""
         listening = [one.fileno() for one in self._sockets if one.fileno() >= 0]
-        return listening + [number for connection in self.connections for number in connection.filenos()]
+        return listening + [number for one in (*self.connections, *self.door.pending) for number in one.filenos()]
 
     @property
     def has_company(self) -> bool:
@@ -126,9 +151,16 @@ class Server:
         if run:
             self.runs.claimed(run, client, claim)
 
-    def refused(self, peer: str, why: str) -> None:
-        """Somebody was sent away."""
-        self.emit(ClientRefused(run_id="", by=self.name, peer=peer, reason=why))
+    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
+        """Why somebody who may come in cannot. Who was here before may always come back."""
+        limits = self.limits
+        if self.door.inside >= limits.max_connections and client not in self.clients:
+            return Refusal.CONNECTIONS, (
+                f"the server has {limits.max_connections} clients, its limit: raise --max-connections"
+            )
+        if run and run not in self.runs and len(self.runs) >= limits.max_runs:
+            return Refusal.RUNS, f"the server has {limits.max_runs} runs, its limit: raise --max-runs"
+        return None
 
     def _say_trouble(self, why: str) -> None:
         self.emit(ServerTrouble(run_id="", by=self.name, reason=why))
@@ -149,6 +181,9 @@ class Server:
             "bytes_out": str(traffic.bytes_out),
             "frames_in": str(traffic.frames_in),
             "frames_out": str(traffic.frames_out),
-            "refused": str(traffic.refused),
+            "refused": str(sum(self.door.refusals.counts.values())),
             "dropped_as_slow": str(traffic.slow),
+            "pending": str(len(self.door.pending)),
+            "key_bytes": str(engine.usage.size),
+            **self.door.refusals.describe(),
         }

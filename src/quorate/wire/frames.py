@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 GREETING = b"\xf1QUORATE"
 HEADER_BYTES = 4
-HELLO_LIMIT = 64 * 1024
+HELLO_LIMIT = 16 * 1024
 """No first frame is longer, whoever sends it."""
 DEFAULT_LIMIT = 32 * 1024 * 1024
 

@@ -5,6 +5,7 @@ Everything here is a decision about bytes that were received; sending the outcom
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from dataclasses import dataclass
 
@@ -17,9 +18,11 @@ from quorate.wire.messages import (
     RefusalCode,
     Refused,
     hello_decoder,
+    knock_decoder,
 )
 
 LONGEST_NAME = 512
+STRANGER = "this is a Quorate server, and it was sent"
 _SHOWN = 60
 
 
@@ -44,15 +47,20 @@ class Accepted:
     hello: Hello
 
 
-def judge(payload: bytes, token: str | None, versions: Versions) -> Accepted | Refused:
-    """What becomes of a hello. The token is compared before anything else of it is used."""
+def judge(payload: bytes, token: str | tuple[str, ...] | None, versions: Versions) -> Accepted | Refused:
+    """What becomes of a hello. Of one without a right token nothing but its beginning is read.
+
+    Any of several tokens is right. None, or none at all: no token is asked for.
+    """
     try:
+        if token:
+            given = knock_decoder.decode(payload).token
+            if not _is_one_of(given, (token,) if isinstance(token, str) else token):
+                said = "the token is wrong" if given else "this server asks for a token and none was given"
+                return Refused(RefusalCode.TOKEN, f"{said}: give the file that holds it with token_file")
         hello = hello_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Refused(RefusalCode.MALFORMED, "the first frame is not a hello: is this a client of Quorate?")
-    if token is not None and not hmac.compare_digest(hello.token.encode(), token.encode()):
-        said = "the token is wrong" if hello.token else "this server asks for a token and none was given"
-        return Refused(RefusalCode.TOKEN, f"{said}: give the file that holds it with token_file")
     version = versions.agree(hello.oldest, hello.newest)
     if version is None:
         older = hello.newest < versions.oldest
@@ -67,15 +75,22 @@ def judge(payload: bytes, token: str | None, versions: Versions) -> Accepted | R
     return Accepted(version, hello)
 
 
+def _is_one_of(given: str, tokens: tuple[str, ...]) -> bool:
+    """Takes as long whatever is given, how much of it is right, and which one it is: digests are of one length."""
+    digest = hashlib.sha256(given.encode()).digest()
+    right = [hmac.compare_digest(digest, hashlib.sha256(token.encode()).digest()) for token in tokens]
+    return any(right)
+
+
 def _span(oldest: int, newest: int) -> str:
     return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
 
 
 def stranger_line(first: bytes) -> bytes:
     """What a server tells someone who does not speak the protocol: one line, in the stranger's own terms if it can."""
-    line = (
-        f"this is a Quorate server, and it was sent {describe(first)}; connect with tcp:// URLs of Quorate\n".encode()
-    )
+    what = describe(first)
+    advice = "it speaks plain text, leave out tls_*" if what == "TLS" else "connect with tcp:// URLs of Quorate"
+    line = f"{STRANGER} {what}; {advice}\n".encode()
     if is_http(first):
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(line)}\r\n"
         return head.encode() + b"Connection: close\r\n\r\n" + line
@@ -92,7 +107,7 @@ def describe(first: bytes) -> str:
     """Bytes of a stranger, in words."""
     if is_http(first) or first.startswith(b"HTTP/"):
         return "HTTP"
-    if first[:2] == b"\x16\x03":
+    if first[:2] in (b"\x16\x03", b"\x15\x03"):
         return "TLS"
     if first[:1] == b"\x80" and first[1:2] in b"\x02\x03\x04\x05":
         return "a pickle"

@@ -43,6 +43,15 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sessions: tuple[Held, ...] = ()
 
 
+class Knock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The beginning of a hello: all that is read of it before the token was compared."""
+
+    oldest: int
+    newest: int
+    client: str
+    token: str = ""
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """The server goes on, in this version. `ended` are sessions of the hello that are over."""
 
@@ -64,6 +73,8 @@ class RefusalCode(enum.Enum):
 
     VERSION = "version"
     TOKEN = "token"
+    TLS = "tls"
+    LIMIT = "limit"
     MALFORMED = "malformed"
     BUSY = "busy"
 
@@ -192,6 +203,7 @@ ServerMessage: TypeAlias = Answer | Push | WatchRefused | Status | Going
 SentMessage: TypeAlias = Answer | PushRaw | WatchRefused | Status | Going
 
 encoder = msgspec.msgpack.Encoder()
+knock_decoder = msgspec.msgpack.Decoder(Knock)
 hello_decoder = msgspec.msgpack.Decoder(Hello)
 welcome_decoder = msgspec.msgpack.Decoder(Welcome | Refused)
 client_decoder = msgspec.msgpack.Decoder(ClientFrame)
