@@ -8,12 +8,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INPUTS := pyproject.toml src/quorate/_version.py
 ARGS ?=
 SEEDS ?= 0:20000
+ROUNDS ?= 500
 FRAMES ?= 1000000
 JUNK_MB ?= 100
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-torch-slow bare demo bench sim fuzz fmt clean
+.PHONY: help setup check test test-torch-slow bare demo bench sim fuzz crash fmt clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,6 +49,9 @@ sim: $(VENV)/.stamp-runtime ## simulate worlds and check every guarantee; SEEDS=
 
 fuzz: setup ## a real server under mutated frames and junk; FRAMES=n JUNK_MB=n SEED=n to choose: minutes
 	$(BIN)/python -m tests.fuzz.campaign --frames $(FRAMES) --junk-mb $(JUNK_MB) --seed $(SEED)
+
+crash: setup ## kill a server with data under load and audit what it says; ROUNDS=N to choose: 20 minutes
+	$(BIN)/python -m tests.e2e.crash --rounds $(ROUNDS) $(ARGS)
 
 fmt: setup ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix-only .

@@ -49,8 +49,10 @@ def test_levels_are_those_that_operators_know():
     assert {name for name, level in levels.items() if level == "WARNING"} == {
         "BackendUnreachable",
         "ClientRefused",
+        "DataGoesOn",
         "Hosting",
         "JoinFailed",
+        "LogCut",
         "NodeHeldBack",
         "NodeLost",
         "NodeRefused",

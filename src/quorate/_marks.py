@@ -41,6 +41,11 @@ MARKS = {
     "server.slow": "a peer that did not read was dropped",
     "server.coordinator_failed": "a coordinator in the server failed and was started again",
     "server.collected": "a run that nobody was left in was let go",
+    "journal.failed": "a disk failed, and everything was written anew",
+    "journal.stalled": "a disk did not come back in time",
+    "journal.snapshot_failed": "a snapshot could not be written while the log could",
+    "journal.refused": "a request was not executed because nothing could be kept",
+    "recovery.cut": "the torn end of a log was cut off",
 }
 
 hits: set[str] | None = None

@@ -2,6 +2,7 @@
 
 QuorateError
 ├── SettingsError (ValueError)          fix the call, the URL or the option, then try again
+├── DataError                           a server's data cannot be used as they are: the text says what to do
 ├── RendezvousError                     what the public API raises
 │   ├── RendezvousClosedError           the run was closed: stop, or reopen it
 │   ├── RendezvousTimeoutError          the deadline passed: the text says who was missing
@@ -41,6 +42,10 @@ class SettingsError(QuorateError, ValueError):
         super().__init__(message)
         self.option = option
         self.value = value
+
+
+class DataError(QuorateError):
+    """The directory of a server's data cannot be used as it is."""
 
 
 class RendezvousError(QuorateError):

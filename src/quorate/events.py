@@ -359,6 +359,67 @@ class ClientRefused(Event, frozen=True, kw_only=True):
         return f"sent {self.peer} away: {self.reason}"
 
 
+class DataLoaded(Event, frozen=True, kw_only=True):
+    """A server goes on from the data that it kept."""
+
+    level = logging.INFO
+    where: str
+    keys: int
+    leases: int
+    replayed: int
+    took_s: float
+
+    def text(self) -> str:
+        return (
+            f"goes on from {self.where}: {self.keys} keys, {self.leases} leases, {self.replayed} changes since the "
+            f"snapshot, read in {self.took_s:.2f} s"
+        )
+
+
+class LogCut(Event, frozen=True, kw_only=True):
+    """The end of a server's log was being written when it died; it was never acknowledged."""
+
+    level = logging.WARNING
+    file: str
+    bytes: int
+
+    def text(self) -> str:
+        return f"cut off the last {self.bytes} bytes of {self.file}: they were being written when the server died"
+
+
+class DataTrouble(Event, frozen=True, kw_only=True):
+    """A server cannot keep its data just now."""
+
+    level = logging.ERROR
+    where: str
+    reason: str
+
+    def text(self) -> str:
+        return f"cannot write {self.where}: {self.reason}"
+
+
+class DataGoesOn(Event, frozen=True, kw_only=True):
+    """A server can keep its data again."""
+
+    level = logging.WARNING
+    where: str
+    after_s: float
+
+    def text(self) -> str:
+        return f"can write {self.where} again, after {self.after_s:.1f} s; nothing was lost, and sessions begin anew"
+
+
+class SnapshotTaken(Event, frozen=True, kw_only=True):
+    """A server has written its whole store down, so that the log before is not needed any more."""
+
+    keys: int
+    bytes: int
+    took_s: float
+
+    def text(self) -> str:
+        return f"wrote a snapshot of {self.keys} keys ({self.bytes} bytes) in {self.took_s:.2f} s"
+
+
 class Hosting(Event, frozen=True, kw_only=True):
     """A node serves the endpoint itself, because nobody did and it could."""
 

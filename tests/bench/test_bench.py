@@ -158,3 +158,22 @@ def test_no_process_is_left_when_the_command_is_ended(number):
         command.kill()
         command.wait(30)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "all processes have ended")
+
+
+def test_restart_from_data_and_writes_of_every_kind_are_measured():
+    samples = measured(Case(Bench.RESTART, Side.QUORATE, nodes=10, repeat=1, seconds=0.2, keys=100))
+    assert {sample.measure for sample in samples} == set(MEASURES[Bench.RESTART])
+    assert all(sample.value is not None and sample.value > 0.0 for sample in samples)
+
+
+def test_command_of_the_restart_writes_one_json_document():
+    done = subprocess.run(
+        [sys.executable, "-m", "quorate", "bench", "restart", "--json", "--repeat=1", "--seconds=0.2", "--keys=100"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["bench"] == "restart"
+    assert [len(measure["samples"]) for measure in document["cases"][0]["measures"]] == [1] * 8

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from quorate.backends.session import LeaseSession
 from quorate.backends.tcp import TcpBackend
+from quorate.kv import log, parts
 from quorate.kv.engine import Engine
 from quorate.rendezvous import decide, ranks
 from quorate.rendezvous.candidate import Candidate
@@ -29,6 +30,8 @@ from quorate.rendezvous.presence import Presence
 from quorate.rendezvous.sight import Sight
 from quorate.rendezvous.view import View
 from quorate.server.clients import Clients
+from quorate.server.durable import DurableConnection
+from quorate.server.journal import Journal
 from quorate.store import AsyncStore
 from quorate.testing.exhaustive import Budget, Setup
 from tests.sim.edits import Edit, edited
@@ -56,6 +59,8 @@ class Mutant:
     """The tiny world that notices it; None: the simulator does."""
     is_wired: bool = False
     """Whether only a wire world can notice it."""
+    has_data: bool = False
+    """Whether only a world can notice it whose server keeps its data."""
 
     def applied(self) -> AbstractContextManager[None]:
         """The program with this mutant in it."""
@@ -454,5 +459,47 @@ MUTANTS = (
         ("Exclusivity",),
         (Edit(decide, "decide", "if view.returning is not None and (until", "if False and (until"),),
         is_wired=True,
+    ),
+    # --- its data -----------------------------------------------------------------------------------------------------
+    Mutant(
+        "answers and pushes go out before what they say is kept",
+        ("Barrier", "Agreement", "Exclusivity", "OutageTolerance", "Monotonicity", "Fencing"),
+        (
+            Edit(
+                DurableConnection,
+                "_write",
+                "self._journal.when_durable(partial(self._write_now, data))",
+                "self._write_now(data)",
+            ),
+        ),
+        has_data=True,
+    ),
+    Mutant(
+        "what was answered to whom is not kept",
+        ("Fencing",),
+        (
+            Edit(log, "replay", "engine.apply(op, now, entry.origin)", "engine.apply(op, now)"),
+            Edit(parts, "capture", "in engine.dedupe.clients.items()", "in ()"),
+        ),
+        has_data=True,
+    ),
+    Mutant(
+        "the end of a lease by time is not kept",
+        ("OutageTolerance", "Monotonicity", "Exclusivity", "Agreement", "Freshness", "Barrier"),
+        (Edit(log, "perform", "entries.append(Entry(Revoke(lease)))", "pass"),),
+        has_data=True,
+    ),
+    Mutant(
+        "a log is written on after a sync that failed",
+        ("OutageTolerance",),
+        (
+            Edit(
+                Journal,
+                "_committed",
+                "if error is not None:\n        self._fail(error)\n        return",
+                "",
+            ),
+        ),
+        has_data=True,
     ),
 )

@@ -27,7 +27,7 @@ def recorded() -> dict[str, int]:
 def find_seed(mutant: Mutant) -> int | None:
     """The first seed whose world notices the mutant."""
     for seed in SEEDS:
-        if mutant.is_wired and not draw(seed).wired:
+        if (mutant.is_wired and not draw(seed).wired) or (mutant.has_data and not draw(seed).has_data):
             continue
         verdict = run_seed(seed)
         if verdict.broke in mutant.breaks and verdict.events <= MOST_EVENTS:

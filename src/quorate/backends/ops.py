@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from quorate.backends.contract import Backend, Got, Scanned, Session
 from quorate.backends.session import LeaseSession
-from quorate.errors import LeaseGone, OutcomeUnknown, Rejected
+from quorate.errors import LeaseGone, OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import (
     Add,
     AddResult,
@@ -106,6 +106,8 @@ class OpBackend(Backend):
                 raise LeaseGone(result.message, lease=result.lease)
             if result.code is FailureCode.TOO_OLD:
                 raise OutcomeUnknown(result.message)
+            if result.code is FailureCode.UNAVAILABLE:
+                raise Unavailable(result.message)
             raise Rejected(result.message)
         return result
 

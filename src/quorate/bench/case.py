@@ -17,6 +17,7 @@ from quorate.bench.helper import allow_many_files, be_quiet, die_with_parent
 from quorate.bench.idle import idle
 from quorate.bench.measures import TIMED
 from quorate.bench.plan import MEASURES, Bench, Case, Doing, Failed, Line, Sample
+from quorate.bench.restart import restart
 from quorate.bench.sides import Contender, contender
 from quorate.bench.stores import store_speed
 
@@ -46,7 +47,10 @@ def main() -> None:
         side.load()
         gc.collect()
         gc.freeze()  # forks share it longer
-        if case.bench is Bench.IDLE:
+        if case.bench is Bench.RESTART:
+            for line in restart(case):
+                write(line)
+        elif case.bench is Bench.IDLE:
             _run_looked_at(side, case, write, idle)
         elif case.bench is Bench.STORE:
             _run_looked_at(side, case, write, store_speed)

@@ -30,6 +30,7 @@ class Bench(enum.Enum):
     RECOVERY = "recovery"
     IDLE = "idle"
     STORE = "store"
+    RESTART = "restart"
 
 
 class Against(enum.Enum):
@@ -69,6 +70,14 @@ RSS = "server RSS"
 RSS_PER_NODE = "server RSS growth per node"
 BYTES = "payload"
 BYTES_PER_NODE = "payload per node"
+FROM_SNAPSHOT = "restart until the first answer, all in a snapshot"
+FROM_LOG = "restart until the first answer, all in the log"
+RATE_NONE = "writes, many in flight, without --data"
+RATE_OS = "writes, many in flight, --sync os"
+RATE_ALWAYS = "writes, many in flight, --sync always"
+LATENCY_NONE = "one write, without --data"
+LATENCY_OS = "one write, --sync os"
+LATENCY_ALWAYS = "one write, --sync always"
 
 STORE_OPS = ("get", "wait", "check", "add", "compare_set", "multi_get of 16", "set", "multi_set of 16")
 
@@ -88,6 +97,10 @@ MEASURES: dict[Bench, tuple[str, ...]] = {
     Bench.RECOVERY: (LOSS_TOLD, LOSS_NOTICED, LATE_NODE),
     Bench.IDLE: (CPU, RSS, RSS_PER_NODE, BYTES, BYTES_PER_NODE),
     Bench.STORE: tuple(measure for op in STORE_OPS for measure in (per_call(op), per_second(op))),
+    Bench.RESTART: (
+        *(FROM_SNAPSHOT, FROM_LOG, RATE_NONE, RATE_OS, RATE_ALWAYS),
+        *(LATENCY_NONE, LATENCY_OS, LATENCY_ALWAYS),
+    ),
 }
 RATE = "calls/s"
 UNITS = {
@@ -98,6 +111,7 @@ UNITS = {
     BYTES_PER_NODE: "B/s",
     **{per_call(op): "µs" for op in STORE_OPS},
     **{per_second(op): RATE for op in STORE_OPS},
+    **dict.fromkeys((RATE_NONE, RATE_OS, RATE_ALWAYS), "/s"),
 }
 SECONDS = "s"
 
@@ -119,6 +133,8 @@ class Case(msgspec.Struct, frozen=True):
     repeat: int = 3
     seconds: float = 30.0
     limit_s: float = LIMIT_S
+    keys: int = 0
+    """Of a restart; its nodes are sessions."""
 
     @property
     def patience_s(self) -> float:

@@ -23,6 +23,21 @@ LOOK_S = 0.01
 HOST = "127.0.0.1"
 
 
+def serve(*options: str) -> tuple[Helper, int]:
+    """`quorate serve` on a free port, once it listens."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="quorate-bench-") as place:
+        log = Path(place) / "serve.log"
+        command = [sys.executable, "-m", "quorate", "serve", "--bind", f"{HOST}:{port}", *options]
+        helper = execute(command, str(log))
+        try:
+            _wait_listening(helper, log, port)
+        except BaseException:
+            end_all([helper])
+            raise
+    return helper, port
+
+
 class QuorateSide:
     """`quorate serve` is started for every sample, as it is installed."""
 
@@ -35,17 +50,7 @@ class QuorateSide:
             end_all([server])
 
     def start_server(self, nodes: int) -> tuple[Helper, int]:
-        port = free_port()
-        with tempfile.TemporaryDirectory(prefix="quorate-bench-") as place:
-            log = Path(place) / "serve.log"
-            command = [sys.executable, "-m", "quorate", "serve", "--bind", f"{HOST}:{port}"]
-            helper = execute(command, str(log))
-            try:
-                _wait_listening(helper, log, port)
-            except BaseException:
-                end_all([helper])
-                raise
-        return helper, port
+        return serve()
 
     def client(self, port: int, sizes: Sizes) -> QuorateClient:
         return QuorateClient(port, sizes)

@@ -25,6 +25,7 @@ Examples:
   quorate bench recovery --against torch --nodes 4 --repeat 5
   quorate bench idle --nodes 128,1024 --seconds 60 --json
   quorate bench store --against torch
+  quorate bench restart --sessions 10000 --keys 100000      what keeping data costs
 """
 INSTALL = {"torch": "pip install torch==2.13.0", "torchft": "pip install torchft==0.2.0"}
 FEWEST_NODES = 2
@@ -117,18 +118,47 @@ def store(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: boo
     _run("store", against, nodes, repeat, seconds, as_json)
 
 
+@bench.command()
+@click.option("--sessions", type=click.IntRange(min=1), default=10_000, show_default=True, help="Leases in the data.")
+@click.option("--keys", type=click.IntRange(min=1), default=100_000, show_default=True, help="Keys in the data.")
+@click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Samples of each.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="How long to write.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+def restart(sessions: int, keys: int, repeat: int, seconds: float, as_json: bool) -> None:
+    """How long a server with --data takes to go on from it, and what keeping data costs a write."""
+    from quorate.bench.plan import Bench, Case, Side
+
+    case = Case(Bench.RESTART, Side.QUORATE, sessions, repeat, seconds, keys=keys)
+    _run_and_show(Bench.RESTART, (Side.QUORATE,), (case,), (sessions,), repeat, seconds, as_json)
+
+
 def _run(name: str, against: str | None, nodes: tuple[int, ...], repeat: int, seconds: float, as_json: bool) -> None:
-    from quorate.bench.plan import Against, Bench, Side, cases, columns
-    from quorate.bench.report import Table
+    from quorate.bench.plan import Against, Bench, cases, columns
 
     wanted = Bench(name)
     rival = Against(against) if against is not None else None
     if rival is not None:
         _check_rival(wanted, rival)
     sides = columns(wanted, rival)
+    to_run = cases(wanted, rival, nodes, repeat, seconds)
+    _run_and_show(wanted, sides, to_run, nodes, repeat, seconds, as_json)
+
+
+def _run_and_show(
+    wanted: Bench,
+    sides: tuple[Side, ...],
+    to_run: tuple[Case, ...],
+    nodes: tuple[int, ...],
+    repeat: int,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    from quorate.bench.plan import Side
+    from quorate.bench.report import Table
+
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as Ctrl-C: leave no processes
     try:
-        outcomes = _run_cases(cases(wanted, rival, nodes, repeat, seconds))
+        outcomes = _run_cases(to_run)
     finally:
         signal.signal(signal.SIGTERM, before)
     table = Table(wanted, sides, outcomes)
@@ -169,7 +199,7 @@ def _run_cases(wanted: tuple[Case, ...]) -> list[Outcome]:
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(wanted))
         for case in wanted:
-            title = f"{TITLES[case.side]}, {case.nodes} nodes"
+            title = f"{TITLES[case.side]}, {case.nodes} {'sessions' if case.keys else 'nodes'}"
             progress.update(task, description=title)
             outcomes.append(run_case(case, partial(_tell, progress, task, title)))
             progress.advance(task)
@@ -233,6 +263,8 @@ def _explained(bench: Bench, nodes: tuple[int, ...], seconds: float) -> list[str
                 f"N processes make the same call again and again for {seconds:g} s, values of 64 bytes; what one call "
                 f"takes, and how many all make in a second (ratio: Quorate / competitor). torch answers no `set`"
             ]
+        case Bench.RESTART:
+            return [f"N sessions; from the start of the process; writes of 64 bytes by one process for {seconds:g} s"]
 
 
 def _circumstances(sides: tuple[Side, ...], repeat: int, seconds: float) -> dict[str, Any]:

@@ -28,6 +28,18 @@ _FILE = click.Path(exists=True, dir_okay=False)
 @click.option(
     "--tls-ca", type=_FILE, help="A PEM file: every client must show a certificate of these authorities (mutual TLS)."
 )
+@click.option(
+    "--data",
+    type=click.Path(),
+    metavar="DIR",
+    help="Keep everything in this directory, and go on from it. Without it, a restart ends all rounds.",
+)
+@click.option(
+    "--sync",
+    type=click.Choice(["always", "os"]),
+    help="With --data: what must have survived before anything is acknowledged. always (the default): a loss of power; "
+    "os: the end of the process, but not of the machine.",
+)
 @click.option("--insecure", is_flag=True, help="Serve an address that others can reach without asking who they are.")
 @limit_options
 def serve(
@@ -36,15 +48,17 @@ def serve(
     tls_cert: str | None,
     tls_key: str | None,
     tls_ca: str | None,
+    data: str | None,
+    sync: str | None,
     insecure: bool,
     **limits: float,
 ) -> None:
     """Serve any number of runs from this machine.
 
     Nodes reach it with tcp://ADDR:PORT/run-id?min_nodes=...; it stops in good order on SIGTERM and Ctrl-C. Everything
-    it knows is in memory.
+    it knows is in memory, and with --data also on disk: started again, it goes on where it was.
 
-    Example: quorate serve --bind 0.0.0.0:29400 --token-file /etc/quorate/token
+    Example: quorate serve --bind 0.0.0.0:29400 --token-file /etc/quorate/token --data /var/lib/quorate
     """
     from quorate.backends.tls import TlsFiles
     from quorate.cli.serve_limits import limits_of
@@ -53,8 +67,14 @@ def serve(
 
     if tls_cert is None and (tls_key is not None or tls_ca is not None):
         raise click.UsageError("--tls-key and --tls-ca need --tls-cert, the certificate of this server")
+    if sync is not None and data is None:
+        raise click.UsageError("--sync says how data are kept: give the directory with --data, too")
     tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
     try:
-        run_loop(serve_until_told(bind, token_file, tls=tls, limits=limits_of(limits), insecure=insecure))
+        run_loop(
+            serve_until_told(
+                bind, token_file, tls=tls, limits=limits_of(limits), insecure=insecure, data=data, sync=sync or "always"
+            )
+        )
     except QuorateError as error:
         raise click.ClickException(str(error)) from None

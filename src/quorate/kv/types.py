@@ -240,6 +240,8 @@ class FailureCode(enum.Enum):
     NOT_A_NUMBER = "not a number"
     INVALID = "invalid"
     TOO_OLD = "too old"
+    UNAVAILABLE = "unavailable"
+    """Not the engine's: whoever has it cannot execute anything just now."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):

@@ -60,7 +60,10 @@ class LocalWatch(Watch):
         if isinstance(started, WatchTooOld):
             raise HistoryGone(f"changes under {self._prefix!r} are no longer kept", oldest=started.oldest)
         self._id = watch
-        self._buffer.extend(started.backlog)
+        self._take(started.backlog)
+
+    def _take(self, backlog: tuple[Batch, ...]) -> None:
+        self._buffer.extend(backlog)
 
     def cancel(self) -> None:
         self._is_cancelled = True

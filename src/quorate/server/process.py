@@ -9,8 +9,9 @@ import ipaddress
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from quorate.backends.tls import TlsFiles
@@ -18,7 +19,7 @@ from quorate.errors import QuorateError
 from quorate.events import Emitter, Event, SecurityNotice
 from quorate.server.credentials import Credentials
 from quorate.server.limits import ServerLimits, fit_open_files
-from quorate.server.server import Server
+from quorate.server.server import Server, first_revision
 from quorate.settings import DEFAULT_PORTS
 from quorate.urls import parse_endpoint
 
@@ -37,6 +38,8 @@ async def serve_until_told(
     tls: TlsFiles | None = None,
     limits: ServerLimits | None = None,
     insecure: bool = False,
+    data: str | None = None,
+    sync: str = "always",
 ) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again.
 
@@ -47,10 +50,13 @@ async def serve_until_told(
     one = bind_to(bind)
     notices = credentials.warnings() + _exposed(one, credentials, insecure)
     fitted, too_few = fit_open_files(limits or ServerLimits())
+    gc.disable()  # what is read now stays
+    make: Callable[..., Server] = Server if data is None else _with_data(data, sync)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT)
-    server = Server(
+    gc.enable()
+    server = make(
         token=credentials.tokens,
         tls=credentials.server_context(),
         limits=fitted,
@@ -93,6 +99,17 @@ def _exposed(one: socket.socket, credentials: Credentials, insecure: bool) -> li
             f"`openssl rand -hex 32`), or --tls-ca for mutual TLS, or --insecure if everybody there may"
         )
     return [f"whoever reaches {address} can join and change every run here (--insecure)"]
+
+
+def _with_data(data: str, sync: str) -> Callable[..., Server]:
+    """A server that goes on from a directory. DataError says why it cannot."""
+    from quorate.server.data import open_data
+    from quorate.server.disk import Directory
+    from quorate.server.durable import DurableServer
+    from quorate.server.journal import Sync
+
+    engine, journal = open_data(Directory(data), sync=Sync(sync), emit=Emitter(_print), first_revision=first_revision())
+    return partial(DurableServer, engine, journal)
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:

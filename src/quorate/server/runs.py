@@ -69,11 +69,18 @@ class Runs:
     """All runs of one server. `start` before use, `stop` at the end."""
 
     def __init__(
-        self, hub: Hub, clients: Clients, name: str, emit: Emitter, rng: random.Random, wall: Callable[[], float]
+        self,
+        hub: Hub,
+        clients: Clients,
+        name: str,
+        emit: Emitter,
+        rng: random.Random,
+        wall: Callable[[], float],
+        backend: LocalBackend,
     ) -> None:
         self._hub = hub
         self._clients = clients
-        self._backend = LocalBackend(hub)
+        self._backend = backend
         self._name = name
         self._emit = emit
         self._rng = rng

@@ -24,6 +24,7 @@ from quorate.server.connection import Connection, Traffic
 from quorate.server.door import Door, TlsDoorway
 from quorate.server.hub import Hub
 from quorate.server.limits import ServerLimits
+from quorate.server.local import LocalBackend
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
 from quorate.server.runs import Runs
@@ -35,6 +36,16 @@ REVISIONS_A_MS = 2_048
 BACKLOG = 16_384
 GOODBYE_S = 1.0
 LOOK_S = 0.01
+
+
+def first_revision(wall: Callable[[], float] = time.time) -> int:
+    """Where a store without a past begins: above all that a store before it can have reached."""
+    return int(wall() * 1000) * REVISIONS_A_MS
+
+
+def new_generation(rng: random.Random | None) -> str:
+    """The id of a store without a past: sixteen hexadecimal digits."""
+    return secrets.token_hex(8) if rng is None else f"{rng.getrandbits(64):016x}"
 
 
 class Server:
@@ -53,6 +64,7 @@ class Server:
         rng: random.Random | None = None,
         wall: Callable[[], float] = time.time,
         engine: Engine | None = None,
+        generation: str | None = None,
         is_dedicated: bool = False,
     ) -> None:
         self.is_dedicated = is_dedicated
@@ -65,24 +77,33 @@ class Server:
         self.limits = limits or ServerLimits()
         self.door = Door(self.limits, self.emit, name)
         self.versions = versions or Versions()
-        self.generation = secrets.token_hex(8) if rng is None else f"{rng.getrandbits(64):016x}"
+        self.generation = generation or new_generation(rng)
         self.software = SOFTWARE
         self.max_frame = self.limits.max_frame
         self.max_txn_ops = LIMITS.max_txn_ops
         self.max_txn_bytes = LIMITS.max_txn_bytes
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
-        first = int(wall() * 1000) * REVISIONS_A_MS
-        self.hub = Hub(engine or Engine(history, first=first))
+        self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
         self.quota = Quota(self.hub.engine, self.limits)
         self.clients = Clients(self.hub)
-        self.runs = Runs(self.hub, self.clients, name, self.emit, rng or random.Random(secrets.randbits(64)), wall)
+        self.runs = Runs(
+            self.hub, self.clients, name, self.emit, rng or random.Random(secrets.randbits(64)), wall, self.make_local()
+        )
         self.runs.start()
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._listening: list[Acceptor] = []
         self._sockets: tuple[socket.socket, ...] = ()
         self.addresses: tuple[str, ...] = ()
+
+    def make_hub(self, engine: Engine) -> Hub:
+        """The store on this loop's clock."""
+        return Hub(engine)
+
+    def make_local(self) -> LocalBackend:
+        """What the coordinators work on."""
+        return LocalBackend(self.hub)
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets that are bound already."""
@@ -105,9 +126,11 @@ class Server:
 
     def connect(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        if self.tls is None:
-            return Connection(self)
-        return TlsDoorway(self.tls, self.door, lambda: Connection(self))
+        return self.make_connection() if self.tls is None else TlsDoorway(self.tls, self.door, self.make_connection)
+
+    def make_connection(self) -> Connection:
+        """What a client speaks to."""
+        return Connection(self)
 
     async def stop(self, why: str = "the server stops") -> None:
         """Tell everybody, close everything. What was answered was executed; nothing more is."""
@@ -115,6 +138,7 @@ class Server:
             listening.close()
         self.door.shut(why)
         await self.runs.stop()
+        await self.settle()
         for connection in list(self.connections):
             connection.go(why)
         for _ in range(round(GOODBYE_S / LOOK_S)):
@@ -126,6 +150,9 @@ class Server:
         self.hub.stop()
         if self.addresses:
             self.emit(ServerStopped(run_id="", by=self.name, reason=why))
+
+    async def settle(self) -> None:
+        """Return when what was executed may be told."""
 
     def filenos(self) -> list[int]:
         """Every socket it has open."""

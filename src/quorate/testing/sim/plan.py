@@ -95,6 +95,11 @@ class Plan:
     def faults_end_at_s(self) -> float:
         return max((action.at_s + action.length_s for action in self.actions), default=0.0) + 1.0
 
+    @property
+    def has_data(self) -> bool:
+        """Whether the server keeps its data, for real. Worlds of the other kind are those of a server without."""
+        return self.wired and any(action.fault is Fault.SERVER_RESTART for action in self.actions)
+
     def keeping(self, indices: frozenset[int]) -> Plan:
         """The same world with these of its actions only."""
         return replace(self, actions=tuple(a for i, a in enumerate(self.actions) if i in indices))

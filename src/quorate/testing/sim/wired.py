@@ -13,20 +13,24 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from quorate.backends.contract import Limits
 from quorate.backends.tcp import TcpBackend
 from quorate.backends.tcp_link import Link
-from quorate.errors import OutcomeUnknown
+from quorate.errors import DataError, OutcomeUnknown
 from quorate.events import Emitter, Event
 from quorate.kv.engine import Engine
 from quorate.kv.snapshot import restore, snapshot
 from quorate.kv.types import Add, Batch, CreateRevisionIs, LeaseResult, Op, Origin, Result, Shorten, Tick, Txn
 from quorate.server import connection
-from quorate.server.hub import Hub
+from quorate.server.durable import DurableLocal, DurableServer
 from quorate.server.local import LocalBackend
-from quorate.server.server import Server
+from quorate.server.server import Server, first_revision
+from quorate.testing.checkers import BrokeOutageTolerance
 from quorate.testing.loop import MACHINE, VirtualTimeLoop
+from quorate.testing.sim.data import SimData
 from quorate.testing.sim.network import Weather
 from quorate.testing.sim.plan import Plan
 from quorate.testing.sim.streams import Garbage, Stream
@@ -62,11 +66,11 @@ class CoordinatorKilled(Exception):
     """The coordinator ends here, between two of its writes."""
 
 
-class _Local(LocalBackend):
+class _Fallible(LocalBackend):
     """What the coordinators in the server work on: with limits of its own, and a point at which they fail."""
 
-    def __init__(self, hub: Hub, limits: Limits, rng: random.Random) -> None:
-        super().__init__(hub)
+    def limit(self, limits: Limits, rng: random.Random) -> None:
+        """Before it is used."""
         self.limits = limits
         self.left: int | None = None
         """So many writes of a coordinator more; then something happens."""
@@ -87,6 +91,14 @@ class _Local(LocalBackend):
         return await super().execute(op)
 
 
+class _Local(_Fallible):
+    """Of a server without data."""
+
+
+class _DurableLocal(_Fallible, DurableLocal):
+    """Of a server with data."""
+
+
 def _is_fenced(op: Op) -> bool:
     """Whether it is a write of a coordinator in office."""
     return isinstance(op, Txn) and any(isinstance(compare, CreateRevisionIs) for compare in op.compares)
@@ -95,18 +107,11 @@ def _is_fenced(op: Op) -> bool:
 class _Life(Server):
     """One life of the server. Who asked for a commit is known while it is executed."""
 
-    def __init__(self, home: WiredServer, name: str, engine: Engine | None, rng: random.Random) -> None:
-        plan, loop = home.plan, home.loop
-        super().__init__(
-            name=name,
-            emit=Emitter(lambda event: home.emitted(name, event)),
-            history=plan.history,
-            rng=rng,
-            wall=lambda: 1e9 + 1000 * home.lives + loop.time(),
-            engine=engine,
-        )
-        self.local = _Local(self.hub, Limits(plan.max_txn_ops, 1 << 20), rng)
-        self.runs._backend = self.local
+    local: _Fallible
+
+    def see(self, home: WiredServer, rng: random.Random) -> None:
+        """Begin: everything is seen from outside."""
+        self.local.limit(Limits(home.plan.max_txn_ops, 1 << 20), rng)
         self.has_returned = False
         """Somebody of an earlier generation has come."""
         self._home = home
@@ -150,12 +155,37 @@ class _Life(Server):
 
     def push(self, batch: Batch) -> None:
         """Every revision; before anybody else is told of it."""
+        self._committed(batch, self._writer)
+
+    def _committed(self, batch: Batch, writer: str) -> None:
         if self._home.life is self:
-            self._home.on_commit(batch, self._writer)
+            self._home.committed(batch, writer)
 
     def attend(self, run: str, is_returning: bool, client: str) -> bool:
         self.has_returned = self.has_returned or is_returning
         return super().attend(run, is_returning, client)
+
+
+class _PlainLife(_Life):
+    """Of a server without data."""
+
+    def __init__(self, engine: Engine | None, **options: Any) -> None:
+        super().__init__(engine=engine, **options)
+
+    def make_local(self) -> LocalBackend:
+        self.local = _Local(self.hub)
+        return self.local
+
+
+class _DurableLife(_Life, DurableServer):
+    """Of a server with data. What it executes has happened when it is kept."""
+
+    def make_local(self) -> LocalBackend:
+        self.local = _DurableLocal(self.hub, self.journal)
+        return self.local
+
+    def push(self, batch: Batch) -> None:
+        self.journal.when_durable(partial(self._committed, batch, self._writer))
 
 
 class WiredServer:
@@ -188,8 +218,11 @@ class WiredServer:
         self.rng = random.Random(f"wired server {plan.seed}")
         self._streams: list[Stream] = []
         self._saved = b""
+        self._data = SimData(plan.seed, plan.history) if plan.has_data else None
+        self._told = 0
         self._pauses = 0
         self.life = self._begin(None)
+        self._told = self.engine.revision
 
     @property
     def engine(self) -> Engine:
@@ -207,7 +240,34 @@ class WiredServer:
         rng = random.Random(f"{self.plan.seed} {self._machine}")
         self._context = contextvars.copy_context()
         self._context.run(MACHINE.set, self._machine)
-        return self._context.run(_Life, self, self._machine, engine, rng)
+        return self._context.run(self._be_born, self._machine, engine, rng)
+
+    def _be_born(self, name: str, engine: Engine | None, rng: random.Random) -> _Life:
+        emit, loop, lives = Emitter(lambda event: self.emitted(name, event)), self.loop, self.lives
+
+        def wall() -> float:
+            return 1e9 + 1000 * lives + loop.time()
+
+        options: dict[str, Any] = {
+            "name": name,
+            "emit": emit,
+            "history": self.plan.history,
+            "rng": rng,
+            "wall": wall,
+        }
+        life: _Life
+        if self._data is None:
+            life = _PlainLife(engine, **options)
+        else:
+            engine, journal = self._data.open(name, emit, first_revision(wall))
+            life = _DurableLife(engine, journal, **options)
+        life.see(self, rng)
+        return life
+
+    def committed(self, batch: Batch, writer: str) -> None:
+        """A revision is there, and may be told."""
+        self._told = batch.revision
+        self.on_commit(batch, writer)
 
     def crash(self, is_machine: bool | None = None) -> None:
         """Its process dies, or its whole machine (None: drawn)."""
@@ -226,7 +286,10 @@ class WiredServer:
 
     def _end_life(self) -> None:
         self.is_up = False
-        self._saved = snapshot(self.engine)
+        if self._data is None:
+            self._saved = snapshot(self.engine)
+        else:
+            self._data.crash(self.is_silent)
         self.loop.freeze(self._machine)
         for stream in self._streams:
             if self.is_silent:
@@ -237,7 +300,10 @@ class WiredServer:
     def restart(self, with_data: bool) -> None:
         """Start again, from what was saved (all leases renewed; the same generation) or from nothing."""
         generation = self.life.generation
-        self.life = self._begin(restore(self._saved, self.loop.time(), self.plan.history) if with_data else None)
+        if self._data is not None:
+            self._restart_from(self._data, with_data)
+        else:
+            self.life = self._begin(restore(self._saved, self.loop.time(), self.plan.history) if with_data else None)
         if with_data:
             self.life.generation = generation
         else:
@@ -246,6 +312,24 @@ class WiredServer:
             if stream.far.is_deaf:  # the machine is there again, and knows nothing of it
                 stream.later(self.rng.uniform(0.0, 1.0), stream.reset)
         self.is_up = True
+
+    def _restart_from(self, data: SimData, with_data: bool) -> None:
+        """What was told is there. More may be: what was kept, and nobody had been told of."""
+        if not with_data:
+            data.wipe()
+        try:
+            self.life = self._begin(None)
+        except DataError as error:
+            raise BrokeOutageTolerance(f"the server does not start again: {error}") from error
+        if not with_data:
+            self._told = self.engine.revision
+        else:
+            if self.engine.revision < self._told or self.engine.history.oldest > self._told:
+                raise BrokeOutageTolerance(
+                    f"revision {self._told} was told, and the server went on from {self.engine.revision}"
+                )
+            for batch in self.engine.history.after(self._told, ""):
+                self.committed(batch, "")
 
     async def pause(self, length_s: float, after_writes: int) -> None:
         """Its process stands still for a while, after so many more writes of its coordinator."""

@@ -1,0 +1,121 @@
+"""The data of a simulated server: the real log, snapshots and recovery, on a disk in memory that can lose power.
+
+A write takes a while. The end of the machine may come before it, in the middle of it, or after it and before anybody
+was told; what is on the disk then is drawn within what a disk promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+from quorate.events import Emitter
+from quorate.kv.engine import Engine
+from quorate.server.data import open_data
+from quorate.server.journal import Bounds, Journal
+from quorate.server.worker import Done
+from quorate.testing.disk import FaultyDisk, MemoryDisk
+
+QUICK_S = (0.0001, 0.004)
+SLOW_S = (0.05, 0.3)
+SLOW = 0.02
+"""How often a write takes long."""
+LATE = 0.5
+"""How often a write that was under way has arrived, in part, when the server dies."""
+FAILS = (0.0, 0.003, 0.03)
+"""How often a write or a sync fails: one of these in a world."""
+
+
+class SimWorker:
+    """Work that takes virtual time, in two steps: until it is done, and until that is known."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._loop = asyncio.get_running_loop()
+        self._jobs: list[tuple[Callable[[], None], Done]] = []
+
+    def submit(self, work: Callable[[], None], done: Done) -> None:
+        self._jobs.append((work, done))
+        if len(self._jobs) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        low, high = SLOW_S if self._rng.random() < SLOW else QUICK_S
+        self._loop.call_later(self._rng.uniform(low, high), self._do)
+
+    def _do(self) -> None:
+        work, done = self._jobs[0]
+        self._jobs[0] = (lambda: None, done)
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as raised:
+            error = raised
+        self._loop.call_later(self._rng.uniform(*QUICK_S), self._tell, done, error)
+
+    def _tell(self, done: Done, error: Exception | None) -> None:
+        del self._jobs[0]
+        if self._jobs:
+            self._begin()
+        done(error)
+
+    def close(self) -> None:
+        """What is left is done by nobody."""
+
+    def die(self) -> None:
+        """Whoever gave the work is dead: what was under way has happened, or not."""
+        if self._jobs and self._rng.random() < LATE:
+            with suppress(OSError):  # its last sync never came
+                self._jobs[0][0]()
+
+
+class SimData:
+    """A directory through all lives of its server."""
+
+    def __init__(self, seed: int, history: int) -> None:
+        self._rng = random.Random(f"data {seed}")
+        self._history = history
+        self._bounds = Bounds(log_entries=self._rng.choice((25, 100, 100_000)), stall_s=0.25, retry_s=0.1, pause_s=0.5)
+        self._memory = MemoryDisk("memory")
+        self._is_dying = False
+        self._workers: tuple[SimWorker, SimWorker] | None = None
+        self._fails = self._rng.choice(FAILS)
+
+    def open(self, by: str, emit: Emitter, first_revision: int) -> tuple[Engine, Journal]:
+        """What a new life of the server goes on from. On its machine."""
+        disk = FaultyDisk(self._memory, self._before)
+        self._workers = (SimWorker(self._rng), SimWorker(self._rng))
+        self._is_dying, fails, self._fails = False, self._fails, 0.0
+        engine, journal = open_data(
+            disk,
+            emit=emit,
+            by=by,
+            history=self._history,
+            first_revision=first_revision,
+            generation=lambda: f"{self._rng.getrandbits(64):016x}",
+            workers=self._workers,
+            bounds=self._bounds,
+        )
+        self._fails = fails
+        return engine, journal
+
+    def _before(self, call: str, name: str) -> None:
+        if self._is_dying and call == "sync":
+            raise OSError(errno.EIO, "the power is gone")
+        if call in ("write", "sync") and self._rng.random() < self._fails:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def crash(self, is_machine: bool) -> None:
+        """The server is dead, and perhaps its machine."""
+        assert self._workers is not None
+        self._is_dying = is_machine
+        for worker in self._workers:
+            worker.die()
+        self._memory = self._memory.after_power_loss(self._rng) if is_machine else self._memory.after_kill()
+
+    def wipe(self) -> None:
+        """Somebody has removed the directory."""
+        self._memory = MemoryDisk("memory")

@@ -1,0 +1,104 @@
+"""Worlds whose server keeps its data: the real log and recovery, on disks that fail and machines that lose power."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from quorate.events import Emitter
+from quorate.kv.types import Add
+from quorate.server.durable import DurableServer
+from quorate.testing.loop import VirtualTimeLoop
+from quorate.testing.sim.data import SimData
+from quorate.testing.sim.plan import Action, Fault, draw
+from quorate.testing.sim.run import run_plan, run_seed
+
+WITH_DATA = [seed for seed in range(1000) if draw(seed).has_data]
+SMALL = [seed for seed in WITH_DATA if draw(seed).nodes < 20]
+
+
+def test_share_of_the_wire_worlds_has_data_and_others_have_none():
+    wired = [plan for plan in map(draw, range(1000)) if plan.wired]
+    assert 0.2 < sum(plan.has_data for plan in wired) / len(wired) < 0.8
+
+
+@pytest.mark.parametrize("seed", SMALL[:12])
+def test_world_with_data_keeps_every_guarantee(seed):
+    verdict = run_seed(seed)
+    assert verdict.broke == "", verdict.why
+
+
+@pytest.mark.parametrize("target", range(12))
+def test_server_that_dies_again_and_again_goes_on_from_its_data(target):
+    plan = draw(SMALL[target])
+    actions = tuple(Action(0.5 + 0.6 * i, Fault.SERVER_RESTART, target + i, 1.0) for i in range(12))
+    verdict = run_plan(replace(plan, actions=actions))
+    assert verdict.broke == "", verdict.why
+
+
+def test_world_with_data_is_the_same_whatever_the_hash_seed():
+    seeds = SMALL[:4]
+    program = f"from quorate.testing.sim.run import run_seed\nfor seed in {seeds}: print(run_seed(seed).digest)"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(digests) == 1
+    assert digests.pop().split() == [run_seed(seed).digest for seed in seeds]
+
+
+def test_lives_on_one_disk_lose_nothing_that_was_told():
+    """The data alone, without nodes: adds, and deaths of all kinds between any two steps of a write."""
+    loop = VirtualTimeLoop(seed="data", limit_s=10_000)
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(_live_and_die())
+    finally:
+        loop.cancel_pending()
+        loop.close()
+        asyncio.set_event_loop(None)
+
+
+async def _live_and_die() -> None:
+    rng = random.Random(5)
+    deaths = 0
+    for seed in range(40):
+        data = SimData(seed, history=1000)
+        told = asked = 0
+        for _ in range(8):
+            engine, journal = data.open("server", Emitter(), 1)
+            server = DurableServer(engine, journal, rng=rng, wall=lambda: 1e9)
+            found = int(engine.items["n"].value) if "n" in engine.items else 0
+            assert told <= found <= asked
+            told = asked = found
+            for _ in range(rng.randint(0, 60)):
+                await asyncio.sleep(rng.uniform(0, 0.01))
+                if not journal.is_failing:
+                    asked += 1
+                    server.hub.execute(Add("n", 1))
+                    counted = asked
+
+                    def tell(counted: int = counted) -> None:
+                        nonlocal told
+                        told = max(told, counted)
+
+                    journal.when_durable(tell)
+            data.crash(is_machine=rng.random() < 0.5)
+            deaths += 1
+            kept = told
+            await server.journal.close()
+            await server.runs.stop()
+            server.hub.stop()
+            assert told == kept
+    assert deaths == 320
