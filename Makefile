@@ -9,12 +9,13 @@ INPUTS := pyproject.toml src/quorate/_version.py
 ARGS ?=
 SEEDS ?= 0:20000
 ROUNDS ?= 500
+FAULTS ?= 100
 FRAMES ?= 1000000
 JUNK_MB ?= 100
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-torch-slow bare demo bench sim fuzz crash fmt clean
+.PHONY: help setup check test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -35,6 +36,9 @@ test: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## run all tests; ARGS="-
 test-torch-slow: setup $(VENV)/.stamp-torch ## the long tests of torchrun: minutes
 	$(BIN)/python -m pytest -m slow tests/integrations $(ARGS)
 
+test-etcd-slow: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## the long tests of etcd: minutes
+	$(BIN)/python -m pytest -m slow tests/backends/etcd tests/e2e tests/bench $(ARGS)
+
 bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always needs
 	$(VENV)/bare/bin/python examples/bare.py
 
@@ -53,6 +57,9 @@ fuzz: setup ## a real server under mutated frames and junk; FRAMES=n JUNK_MB=n S
 crash: setup ## kill a server with data under load and audit what it says; ROUNDS=N to choose: 20 minutes
 	$(BIN)/python -m tests.e2e.crash --rounds $(ROUNDS) $(ARGS)
 
+chaos-etcd: setup $(VENV)/.stamp-system ## faults against a run on a real etcd cluster; FAULTS=N, SEED=N
+	$(BIN)/python -m tests.e2e.etcd_faults --faults $(FAULTS) --seed $(SEED) $(ARGS)
+
 fmt: setup ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
@@ -63,7 +70,7 @@ clean: ## remove .venv and everything that was generated
 
 # The CPU build of the version that the torchrun backend is tested with. Not an extra: which build is the user's choice.
 $(VENV)/.stamp-torch: | $(VENV)/.stamp
-	$(PIP) install 'torch==2.13.0'
+	$(PIP) install 'torch==2.13.0' 'python-etcd==0.4.5'
 	@touch $@
 
 $(VENV)/bare/.stamp: $(INPUTS) | $(BIN)/python
@@ -71,8 +78,10 @@ $(VENV)/bare/.stamp: $(INPUTS) | $(BIN)/python
 	$(VENV)/bare/bin/python -m pip --disable-pip-version-check --quiet install --editable .
 	@touch $@
 
-# Tests of several machines need network namespaces. Without root they are skipped, by name.
+# Tests of several machines need network namespaces, those of etcd an etcd, which must not be started as a service.
+# Without root they are skipped, by name.
 $(VENV)/.stamp-system: | $(BIN)/python
+	@command -v etcd >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq etcd-server; } || echo "note: no 'etcd' (package etcd-server): tests of etcd are skipped"
 	@command -v ip >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq iproute2; } || echo "note: no 'ip' (package iproute2): tests of several machines are skipped"
 	@command -v tmux >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq tmux; } || echo "note: no 'tmux': tests of the terminal are skipped"
 	@touch $@

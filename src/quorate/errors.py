@@ -117,7 +117,15 @@ class BackendError(QuorateError):
 
 
 class Unavailable(BackendError):
-    """The request was not executed. Trying again is safe."""
+    """The request was not executed. Trying again is safe.
+
+    `nothing_ended_at`, where it is known: a moment of this loop's clock at which the backend had nobody who could end a
+    lease, and after which every lease has its full time again.
+    """
+
+    def __init__(self, message: str = "", *, nothing_ended_at: float | None = None) -> None:
+        super().__init__(message)
+        self.nothing_ended_at = nothing_ended_at
 
 
 class OutcomeUnknown(BackendError):

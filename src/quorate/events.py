@@ -450,6 +450,55 @@ def log_event(event: Event) -> None:
         logger.log(event.level, "%s", event, extra={"event": event})
 
 
+# --- what `quorate serve --engine etcd` knows -----------------------------------------------------------------------
+
+
+class EtcdStarts(Event, frozen=True, kw_only=True):
+    """A member of etcd was started."""
+
+    level = logging.INFO
+    version: str
+    data: str
+    members: int
+
+    def text(self) -> str:
+        among = f"as one of {self.members} members, " if self.members > 1 else ""
+        return f"starts etcd {self.version}, {among}with its data in {self.data}"
+
+
+class EtcdHealthy(Event, frozen=True, kw_only=True):
+    """A member of etcd can do its work: it has a leader and answers."""
+
+    level = logging.INFO
+    address: str
+    endpoints: str
+
+    def text(self) -> str:
+        return f"etcd is healthy, listening on {self.address}; runs are at etcd://{self.endpoints}/run-id?min_nodes=..."
+
+
+class EtcdUnhealthy(Event, frozen=True, kw_only=True):
+    """A member of etcd cannot do its work any more."""
+
+    level = logging.ERROR
+    reason: str
+
+    def text(self) -> str:
+        return f"etcd is not healthy: {self.reason}"
+
+
+class EtcdEnded(Event, frozen=True, kw_only=True):
+    """A member of etcd has ended by itself, and is started again."""
+
+    level = logging.ERROR
+    status: int
+    reason: str
+    again_s: float
+
+    def text(self) -> str:
+        return f"etcd ended with status {self.status} ({self.reason}); it is started again in {self.again_s:g} s"
+
+
 class Emitter:
     """Hands each event to every sink. A sink that raises is reported once and dropped: it must not hurt the job."""
 

@@ -290,3 +290,25 @@ def test_outage_of_less_than_half_the_time_to_live_loses_no_session(begins_s):
         await session.close()
 
     run(main())
+
+
+def test_session_outlasts_an_outage_in_which_no_lease_can_end():
+    """The backend has nobody who could end a lease, and says so: the time to live counts from then on."""
+
+    async def scene():
+        backend = Scripted()
+        session = await backend.open_session(TTL_S, interval_s=1.0)
+
+        async def nobody_decides():
+            raise Unavailable("no leader", nothing_ended_at=now())
+
+        backend.fault = nobody_decides
+        await asyncio.sleep(5 * TTL_S)
+        outlasted = not session.lost.is_set()
+        backend.fault = failing(Unavailable("nothing is known"))
+        began_at = now()
+        return outlasted, await lost_at(session) - began_at
+
+    outlasted, after_s = run(scene())
+    assert outlasted
+    assert TTL_S - 1.0 <= after_s <= TTL_S

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,8 +52,8 @@ def test_more_nodes_than_processes_share_four_drivers():
 @pytest.mark.parametrize(
     "side",
     [
-        pytest.param(Side.TORCH_STOCK, marks=needs("torch")),
-        pytest.param(Side.TORCH_LEAN, marks=needs("torch")),
+        pytest.param(Side.TORCH_STOCK, marks=[needs("torch"), pytest.mark.slow]),
+        pytest.param(Side.TORCH_LEAN, marks=[needs("torch"), pytest.mark.slow]),
         pytest.param(Side.TORCHFT, marks=needs("torchft")),
     ],
 )
@@ -177,3 +178,26 @@ def test_command_of_the_restart_writes_one_json_document():
     document = json.loads(done.stdout)
     assert document["bench"] == "restart"
     assert [len(measure["samples"]) for measure in document["cases"][0]["measures"]] == [1] * 8
+
+
+@pytest.mark.parametrize(
+    "side",
+    [
+        pytest.param(Side.QUORATE_ETCD, marks=needs("grpc")),
+        pytest.param(Side.TORCH_ETCD, marks=[needs("torch"), pytest.mark.slow]),
+        pytest.param(Side.TORCH_ETCD_V2, marks=[needs("torch"), pytest.mark.slow]),
+    ],
+)
+def test_every_side_on_etcd_has_a_sample(side):
+    if shutil.which("etcd", path="/usr/bin:/usr/local/bin:/opt/bin") is None:
+        pytest.skip("needs an etcd: Debian's etcd-server")
+    if side is not Side.QUORATE_ETCD and find_spec("etcd") is None:
+        pytest.skip("needs python-etcd")
+    samples = measured(Case(Bench.RENDEZVOUS, side, nodes=2, repeat=1))
+    assert [sample.why_none for sample in samples] == [""] * len(samples)
+
+
+def test_etcd_is_not_measured_beside_what_does_not_run_on_it():
+    result = CliRunner().invoke(main, ["bench", "rendezvous", "--backend", "etcd", "--against", "torch"])
+    assert result.exit_code == 2
+    assert "--against torch-etcd" in result.output

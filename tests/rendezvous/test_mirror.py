@@ -4,9 +4,10 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+from quorate.backends.contract import Watch
 from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import BackendError
-from quorate.kv.types import Delete, Put
+from quorate.errors import BackendError, Rejected
+from quorate.kv.types import Batch, Delete, Put
 from quorate.rendezvous.mirror import Mirror
 from quorate.testing import loop as virtual
 from quorate.testing.chaos import ChaosBackend, Faults
@@ -133,3 +134,54 @@ def test_stopped_mirror_follows_nothing() -> None:
         assert follower.values == {"/a/x": b"1"}
 
     follow(scene)
+
+
+class Forbidden(MemoryBackend):
+    """Its first watch may not go on."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryServer())
+        self.watches = 0
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        self.watches += 1
+        return (
+            Denied(super().watch(prefix, after_revision))
+            if self.watches == 1
+            else super().watch(prefix, after_revision)
+        )
+
+
+class Denied(Watch):
+    """Calls back, and says that it was denied."""
+
+    def __init__(self, inner: Watch) -> None:
+        self._inner = inner
+
+    async def __anext__(self) -> Batch:
+        raise Rejected("permission denied")
+
+    def ready(self) -> Batch | None:
+        raise Rejected("permission denied")
+
+    def follow(self, on_ready: Callable[[], None]) -> bool:
+        asyncio.get_running_loop().call_soon(on_ready)
+        return True
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+
+def test_mirror_whose_watch_is_denied_says_so_and_looks_again() -> None:
+    async def main() -> tuple[list[BackendError | None], dict[str, bytes]]:
+        backend, troubles = Forbidden(), []
+        mirror = Mirror(backend, ["/a/"], random.Random(1), lambda: None, troubles.append)
+        await mirror.synced.wait()
+        await backend.txn([], [Put("/a/1", b"one")])
+        await asyncio.sleep(30)
+        mirror.stop()
+        return troubles, {key: item.value for key, item in mirror.items.items()}
+
+    troubles, values = virtual.run(main(), seed=1, limit_s=1_000)
+    assert [str(trouble) for trouble in troubles if trouble is not None] == ["permission denied"]
+    assert values == {"/a/1": b"one"}

@@ -147,6 +147,9 @@ class Backend(ABC):
     makes_run: bool = True
     """Whether this process is to make the run if it does not exist; if not, another one is about to."""
 
+    gives_way_s: tuple[float, float] = (2.0, 4.0)
+    """How long, at random, one that is not to make the run waits for it before it makes it all the same."""
+
     @abstractmethod
     async def get(self, key: str) -> Got: ...
 

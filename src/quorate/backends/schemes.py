@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from quorate.backends.contract import Backend
-from quorate.errors import SettingsError
+from quorate.errors import Rejected, SettingsError
 from quorate.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,7 +36,18 @@ async def open_memory(settings: Settings) -> Backend:
     return MemoryBackend(server, endpoint)
 
 
-_openers: dict[str, BackendOpener] = {"memory": open_memory}
+async def open_etcd(settings: Settings) -> Backend:
+    """A cluster of etcd. Rejected, with what to install, if what it needs is not there."""
+    try:
+        from quorate.backends.etcd.backend import open_backend  # with gRPC, which nothing else needs
+    except ImportError as error:
+        raise Rejected(
+            f"etcd:// needs the packages grpcio and protobuf ({error}): pip install 'quorate[etcd]'"
+        ) from error
+    return await open_backend(settings)
+
+
+_openers: dict[str, BackendOpener] = {"memory": open_memory, "etcd": open_etcd}
 
 
 def register_backend(scheme: str, opener: BackendOpener) -> None:

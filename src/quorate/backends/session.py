@@ -12,7 +12,7 @@ from collections.abc import Callable
 from quorate._marks import mark
 from quorate.backends.contract import Backend, Session
 from quorate.backends.lost import Lost
-from quorate.errors import BackendError, Rejected
+from quorate.errors import BackendError, Rejected, Unavailable
 
 CLOSE_TIMEOUT_S = 5.0
 RETRY_S = 0.5
@@ -121,6 +121,9 @@ class LeaseSession(Session):
             self.lost.set(f"the backend refused to renew the session: {error}")
             return str(error)
         except BackendError as error:
+            if isinstance(error, Unavailable) and error.nothing_ended_at is not None:
+                mark("session.nothing_ended")
+                self._expires_at = max(self._expires_at, error.nothing_ended_at + self.ttl_s)
             return str(error)
         except Exception as error:  # a defect of the backend must not stop the renewing in silence
             return f"renewing failed: {error!r}"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quorate.backends.contract import Watch
-from quorate.errors import HistoryGone
+from quorate.errors import Rejected
 from quorate.kv.types import Batch
 from quorate.wire.messages import NOW
 
@@ -39,7 +39,7 @@ class TcpWatch(Watch):
         self._buffer: deque[Batch] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._on_ready: Callable[[], None] | None = None
-        self._gone: HistoryGone | None = None
+        self._gone: Rejected | None = None
         self._is_cancelled = False
 
     @property
@@ -55,8 +55,8 @@ class TcpWatch(Watch):
         self._buffer.append(batch)
         self._tell()
 
-    def gone(self, error: HistoryGone) -> None:
-        """What it would have to go on from is not kept."""
+    def gone(self, error: Rejected) -> None:
+        """What it would have to go on from is not kept, or it may not go on."""
         self._stop()
         self._gone = error
         self._tell()

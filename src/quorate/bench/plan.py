@@ -38,6 +38,7 @@ class Against(enum.Enum):
 
     TORCH = "torch"
     TORCHFT = "torchft"
+    TORCH_ETCD = "torch-etcd"
 
 
 class Side(enum.Enum):
@@ -49,7 +50,12 @@ class Side(enum.Enum):
     TORCH_UNSHARED = "torch-unshared"
     TORCH_POLLING = "torch-polling"
     TORCHFT = "torchft"
+    QUORATE_ETCD = "quorate-etcd"
+    TORCH_ETCD = "torch-etcd"
+    TORCH_ETCD_V2 = "torch-etcd-v2"
 
+
+OURS = (Side.QUORATE, Side.QUORATE_ETCD)
 
 TITLES = {
     Side.QUORATE: "quorate",
@@ -58,6 +64,9 @@ TITLES = {
     Side.TORCH_UNSHARED: "torch, lean, store sharing off",
     Side.TORCH_POLLING: "torch, polling as its agent does",
     Side.TORCHFT: "torchft lighthouse",
+    Side.QUORATE_ETCD: "quorate on etcd",
+    Side.TORCH_ETCD: "torch, etcd",
+    Side.TORCH_ETCD_V2: "torch, etcd-v2",
 }
 
 LAST_ARRIVAL = "last arrival until all released"
@@ -118,6 +127,7 @@ SECONDS = "s"
 _RIVALS = {
     (Bench.RENDEZVOUS, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_LEAN),
     (Bench.RENDEZVOUS, Against.TORCHFT): (Side.TORCHFT,),
+    (Bench.RENDEZVOUS, Against.TORCH_ETCD): (Side.TORCH_ETCD, Side.TORCH_ETCD_V2),
     (Bench.RECOVERY, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_UNSHARED),
     (Bench.IDLE, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_POLLING),
     (Bench.STORE, Against.TORCH): (Side.TORCH_STOCK,),
@@ -167,9 +177,10 @@ Line = Sample | Doing | Failed
 """What the process of a case writes, one JSON document a line."""
 
 
-def columns(bench: Bench, against: Against | None) -> tuple[Side, ...]:
+def columns(bench: Bench, against: Against | None, backend: str = "tcp") -> tuple[Side, ...]:
     """The sides of a table, Quorate first. KeyError if there is nothing to compare: see `comparable`."""
-    return (Side.QUORATE, *(_RIVALS[bench, against] if against is not None else ()))
+    ours = Side.QUORATE_ETCD if backend == "etcd" or against is Against.TORCH_ETCD else Side.QUORATE
+    return (ours, *(_RIVALS[bench, against] if against is not None else ()))
 
 
 def comparable(bench: Bench, against: Against) -> bool:
@@ -178,13 +189,18 @@ def comparable(bench: Bench, against: Against) -> bool:
 
 
 def cases(
-    bench: Bench, against: Against | None, nodes: tuple[int, ...], repeat: int, seconds: float
+    bench: Bench,
+    against: Against | None,
+    nodes: tuple[int, ...],
+    repeat: int,
+    seconds: float,
+    backend: str = "tcp",
 ) -> tuple[Case, ...]:
     """All cases in the order in which they are run. Competitors run as processes only, so not above that number."""
     return tuple(
         Case(bench, side, count, repeat, seconds)
         for count in nodes
-        for side in columns(bench, against)
+        for side in columns(bench, against, backend)
         if side is Side.QUORATE or count <= MOST_PROCESSES
     )
 

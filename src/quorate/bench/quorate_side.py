@@ -65,15 +65,16 @@ class QuorateSide:
 class QuorateClient:
     """One node, through the blocking handler."""
 
-    def __init__(self, port: int, sizes: Sizes) -> None:
+    def __init__(self, port: int, sizes: Sizes, scheme: str = "tcp") -> None:
         self._port = port
-        self._url = run_url(port, sizes)
+        self._scheme = scheme
+        self._url = run_url(port, sizes, scheme)
         self._handler: quorate.Handler | None = None
         self._world: quorate.World | None = None
 
     def rehearse(self) -> None:
         sizes = Sizes(f"rehearsal-{os.getpid()}", 1, 1, join_timeout_s=int(START_S))
-        with quorate.join(run_url(self._port, sizes)) as run:
+        with quorate.join(run_url(self._port, sizes, self._scheme)) as run:
             next(iter(run.rounds()))
 
     def create(self) -> None:
@@ -110,7 +111,7 @@ async def _rehearse(url: str) -> None:
         await run.handler.next_rendezvous()
 
 
-def run_url(port: int, sizes: Sizes) -> str:
+def run_url(port: int, sizes: Sizes, scheme: str = "tcp") -> str:
     """Only sizes and times that the competitors are given as well; the rest as it comes."""
     options = {
         "min_nodes": sizes.least,
@@ -121,7 +122,7 @@ def run_url(port: int, sizes: Sizes) -> str:
         "local_addr": HOST,
     }
     query = "&".join(f"{name}={value}" for name, value in options.items())
-    return f"tcp://{HOST}:{port}/{quote(sizes.run_id, safe='')}?{query}"
+    return f"{scheme}://{HOST}:{port}/{quote(sizes.run_id, safe='')}?{query}"
 
 
 def _wait_listening(helper: Helper, log: Path, port: int) -> None:

@@ -81,8 +81,8 @@ class Table:
 
     def heads(self) -> list[str]:
         """The titles of the columns."""
-        _, *rivals = self._sides
-        return ["", "N", TITLES[Side.QUORATE], *(text for side in rivals for text in (TITLES[side], "ratio")), "runs"]
+        ours, *rivals = self._sides
+        return ["", "N", TITLES[ours], *(text for side in rivals for text in (TITLES[side], "ratio")), "runs"]
 
     def rows(self) -> list[list[str]]:
         """One for each measure and number of nodes."""
@@ -121,7 +121,7 @@ class Table:
                 for measure in MEASURES[self._bench]
                 for nodes in self._nodes
                 for side in self._sides[1:]
-                if (times := ratio(self._figure(side, nodes, measure), self._figure(Side.QUORATE, nodes, measure)))
+                if (times := ratio(self._figure(side, nodes, measure), self._figure(self._sides[0], nodes, measure)))
                 is not None
             ],
         }

@@ -68,6 +68,14 @@ def contender(side: Side) -> Contender:
         from quorate.bench.quorate_side import QuorateSide
 
         return QuorateSide()
+    if side is Side.QUORATE_ETCD:
+        from quorate.bench.etcd_side import QuorateEtcdSide
+
+        return QuorateEtcdSide()
+    if side in (Side.TORCH_ETCD, Side.TORCH_ETCD_V2):
+        from quorate.bench.etcd_side import TorchEtcdSide
+
+        return TorchEtcdSide("etcd" if side is Side.TORCH_ETCD else "etcd-v2")
     if side is Side.TORCHFT:
         from quorate.bench.torchft_side import TorchftSide
 

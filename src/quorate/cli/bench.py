@@ -22,12 +22,19 @@ EXAMPLES = """\b
 Examples:
   quorate bench rendezvous                                  Quorate alone
   quorate bench rendezvous --against torch --nodes 2,8,32   beside torch's c10d rendezvous
+  quorate bench rendezvous --against torch-etcd --nodes 32  on etcd, beside torch's two rendezvous on etcd
   quorate bench recovery --against torch --nodes 4 --repeat 5
   quorate bench idle --nodes 128,1024 --seconds 60 --json
   quorate bench store --against torch
   quorate bench restart --sessions 10000 --keys 100000      what keeping data costs
 """
-INSTALL = {"torch": "pip install torch==2.13.0", "torchft": "pip install torchft==0.2.0"}
+INSTALL = {
+    "torch": "pip install torch==2.13.0",
+    "torchft": "pip install torchft==0.2.0",
+    "torch-etcd": "pip install torch==2.13.0 python-etcd==0.4.5",
+}
+MODULES = {"torch-etcd": ("torch", "etcd")}
+"""What has to be there, where that is not the name itself."""
 FEWEST_NODES = 2
 MOST_NODES = 16_000
 
@@ -58,7 +65,9 @@ def _common(
     """The options that all measurements have."""
     options = (
         click.option(
-            "--against", type=click.Choice(["torch", "torchft"]), help="Measure this one too, if it is installed."
+            "--against",
+            type=click.Choice(["torch", "torchft", "torch-etcd"]),
+            help="Measure this one too, if it is installed; torch-etcd: both sides on a real etcd.",
         ),
         click.option("--nodes", type=NodeCounts(fewest), default=nodes, show_default=True, help="Numbers of nodes."),
         click.option(
@@ -86,9 +95,14 @@ def bench() -> None:
 
 @bench.command()
 @_common(repeat=3)
-def rendezvous(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: bool) -> None:
+@click.option(
+    "--backend", type=click.Choice(["tcp", "etcd"]), default="tcp", show_default=True, help="What Quorate runs on."
+)
+def rendezvous(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: bool, backend: str) -> None:
     """How long it takes until all N of N nodes are released."""
-    _run("rendezvous", against, nodes, repeat, 0.0, as_json)
+    if backend == "etcd" and against not in (None, "torch-etcd"):
+        raise click.UsageError(f"--against {against} is not measured on etcd: use --against torch-etcd")
+    _run("rendezvous", against, nodes, repeat, 0.0, as_json, backend)
 
 
 @bench.command()
@@ -132,15 +146,23 @@ def restart(sessions: int, keys: int, repeat: int, seconds: float, as_json: bool
     _run_and_show(Bench.RESTART, (Side.QUORATE,), (case,), (sessions,), repeat, seconds, as_json)
 
 
-def _run(name: str, against: str | None, nodes: tuple[int, ...], repeat: int, seconds: float, as_json: bool) -> None:
+def _run(
+    name: str,
+    against: str | None,
+    nodes: tuple[int, ...],
+    repeat: int,
+    seconds: float,
+    as_json: bool,
+    backend: str = "tcp",
+) -> None:
     from quorate.bench.plan import Against, Bench, cases, columns
 
     wanted = Bench(name)
     rival = Against(against) if against is not None else None
     if rival is not None:
         _check_rival(wanted, rival)
-    sides = columns(wanted, rival)
-    to_run = cases(wanted, rival, nodes, repeat, seconds)
+    sides = columns(wanted, rival, backend)
+    to_run = cases(wanted, rival, nodes, repeat, seconds, backend)
     _run_and_show(wanted, sides, to_run, nodes, repeat, seconds, as_json)
 
 
@@ -153,7 +175,7 @@ def _run_and_show(
     seconds: float,
     as_json: bool,
 ) -> None:
-    from quorate.bench.plan import Side
+    from quorate.bench.plan import OURS
     from quorate.bench.report import Table
 
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as Ctrl-C: leave no processes
@@ -166,7 +188,7 @@ def _run_and_show(
         click.echo(json.dumps({**_circumstances(sides, repeat, seconds), **table.as_json()}, indent=2))
     else:
         _show(wanted, table, sides, nodes, seconds)
-    if any(outcome.failed for outcome in outcomes if outcome.case.side is Side.QUORATE):
+    if any(outcome.failed for outcome in outcomes if outcome.case.side in OURS):
         raise SystemExit(1)
 
 
@@ -180,10 +202,11 @@ def _check_rival(bench: Bench, rival: Against) -> None:
             f"--against {rival.value} is not for `bench {bench.value}`: {rival.value} has only a first round "
             f"to compare; use it with `bench rendezvous`"
         )
-    if find_spec(rival.value) is None:
-        raise click.ClickException(
-            f"{rival.value} is not installed for {sys.executable}: {INSTALL[rival.value]}, or leave out --against"
-        )
+    for module in MODULES.get(rival.value, (rival.value,)):
+        if find_spec(module) is None:
+            raise click.ClickException(
+                f"{module} is not installed for {sys.executable}: {INSTALL[rival.value]}, or leave out --against"
+            )
 
 
 def _run_cases(wanted: tuple[Case, ...]) -> list[Outcome]:

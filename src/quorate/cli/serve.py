@@ -1,22 +1,33 @@
-"""`quorate serve`: the embedded server as a process of its own."""
+"""`quorate serve`: the embedded server as a process of its own, or a real etcd member."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+from click.core import ParameterSource
 
 from quorate.cli.serve_limits import limit_options
 from quorate.settings import DEFAULT_PORTS
 
 _FILE = click.Path(exists=True, dir_okay=False)
+_BOTH = frozenset({"engine", "bind", "data"})
+_ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_options"})
 
 
 @click.command()
 @click.option(
-    "--bind",
-    default=f"127.0.0.1:{DEFAULT_PORTS['tcp']}",
+    "--engine",
+    type=click.Choice(["embedded", "etcd"]),
+    default="embedded",
     show_default=True,
+    help="What holds the runs: our own server, or a real etcd member that is started and looked after.",
+)
+@click.option(
+    "--bind",
     metavar="ADDR:PORT",
-    help="Where to listen; port 0 takes a free one. Without --token-file and --tls-ca: loopback only, or --insecure.",
+    help="Where to listen; port 0 takes a free one. Without --token-file and --tls-ca: loopback only, or --insecure.  "
+    f"[default: 127.0.0.1:{DEFAULT_PORTS['tcp']}; etcd: 127.0.0.1:{DEFAULT_PORTS['etcd']}]",
 )
 @click.option(
     "--token-file",
@@ -42,27 +53,65 @@ _FILE = click.Path(exists=True, dir_okay=False)
 )
 @click.option("--insecure", is_flag=True, help="Serve an address that others can reach without asking who they are.")
 @limit_options
-def serve(
-    bind: str,
-    token_file: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_ca: str | None,
-    data: str | None,
-    sync: str | None,
-    insecure: bool,
-    **limits: float,
-) -> None:
+@click.option("--peers", metavar="A,B,C", help="etcd: the machines of the cluster, the same list on each of them.")
+@click.option("--member", metavar="A", help="etcd: which of --peers this one is, if that cannot be seen.")
+@click.option("--etcd-binary", metavar="PATH", help="etcd: the program, if it is not in PATH.")
+@click.option("--any-version", is_flag=True, help="etcd: run 3.5.0 to 3.5.5 too, which can corrupt their data.")
+@click.argument("etcd_options", nargs=-1, metavar="[-- ETCD_OPTIONS...]")
+def serve(engine: str, bind: str | None, data: str | None, **options: Any) -> None:
     """Serve any number of runs from this machine.
 
     Nodes reach it with tcp://ADDR:PORT/run-id?min_nodes=...; it stops in good order on SIGTERM and Ctrl-C. Everything
     it knows is in memory, and with --data also on disk: started again, it goes on where it was.
 
-    Example: quorate serve --bind 0.0.0.0:29400 --token-file /etc/quorate/token --data /var/lib/quorate
+    With --engine etcd it is a real etcd member; the same command on three machines is a cluster that survives the loss
+    of one, and nodes reach it with etcd://A,B,C/run-id?min_nodes=...
+
+    \b
+    Examples:
+      quorate serve --bind 0.0.0.0:29400 --token-file /etc/quorate/token --data /var/lib/quorate
+      quorate serve --engine etcd --peers a,b,c --data /var/lib/quorate
     """
+    from quorate.errors import QuorateError
+
+    _refuse_options_of_the_other(click.get_current_context(), engine)
+    of_etcd = {name: value for name, value in options.items() if name in _ETCD}
+    of_ours = {name: value for name, value in options.items() if name not in _ETCD}
+    try:
+        if engine == "etcd":
+            _serve_etcd(bind, data, **of_etcd)
+        else:
+            _serve_ours(bind or f"127.0.0.1:{DEFAULT_PORTS['tcp']}", data, **of_ours)
+    except QuorateError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _refuse_options_of_the_other(context: click.Context, engine: str) -> None:
+    for name in context.params:
+        if name in _BOTH or (name in _ETCD) == (engine == "etcd"):
+            continue
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            option = "what follows --" if name == "etcd_options" else f"--{name.replace('_', '-')}"
+            if engine == "etcd":
+                advice = "etcd knows users and certificates of its own: give its options after --"
+                raise click.UsageError(f"{option} is not for --engine etcd: {advice}, or leave it out")
+            raise click.UsageError(f"{option} is for --engine etcd: give that too, or leave it out")
+
+
+def _serve_ours(
+    bind: str,
+    data: str | None,
+    *,
+    token_file: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
+    sync: str | None,
+    insecure: bool,
+    **limits: float,
+) -> None:
     from quorate.backends.tls import TlsFiles
     from quorate.cli.serve_limits import limits_of
-    from quorate.errors import QuorateError
     from quorate.server.process import run_loop, serve_until_told
 
     if tls_cert is None and (tls_key is not None or tls_ca is not None):
@@ -70,11 +119,38 @@ def serve(
     if sync is not None and data is None:
         raise click.UsageError("--sync says how data are kept: give the directory with --data, too")
     tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
-    try:
-        run_loop(
-            serve_until_told(
-                bind, token_file, tls=tls, limits=limits_of(limits), insecure=insecure, data=data, sync=sync or "always"
-            )
+    run_loop(
+        serve_until_told(
+            bind, token_file, tls=tls, limits=limits_of(limits), insecure=insecure, data=data, sync=sync or "always"
         )
-    except QuorateError as error:
-        raise click.ClickException(str(error)) from None
+    )
+
+
+def _serve_etcd(
+    bind: str | None,
+    data: str | None,
+    *,
+    peers: str | None,
+    member: str | None,
+    etcd_binary: str | None,
+    any_version: bool,
+    etcd_options: tuple[str, ...],
+) -> None:
+    import asyncio
+
+    from quorate.events import Emitter
+    from quorate.server.etcd_member import serve_etcd_until_told
+    from quorate.server.process import print_event
+
+    asyncio.run(
+        serve_etcd_until_told(
+            bind=bind,
+            peers=peers,
+            member=member,
+            data=data,
+            binary=etcd_binary,
+            any_version=any_version,
+            more=etcd_options,
+            emit=Emitter(print_event),
+        )
+    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Backend, Watch
-from quorate.errors import BackendError, HistoryGone, Unavailable
+from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
 from quorate.kv.types import Batch, GotRange, Item
 
 
@@ -114,7 +114,7 @@ class Mirror:
                     while (batch := watch.ready()) is not None:
                         self._take(batch, index)
                         changed += [change.key for change in batch.changes]
-            except HistoryGone as error:
+            except Rejected as error:
                 failed.set_exception(error)
                 return
             try:

@@ -59,8 +59,6 @@ from quorate.rendezvous.records import (
 from quorate.rendezvous.sight import Sight
 from quorate.settings import Settings
 
-GIVE_WAY_S = (2.0, 4.0)
-
 ChangeListener = Callable[[Cause, str], None]
 
 
@@ -267,7 +265,7 @@ class Node:
     async def _give_way(self) -> None:
         """If the run does not exist, somebody else is about to make it: wait a moment until it is there."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._rng.uniform(*GIVE_WAY_S)):
+            async with asyncio.timeout(self._rng.uniform(*self.backend.gives_way_s)):
                 while self.sight.is_synced and None in self.sight.door():
                     self._wake.clear()
                     await self._wake.wait()

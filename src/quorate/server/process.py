@@ -60,7 +60,7 @@ async def serve_until_told(
         token=credentials.tokens,
         tls=credentials.server_context(),
         limits=fitted,
-        emit=Emitter(_print),
+        emit=Emitter(print_event),
         is_dedicated=True,
     )
     told = asyncio.Event()
@@ -108,7 +108,9 @@ def _with_data(data: str, sync: str) -> Callable[..., Server]:
     from quorate.server.durable import DurableServer
     from quorate.server.journal import Sync
 
-    engine, journal = open_data(Directory(data), sync=Sync(sync), emit=Emitter(_print), first_revision=first_revision())
+    engine, journal = open_data(
+        Directory(data), sync=Sync(sync), emit=Emitter(print_event), first_revision=first_revision()
+    )
     return partial(DurableServer, engine, journal)
 
 
@@ -156,7 +158,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
     return f"{host}:{port} cannot be served: {error}"
 
 
-def _print(event: Event) -> None:
+def print_event(event: Event) -> None:
     """The server's own words, one line each."""
     if event.level >= 20:
         with suppress(OSError):

@@ -104,9 +104,11 @@ class Node:
         self.handler._loop.call(self._abandon())
 
     async def _abandon(self) -> None:
-        node = self.handler._core._node
-        if node is not None:
-            node.abandon()
+        core = self.handler._core
+        if core._node is not None:
+            core._node.abandon()
+        if core._joining is not None:
+            core._joining.leave("it was killed")  # a call that goes on would join anew
 
 
 class Call(Generic[_T]):

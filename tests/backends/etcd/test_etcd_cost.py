@@ -1,0 +1,66 @@
+"""What a round costs etcd, counted by etcd itself: writes and bytes a node, whatever the number of nodes."""
+
+import asyncio
+
+import pytest
+
+from tests.backends.etcd.kit import EtcdCluster, needs
+from tests.patience import PATIENCE_S
+
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+
+from quorate import aio
+
+FEW, MANY = 8, 32
+PROPOSALS = "etcd_server_proposals_committed_total"
+SENT = "etcd_network_client_grpc_sent_bytes_total"
+RECEIVED = "etcd_network_client_grpc_received_bytes_total"
+
+
+def addresses(count: int) -> list[str]:
+    """One for each node, so that each has a connection of its own though they share a process."""
+    return [f"127.0.1.{number}" for number in range(1, count + 1)]
+
+
+async def rounds(member, port: str, count: int) -> list[dict[str, float]]:
+    """The first three rounds of so many nodes: what etcd counted in each, a node."""
+    options = "last_call_timeout=30&local_addr=127.0.0.1&keep_alive_interval=20"
+    handlers = [
+        aio.create_handler(
+            f"etcd://{address}:{port}/cost-{count}?min_nodes={count}&max_nodes={count}&name=n{number}&{options}"
+        )
+        for number, address in enumerate(addresses(count))
+    ]
+    told = []
+    try:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            for _ in range(3):
+                before = await asyncio.to_thread(member.metrics)
+                worlds = await asyncio.gather(*(handler.next_rendezvous() for handler in handlers))
+                assert sorted(world.rank for world in worlds) == list(range(count))
+                await asyncio.sleep(0.5)  # what follows a round is its cost, too
+                after = await asyncio.to_thread(member.metrics)
+                told.append({name: (after[name] - before[name]) / count for name in (PROPOSALS, SENT, RECEIVED)})
+    finally:
+        for handler in handlers:
+            await handler.aclose()
+    return told
+
+
+def test_round_costs_a_node_few_writes_and_as_many_bytes_however_many_there_are(tmp_path):
+    """Promised: at most 6 writes a node and round; bytes a node that do not grow with the number of nodes."""
+    cluster = EtcdCluster(needs("system"), tmp_path, 1)
+    (member,) = cluster.members
+    port = member.endpoint.rpartition(":")[2]
+    member.also("--listen-client-urls=" + ",".join(f"http://{one}:{port}" for one in ("127.0.0.1", *addresses(MANY))))
+    try:
+        cluster.start()
+        few, many = (asyncio.run(rounds(member, port, count)) for count in (FEW, MANY))
+    finally:
+        cluster.stop()
+    print({count: [list(map(round, one.values())) for one in told] for count, told in ((FEW, few), (MANY, many))})
+    for first, *others in (few, many):
+        assert first[PROPOSALS] <= 9  # 5 or 6 on an idle machine: all start at once, and some make the run in vain
+        assert all(told[PROPOSALS] <= 6 for told in others)
+    for early, late in zip(few, many, strict=True):
+        assert late[SENT] + late[RECEIVED] < 1.25 * (early[SENT] + early[RECEIVED])
