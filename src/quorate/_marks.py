@@ -47,6 +47,14 @@ MARKS = {
     "journal.refused": "a request was not executed because nothing could be kept",
     "recovery.cut": "the torn end of a log was cut off",
 }
+REGISTER_MARKS = {
+    "register.expired": "a lease was ended by somebody who had seen it stand still",
+    "register.contended": "somebody else was faster, and it was done again on what that one had written",
+    "register.unknown": "a write gave no answer, and was looked for in what was there",
+    "register.resent": "a write that might still be under way was sent again as it was",
+    "register.vanished": "what the cell held was gone, and a new store was begun",
+}
+"""Of register worlds (`quorate sim --register`), in which those of servers cannot be reached."""
 
 hits: set[str] | None = None
 """Where marks are collected; None: nowhere."""

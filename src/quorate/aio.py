@@ -25,7 +25,7 @@ from weakref import WeakSet
 from quorate._address import own_address
 from quorate.api import RendezvousStoreInfo, free_port
 from quorate.backends.contract import Backend
-from quorate.backends.schemes import backend_opener, register_backend
+from quorate.backends.schemes import BackendOpener, backend_opener, register_backend
 from quorate.errors import (
     BackendError,
     ForkedProcessError,
@@ -150,10 +150,11 @@ class AsyncHandler:
         backend_name: str | None = None,
         sinks: Iterable[Sink] = (),
         bootstrap: BootstrapMaker | None = None,
+        opener: BackendOpener | None = None,
     ) -> None:
         self.settings = settings
         self.backend_name = backend_name or settings.scheme
-        self._opener = backend_opener(settings.scheme)
+        self._opener = opener or backend_opener(settings.scheme)
         self._emit = Emitter(*sinks)
         self._make_bootstrap = bootstrap or _free_port_of
         self._local_id = next(_local_ids)

@@ -6,9 +6,8 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from quorate.blocking import Store
 from quorate.rendezvous.records import RosterMember
 
 
@@ -42,16 +41,16 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """A place in a round. `members` are read when they are first asked for."""
+    """A place in a round. `members` are read when they are first asked for; handlers of others may not know any."""
 
     def __init__(
         self,
-        store: Store,
+        store: Any,
         rank: int,
         world_size: int,
         bootstrap_store_info: RendezvousStoreInfo,
-        round: int,
-        read_members: Callable[[], tuple[RosterMember, ...]],
+        round: int = 0,
+        read_members: Callable[[], tuple[RosterMember, ...]] = tuple,
     ) -> None:
         self.store = store
         self.rank = rank

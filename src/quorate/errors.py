@@ -21,6 +21,7 @@ QuorateError
     ├── OutcomeUnknown                  it may have happened: read again before deciding
     └── Rejected                        it did not happen and never will: do not retry
         ├── LeaseGone                   ... because the lease has ended
+        ├── UnreadableState (RendezvousStateError)  ... because all that is there is damaged, or not ours
         └── HistoryGone                 ... because the watch starts before the kept history: scan again
 
 An error carries its data in attributes and a sentence in ``str()``: what was wanted, what was found, what to do next.
@@ -150,3 +151,7 @@ class HistoryGone(Rejected):
     def __init__(self, message: str, *, oldest: int) -> None:
         super().__init__(message)
         self.oldest = oldest
+
+
+class UnreadableState(Rejected, RendezvousStateError):
+    """All that the backend holds is one thing, and that cannot be read: it is damaged, or not ours. Left as it is."""

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 from quorate import _background
 from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker, check_process, end_of_block, settings_of
 from quorate.api import RendezvousHandler, RendezvousInfo
+from quorate.backends.schemes import BackendOpener
 from quorate.blocking import Store
 from quorate.errors import RendezvousError, RendezvousGracefulExitError
 from quorate.events import Sink
@@ -55,11 +56,15 @@ class Changed:
 class World(RendezvousInfo):
     """A place in a round, with `changed`: set when a node waits, a member is lost, or this node is to go."""
 
+    store: Store
     changed: Changed
 
 
 class Handler(RendezvousHandler):
-    """The blocking handler of one node of one run. `bootstrap` makes what rank 0 publishes for each round."""
+    """The blocking handler of one node of one run. `bootstrap` makes what rank 0 publishes for each round.
+
+    `opener` opens the backend; by default the settings' scheme says what does.
+    """
 
     def __init__(
         self,
@@ -68,8 +73,9 @@ class Handler(RendezvousHandler):
         backend_name: str | None = None,
         sinks: Iterable[Sink] = (),
         bootstrap: BootstrapMaker | None = None,
+        opener: BackendOpener | None = None,
     ) -> None:
-        core = handler_for(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap)
+        core = handler_for(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)
         loop, user = _background.acquire(core.aclose)
         self._core = core
         self._loop = loop

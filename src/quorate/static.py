@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker
+from quorate.backends.schemes import BackendOpener
 from quorate.errors import RendezvousError, SettingsError
 from quorate.events import Sink
 from quorate.settings import Settings
@@ -83,7 +84,9 @@ def handler_for(
     backend_name: str | None = None,
     sinks: Iterable[Sink] = (),
     bootstrap: BootstrapMaker | None = None,
+    opener: BackendOpener | None = None,
 ) -> AsyncHandler:
     """The handler that a run of these settings needs."""
-    kind = StaticHandler if settings.scheme == SCHEME else AsyncHandler
-    return kind(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap)
+    if settings.scheme == SCHEME:
+        return StaticHandler(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap)
+    return AsyncHandler(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)

@@ -175,7 +175,7 @@ class Denied(Watch):
 def test_mirror_whose_watch_is_denied_says_so_and_looks_again() -> None:
     async def main() -> tuple[list[BackendError | None], dict[str, bytes]]:
         backend, troubles = Forbidden(), []
-        mirror = Mirror(backend, ["/a/"], random.Random(1), lambda: None, troubles.append)
+        mirror = Mirror(backend, ["/a/"], random.Random(1), lambda _: None, troubles.append)
         await mirror.synced.wait()
         await backend.txn([], [Put("/a/1", b"one")])
         await asyncio.sleep(30)

@@ -215,7 +215,7 @@ def test_cluster_without_a_place_for_its_data_is_refused():
     assert "--data" in result.output
 
 
-@pytest.mark.parametrize("words", [["--peers", "a"], ["--data", "x"], ["--any-version"], ["--", "--enable-v2"]])
+@pytest.mark.parametrize("words", [["--peers", "a"], ["--any-version"], ["--", "--enable-v2"]])
 def test_options_of_etcd_without_the_engine_are_refused(words):
     result = CliRunner().invoke(main, ["serve", *words])
     assert result.exit_code == 2

@@ -47,7 +47,14 @@ async def open_etcd(settings: Settings) -> Backend:
     return await open_backend(settings)
 
 
-_openers: dict[str, BackendOpener] = {"memory": open_memory, "etcd": open_etcd}
+async def open_file(settings: Settings) -> Backend:
+    """All nodes reach the same file of the run."""
+    from quorate.backends.register.opening import open_file
+
+    return await open_file(settings)
+
+
+_openers: dict[str, BackendOpener] = {"memory": open_memory, "etcd": open_etcd, "file": open_file}
 
 
 def register_backend(scheme: str, opener: BackendOpener) -> None:

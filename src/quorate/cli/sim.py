@@ -47,6 +47,7 @@ class Kept(click.ParamType):  # type: ignore[type-arg]
 @click.option("--keep", type=Kept(), help="With --seed: only these of its faults (as a reduced world is printed).")
 @click.option("--shrink", is_flag=True, help="Reduce a failing world to the faults it needs.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes to use (default: one a core).")
+@click.option("--register", is_flag=True, help="Worlds in which all that the nodes share is a compare-and-set cell.")
 @click.option("--all-marks", is_flag=True, help="Fail if a mark in a rare branch was never reached.")
 def sim(
     seeds: range | None,
@@ -54,6 +55,7 @@ def sim(
     keep: frozenset[int] | None,
     shrink: bool,
     workers: int | None,
+    register: bool,
     all_marks: bool,
 ) -> None:
     """Simulate worlds of nodes on virtual time, with faults, and check every guarantee.
@@ -63,20 +65,20 @@ def sim(
     if (seeds is None) == (seed is None):
         raise click.UsageError("give either --seeds A:B or --seed N")
     if seed is not None:
-        raise SystemExit(_one(seed, keep, shrink))
+        raise SystemExit(_one(seed, keep, shrink, register))
     assert seeds is not None
-    raise SystemExit(_many(seeds, workers, shrink, all_marks))
+    raise SystemExit(_many(seeds, workers, shrink, register, all_marks))
 
 
-def _one(seed: int, keep: frozenset[int] | None, reduce: bool) -> int:
+def _one(seed: int, keep: frozenset[int] | None, reduce: bool, register: bool) -> int:
     from quorate.testing.sim.campaign import replay_command, shrink
-    from quorate.testing.sim.plan import draw
+    from quorate.testing.sim.plan import draw, draw_register
     from quorate.testing.sim.run import run_plan
 
-    plan = draw(seed)
+    plan = draw_register(seed) if register else draw(seed)
     if reduce:
-        plan, kept, verdict = shrink(seed)
-        click.echo(f"reduced to {len(kept)} faults: {replay_command(seed, kept)}")
+        plan, kept, verdict = shrink(seed, register)
+        click.echo(f"reduced to {len(kept)} faults: {replay_command(seed, kept, register)}")
     else:
         verdict = run_plan(plan if keep is None else plan.keeping(keep))
     for number, action in enumerate(plan.actions):
@@ -107,13 +109,14 @@ def _show_events(notes: Iterable[tuple[float, str, str, str]]) -> None:
     Console(soft_wrap=True).print(table, markup=False)
 
 
-def _many(seeds: range, workers: int | None, reduce: bool, all_marks: bool) -> int:
+def _many(seeds: range, workers: int | None, reduce: bool, register: bool, all_marks: bool) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from quorate._marks import REGISTER_MARKS
     from quorate.testing.sim.campaign import Sum, replay_command, run_many, shrink
 
-    total = Sum()
+    total = Sum(marks=dict.fromkeys(REGISTER_MARKS, 0)) if register else Sum()
     started_at = time.monotonic()
     columns = (
         TextColumn("worlds"),
@@ -125,16 +128,16 @@ def _many(seeds: range, workers: int | None, reduce: bool, all_marks: bool) -> i
     console = Console()
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("worlds", total=len(seeds), broken=0)
-        for verdict in run_many(seeds, workers):
+        for verdict in run_many(seeds, workers, register):
             total.add(verdict)
             progress.update(bar, advance=1, broken=len(total.broken))
             if verdict.broke:
                 click.echo(f"seed {verdict.seed} broke {verdict.broke}: {verdict.why}")
-                click.echo(f"  see it again: {replay_command(verdict.seed)}")
+                click.echo(f"  see it again: {replay_command(verdict.seed, register=register)}")
     for verdict in sorted(total.broken, key=lambda verdict: verdict.seed)[:1]:
         if reduce:
-            _, kept, verdict = shrink(verdict.seed)
-            click.echo(f"reduced to {len(kept)} faults: {replay_command(verdict.seed, kept)}")
+            _, kept, verdict = shrink(verdict.seed, register)
+            click.echo(f"reduced to {len(kept)} faults: {replay_command(verdict.seed, kept, register)}")
         _show_events(verdict.notes)
     click.echo(f"{total.in_words()}; {time.monotonic() - started_at:.0f} s")
     if total.missed:

@@ -33,10 +33,14 @@ class History:
         self._changes += len(batch.changes)
         self._bytes += _value_bytes(batch)
         while (self._changes > self.limit or self._bytes > self.limit_bytes) and len(self.batches) > 1:
-            gone = self.batches.popleft()
-            self._changes -= len(gone.changes)
-            self._bytes -= _value_bytes(gone)
-            self.oldest = gone.revision
+            self.forget_one()
+
+    def forget_one(self) -> None:
+        """Forget the oldest batch there is."""
+        gone = self.batches.popleft()
+        self._changes -= len(gone.changes)
+        self._bytes -= _value_bytes(gone)
+        self.oldest = gone.revision
 
     def after(self, revision: int, prefix: str) -> tuple[Batch, ...]:
         """What changed under `prefix` after `revision`; costs the batches since then."""

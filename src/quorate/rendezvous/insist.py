@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from quorate.backends.backoff import Backoff
-from quorate.errors import OutcomeUnknown, Rejected, RendezvousConnectionError, RendezvousTimeoutError, Unavailable
+from quorate.errors import (
+    OutcomeUnknown,
+    Rejected,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+    Unavailable,
+    UnreadableState,
+)
 from quorate.rendezvous.reach import Reach
 
 
@@ -42,5 +49,7 @@ async def insist(
         raise RendezvousTimeoutError(
             f"{what} within {after_s:.0f} s: {reach.sentence() or 'no answer from ' + endpoint}"
         ) from None
+    except UnreadableState:
+        raise
     except Rejected as error:
         raise RendezvousConnectionError(f"{endpoint} refused: {error}") from error

@@ -26,6 +26,7 @@ from quorate.errors import (
     RendezvousGracefulExitError,
     SessionLostError,
     Unavailable,
+    UnreadableState,
 )
 from quorate.events import (
     Confirmed,
@@ -240,6 +241,8 @@ class Node:
                 await self._backoff.sleep()
             except LeaseGone:
                 await self._presence.drop("its lease had ended")
+            except UnreadableState:
+                raise
             except Rejected as error:
                 raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
 

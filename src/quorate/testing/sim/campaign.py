@@ -10,14 +10,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 
 from quorate._marks import MARKS
-from quorate.testing.sim.plan import Plan, draw
+from quorate.testing.sim.plan import Plan, draw, draw_register
 from quorate.testing.sim.run import Verdict, run_plan, run_seed
 
 CHUNK = 10
 LARGE = 20
 
 
-def run_many(seeds: Iterable[int], workers: int | None = None) -> Iterator[Verdict]:
+def run_many(seeds: Iterable[int], workers: int | None = None, register: bool = False) -> Iterator[Verdict]:
     """The verdicts of all seeds, in no particular order."""
     count = workers or os.cpu_count() or 1
     chunks = _chunks(seeds)
@@ -26,7 +26,7 @@ def run_many(seeds: Iterable[int], workers: int | None = None) -> Iterator[Verdi
         running: set[Future[list[Verdict]]] = set()
         try:
             for chunk in chunks:
-                running.add(pool.submit(_run_chunk, chunk))
+                running.add(pool.submit(_run_chunk, chunk, register))
                 if len(running) >= 2 * count:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
                     for future in done:
@@ -48,8 +48,8 @@ def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
         yield chunk
 
 
-def _run_chunk(seeds: list[int]) -> list[Verdict]:
-    return [run_seed(seed) for seed in seeds]
+def _run_chunk(seeds: list[int], register: bool) -> list[Verdict]:
+    return [run_seed(seed, register) for seed in seeds]
 
 
 @dataclass(slots=True)
@@ -62,6 +62,7 @@ class Sum:
     fewest_faults: int = 0
     events: list[int] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MARKS, 0))
+    """How many worlds have reached each of those that they can reach."""
     broken: list[Verdict] = field(default_factory=list)
 
     def add(self, verdict: Verdict) -> None:
@@ -71,7 +72,7 @@ class Sum:
         self.large += verdict.nodes >= LARGE
         self.faults += verdict.faults
         self.events.append(verdict.events)
-        for name in verdict.marks:
+        for name in verdict.marks & self.marks.keys():
             self.marks[name] += 1
         if verdict.broke:
             self.broken.append(verdict)
@@ -93,15 +94,15 @@ class Sum:
         )
 
 
-def replay_command(seed: int, kept: frozenset[int] | None = None) -> str:
+def replay_command(seed: int, kept: frozenset[int] | None = None, register: bool = False) -> str:
     """What to type to see this world again."""
     keep = "" if kept is None else f" --keep {','.join(map(str, sorted(kept))) or 'none'}"
-    return f"quorate sim --seed {seed}{keep}"
+    return f"quorate sim --seed {seed}{' --register' if register else ''}{keep}"
 
 
-def shrink(seed: int) -> tuple[Plan, frozenset[int], Verdict]:
+def shrink(seed: int, register: bool = False) -> tuple[Plan, frozenset[int], Verdict]:
     """A failing world with as few of its faults as still break the same guarantee: one after the other is left out."""
-    plan = draw(seed)
+    plan = draw_register(seed) if register else draw(seed)
     kept = frozenset(range(len(plan.actions)))
     verdict = run_plan(plan)
     broke = verdict.broke

@@ -28,6 +28,8 @@ from quorate.testing.sim.plan import Action, Fault
 from quorate.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld, never_confirms
 
 LOOK_EVERY_S = 0.25
+REGISTER_S = 0.5
+"""What a look at a cell more, and races for it, may add."""
 LATE_TTLS = 2
 """How many times to live a request may be under way at most."""
 
@@ -350,6 +352,8 @@ class Director:
         is_seen = plan.wired and plan.seed % 3 > 0  # its machine lives, and closes its connection
         world.crash(victim, is_machine=not is_seen)
         within_s = plan.disconnect_grace_s + 0.5 if is_seen else plan.ttl_s + 1.0
+        if plan.register:
+            within_s += REGISTER_S
         await asyncio.sleep(within_s + 20 * plan.slowest_s)
         for process in members:
             if process is victim or process.is_over:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 FEWEST_ACTIONS = 6
 WIRED = 0.4
+MOST_ON_A_REGISTER = 8
 
 
 class Fault(enum.Enum):
@@ -86,6 +87,8 @@ class Plan:
     call_timeout_s: float
     stall_s: float
     actions: tuple[Action, ...]
+    register: bool = False
+    """Whether all that the nodes share is one compare-and-set cell."""
 
     @property
     def ttl_s(self) -> float:
@@ -151,6 +154,30 @@ def draw(seed: int) -> Plan:
                 key=lambda action: action.at_s,
             )
         ),
+    )
+
+
+def draw_register(seed: int) -> Plan:
+    """The plan of a seed for a register world: what `draw` says, without a server, with few nodes and time to spare.
+
+    All that nodes write takes turns, a journey or two each: there must be time for all of them to renew and confirm.
+    """
+    plan = draw(seed)
+    step = plan.step
+    nodes = min(plan.nodes, MOST_ON_A_REGISTER)
+    min_nodes = max(step, min(plan.min_nodes, nodes * 2 // 3) // step * step)
+    max_nodes = max(min_nodes, min(plan.max_nodes, nodes + 2) // step * step)
+    return replace(
+        plan,
+        nodes=nodes,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        keep_alive_interval_s=max(plan.keep_alive_interval_s, 1.0),
+        confirm_timeout_s=max(plan.confirm_timeout_s, 2.0),
+        slowest_s=min(plan.slowest_s, 0.005),
+        wired=False,
+        server_coordinator=False,
+        register=True,
     )
 
 

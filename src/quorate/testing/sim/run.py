@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quorate import _marks
 from quorate.testing.loop import Stuck, VirtualTimeLoop
 from quorate.testing.sim.director import Director
-from quorate.testing.sim.plan import Plan, draw
+from quorate.testing.sim.plan import Plan, draw, draw_register
 from quorate.testing.sim.wired import small_bounds
 from quorate.testing.sim.world import SimWorld, in_words
 
@@ -37,9 +37,9 @@ class Verdict:
     marks: frozenset[str] = frozenset()
 
 
-def run_seed(seed: int) -> Verdict:
-    """The world of a seed."""
-    return run_plan(draw(seed))
+def run_seed(seed: int, register: bool = False) -> Verdict:
+    """The world of a seed: of a server, or of a register."""
+    return run_plan(draw_register(seed) if register else draw(seed))
 
 
 def run_plan(plan: Plan) -> Verdict:

@@ -42,6 +42,7 @@ from quorate.testing.checkers import (
 from quorate.testing.loop import MACHINE, VirtualTimeLoop
 from quorate.testing.sim.network import SimBackend, SimServer, Weather
 from quorate.testing.sim.plan import Plan
+from quorate.testing.sim.register import CellBackend, RegisterCell
 from quorate.testing.sim.wired import WiredBackend, WiredServer
 
 KEPT_NOTES = 80
@@ -57,7 +58,7 @@ class SimProcess:
 
     name: str
     machine: str
-    backend: SimBackend | WiredBackend
+    backend: SimBackend | WiredBackend | CellBackend
     node: Node
     rng: random.Random
     changed: asyncio.Event
@@ -104,8 +105,10 @@ class SimWorld:
         self.server_backend: SimBackend | None = None
         self.wire: WiredServer | None = None
         """The server, if this is a wire world."""
-        self.server: SimServer | WiredServer
-        if plan.wired:
+        self.server: SimServer | WiredServer | RegisterCell
+        if plan.register:
+            self.server = RegisterCell(self._committed, plan.history)
+        elif plan.wired:
             self.server = self.wire = WiredServer(plan, self.note, self._committed, self._emitted, self._ended_early)
         else:
             self.server = SimServer(self._committed, plan.history)
@@ -196,7 +199,9 @@ class SimWorld:
 
     def _connect(
         self, who: str, writer: str, rng: random.Random, call_timeout_s: float, max_txn_ops: int
-    ) -> SimBackend | WiredBackend:
+    ) -> SimBackend | WiredBackend | CellBackend:
+        if isinstance(self.server, RegisterCell):
+            return CellBackend(self.server, who, writer, rng, self._fair(), self.note, self.plan.ttl_s)
         if isinstance(self.server, WiredServer):
             return WiredBackend(self.server, who, writer, rng, self._fair())
         return SimBackend(self.server, who, writer, rng, self._fair(), self.note, call_timeout_s, max_txn_ops)

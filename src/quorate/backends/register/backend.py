@@ -1,0 +1,123 @@
+"""A connection to a register: the contract, on the hub of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from quorate.backends.contract import BackendStatus, Limits, Session, Watch
+from quorate.backends.ops import OpBackend, changes_something
+from quorate.backends.register.cell import AsyncCell
+from quorate.backends.register.hub import Hub
+from quorate.backends.register.watch import RegisterWatch
+from quorate.errors import BackendError, OutcomeUnknown, Unavailable
+from quorate.kv.types import Grant, LeaseResult, Op, Result, Tick
+
+CALL_TIMEOUT_S = 60.0
+LEASE_BITS = 62
+
+
+class RegisterBackend(OpBackend):
+    """A connection. `on_close` is called once, when it is closed; by default the hub is this connection's own."""
+
+    limits = Limits(max_txn_ops=1_000, max_txn_bytes=1_000_000)
+
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        rng: random.Random | None = None,
+        on_close: Callable[[], bool] | None = None,
+    ) -> None:
+        self.name = hub.cell.name
+        self.hub = hub
+        self._call_timeout_s = call_timeout_s
+        self._rng = rng or random.Random(secrets.randbits(64))
+        self._on_close = on_close
+        # Weak, so that what has ended is forgotten; in order, so that closing always does the same.
+        self._watches: WeakKeyDictionary[RegisterWatch, None] = WeakKeyDictionary()
+        self._sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
+        self._listener: Callable[[BackendError | None], None] | None = None
+        self._is_closed = False
+
+    @classmethod
+    def on(cls, cell: AsyncCell, *, call_timeout_s: float = CALL_TIMEOUT_S) -> RegisterBackend:
+        """A connection with a hub of its own."""
+        return cls(Hub(cell, random.Random(secrets.randbits(64))), call_timeout_s=call_timeout_s)
+
+    async def execute(self, op: Op) -> Result:
+        self._check_open()
+        request = self.hub.submit(op)
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                return await request.result
+        except TimeoutError:
+            cause = f": {self.hub.trouble}" if self.hub.trouble is not None else ""
+            said = f"{self.name} did not answer within {self._call_timeout_s:g} s{cause}"
+            if request.is_sent and changes_something(op):
+                raise OutcomeUnknown(f"it may have happened: {said}") from None
+            raise Unavailable(said) from None
+
+    async def grant(self, ttl_s: float) -> int:
+        """The id is drawn, so that no lease of another store is ever taken for it."""
+        result = await self._checked(Grant(ttl_s, self._rng.getrandbits(LEASE_BITS) + 1))
+        assert isinstance(result, LeaseResult)
+        return result.lease
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        self._check_open()
+        watch = RegisterWatch(self.hub, prefix, after_revision, self.hub.generation)
+        self._watches[watch] = None
+        return watch
+
+    async def open_session(
+        self,
+        ttl_s: float,
+        *,
+        interval_s: float | None = None,
+        renew_timeout_s: float | None = None,
+        on_missed: Callable[[str], None] | None = None,
+    ) -> Session:
+        session = await super().open_session(
+            ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
+        )
+        self._sessions[session] = None
+        return session
+
+    def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:
+        self._listener = on_reach
+        self.hub.on_reach.append(on_reach)
+
+    async def status(self) -> BackendStatus:
+        await self.execute(Tick())
+        document = self.hub.document
+        if document is None:
+            raise Unavailable(f"{self.name} is being written")
+        details = {
+            "keys": str(len(document.engine.items)),
+            "leases": str(len(document.counters)),
+            "version": str(document.version),
+            "writers": str(len(document.clients)),
+        }
+        return BackendStatus(self.name, self.hub.cell.endpoint, document.engine.revision, details)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for watch in list(self._watches):
+            watch.cancel()
+        for session in list(self._sessions):
+            session.abandon()
+        if self._listener is not None:
+            self.hub.on_reach.remove(self._listener)
+        if self._on_close is None or self._on_close():
+            await self.hub.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Unavailable(f"this connection to {self.name} is closed")

@@ -1,0 +1,32 @@
+"""What the tests of the register share: kits for the conformance suites on any cell."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from quorate.backends.register.backend import RegisterBackend
+from quorate.backends.register.cell import BlockingCell, Cell
+from quorate.backends.register.hub import Hub
+from quorate.testing.conformance.backend import BackendKit
+
+HISTORY = 1_000
+IDLE_S = 1.0
+
+
+def connector(make: Callable[[], Cell], *, history: int = HISTORY, idle_s: float = IDLE_S, seed: int = 0):
+    """Connections that have nothing in common but the cell, as those of different processes."""
+    rng = random.Random(seed)
+
+    async def connect():
+        cell = await asyncio.get_running_loop().run_in_executor(None, make)  # to connect may take seconds
+        hub = Hub(BlockingCell(cell), random.Random(rng.getrandbits(64)), history=history, idle_s=idle_s)
+        return RegisterBackend(hub, rng=random.Random(rng.getrandbits(64)))
+
+    return connect
+
+
+def backend_kit(make: Callable[[], Cell], **changes) -> BackendKit:
+    history = changes.pop("history", HISTORY)
+    idle_s = changes.pop("idle_s", IDLE_S)
+    options = {"prefix": "/test/", "lease_slack_s": 1.3, "ttl_s": 3.0} | changes
+    return BackendKit(connector(make, history=history, idle_s=idle_s), asyncio.sleep, **options)

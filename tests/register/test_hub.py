@@ -1,0 +1,319 @@
+"""What one process does with a cell: how often it calls it, what it does when it fails, and what it never does."""
+
+import asyncio
+import random
+
+import pytest
+
+from quorate.backends.register.backend import RegisterBackend
+from quorate.backends.register.cell import BlockingCell
+from quorate.backends.register.hub import Hub
+from quorate.backends.register.opening import connect
+from quorate.errors import HistoryGone, OutcomeUnknown, Rejected, RendezvousStateError, Unavailable
+from quorate.kv import document as documents
+from quorate.kv.document import Document
+from quorate.kv.types import Put
+from quorate.testing.cells import CellFaults, FaultyCell, MemoryCell
+from quorate.testing.conformance.backend import run_checks
+from quorate.testing.conformance.backend_concurrency import check_a_read_sees_what_was_written_before_it
+from quorate.testing.loop import run
+from tests.register.kit import backend_kit
+from tests.sim.edits import Edit, edited
+
+
+def backend_on(cell, seed=0, **options):
+    rng = random.Random(seed)
+    return RegisterBackend(Hub(BlockingCell(cell), rng), rng=rng, **options)
+
+
+def test_idle_process_looks_once_a_second_and_writes_only_to_renew():
+    cell = MemoryCell()
+
+    async def main():
+        backend = backend_on(cell)
+        session = await backend.open_session(15.0, interval_s=5.0)
+        watch = backend.watch("/", (await backend.scan("/")).revision)
+        reading = asyncio.create_task(anext(watch, None))
+        await asyncio.sleep(30.0)
+        reads, writes = cell.reads, cell.writes
+        await asyncio.sleep(100.0)
+        await session.close()
+        await backend.close()
+        await reading
+        return cell.reads - reads, cell.writes - writes
+
+    reads, writes = run(main(), limit_s=1_000.0)
+    assert reads >= 75
+    assert reads + writes <= 102, "a write is a look, too"
+    assert writes <= 22
+
+
+def test_change_is_seen_soon_after_another_and_within_a_second_otherwise():
+    cell = MemoryCell()
+    lags = []
+
+    async def main():
+        writer, reader = backend_on(cell, 1), backend_on(cell, 2)
+        loop = asyncio.get_running_loop()
+        watch = reader.watch("/", (await reader.scan("/")).revision)
+        for pause_s in (0.0, 0.1, 1.0, 30.0):
+            reading = asyncio.create_task(anext(watch))
+            await asyncio.sleep(pause_s)
+            began_at = loop.time()
+            await writer.txn((), [Put("/a", b"%g" % pause_s)])
+            await reading
+            lags.append(loop.time() - began_at)
+        await writer.close()
+        await reader.close()
+
+    run(main(), limit_s=1_000.0)
+    assert lags[0] <= 0.05
+    assert lags[1] <= 0.05
+    assert lags[2] <= 0.2
+    assert lags[3] <= 1.0
+
+
+def test_what_is_asked_for_together_is_written_at_once():
+    cell = MemoryCell()
+
+    async def main():
+        backend = backend_on(cell)
+        await backend.scan("/")
+        before = cell.writes
+        await asyncio.gather(*(backend.txn((), [Put(f"/{n}", b"x")]) for n in range(50)))
+        await backend.close()
+        return cell.writes - before
+
+    assert run(main()) <= 2
+
+
+def test_connections_of_one_process_share_reads_and_writes():
+    cell = MemoryCell()
+
+    async def main():
+        backends = [connect("key", lambda: BlockingCell(cell), 60.0) for _ in range(5)]
+        await asyncio.gather(*(backend.open_session(15.0) for backend in backends))
+        assert len({id(backend.hub) for backend in backends}) == 1
+        writes = cell.writes
+        for backend in backends[1:]:
+            await backend.close()
+        await backends[0].scan("/")
+        await backends[0].close()
+        return writes
+
+    assert run(main(), limit_s=100.0) <= 2
+
+
+def test_cell_that_comes_late_is_waited_for():
+    cell = MemoryCell()
+    faulty = FaultyCell(cell, random.Random(1), CellFaults(unavailable=1.0))
+    reached = []
+
+    async def main():
+        backend = backend_on(faulty)
+        backend.listen(lambda error: reached.append(error is None))
+        asking = asyncio.create_task(backend.txn((), [Put("/a", b"x")]))
+        await asyncio.sleep(10.0)
+        assert not asking.done()
+        faulty.faults = CellFaults()
+        result = await asking
+        await backend.close()
+        return result.committed
+
+    assert run(main(), limit_s=100.0)
+    assert reached == [False, True]
+
+
+def test_call_ends_when_its_time_is_over_and_says_why():
+    faulty = FaultyCell(MemoryCell(), random.Random(1), CellFaults(unavailable=1.0))
+
+    async def main():
+        backend = backend_on(faulty, call_timeout_s=3.0)
+        with pytest.raises(Unavailable) as caught:
+            await backend.txn((), [Put("/a", b"x")])
+        await backend.close()
+        return str(caught.value)
+
+    said = run(main(), limit_s=100.0)
+    assert "3 s" in said
+    assert "could not be reached" in said
+
+
+class Silent(MemoryCell):
+    """Never says what became of a write, and writes nothing."""
+
+    is_silent = False
+
+    def set_state(self, state, token=None):
+        return None if self.is_silent else super().set_state(state, token)
+
+
+def test_write_that_nobody_can_tell_the_outcome_of_says_so():
+    cell = Silent()
+
+    async def main():
+        backend = backend_on(cell)
+        await backend.scan("/")
+        cell.is_silent = True
+        with pytest.raises(OutcomeUnknown):
+            await backend.txn((), [Put("/a", b"x")])
+        cell.is_silent = False
+        assert not (await backend.scan("/")).items
+        await backend.close()
+
+    run(main(), limit_s=100.0)
+
+
+def test_damaged_document_is_an_error_everywhere_and_is_not_touched():
+    cell = MemoryCell()
+
+    async def main():
+        backend = backend_on(cell)
+        session = await backend.open_session(5.0)
+        watch = backend.watch("/", (await backend.scan("/")).revision)
+        reading = asyncio.create_task(anext(watch))
+        await asyncio.sleep(0.1)
+        cell.corrupt(b"quorate\x00 not really")
+        for call in (
+            lambda: backend.scan("/"),
+            lambda: backend.txn((), [Put("/a", b"x")]),
+            lambda: backend.keep_alive(session.lease),
+            backend.status,
+        ):
+            with pytest.raises(RendezvousStateError, match="remove it"):
+                await call()
+        with pytest.raises(RendezvousStateError):
+            await reading
+        assert "remove it" in await session.lost
+        await backend.close()
+
+    run(main(), limit_s=100.0)
+    assert cell.get_state()[0] == b"quorate\x00 not really"
+
+
+def test_cell_that_goes_back_in_time_is_not_followed():
+    cell = MemoryCell()
+
+    async def main():
+        backend = backend_on(cell, call_timeout_s=2.0)
+        await backend.txn((), [Put("/a", b"1")])
+        old = cell.get_state()[0]
+        await backend.txn((), [Put("/a", b"2")])
+        new = cell.get_state()[0]
+        cell.corrupt(old)
+        with pytest.raises(Unavailable, match="older than"):
+            await backend.scan("/")
+        cell.corrupt(new)
+        (item,) = (await backend.scan("/")).items
+        await backend.close()
+        return item.value
+
+    assert run(main(), limit_s=100.0) == b"2"
+
+
+def test_cell_that_was_emptied_begins_a_new_store_and_tells_watches():
+    cell = MemoryCell()
+
+    async def main():
+        backend = backend_on(cell)
+        first = await backend.txn((), [Put("/a", b"1")])
+        lease = await backend.grant(60.0)
+        watch = backend.watch("/", first.revision)
+        reading = asyncio.create_task(anext(watch))
+        await asyncio.sleep(0.1)
+        cell._state = None
+        second = await backend.txn((), [Put("/b", b"2")])
+        assert second.revision > first.revision
+        with pytest.raises(HistoryGone):
+            await reading
+        assert not await backend.keep_alive(lease)
+        await backend.close()
+        return [item.key for item in (await again()).items]
+
+    async def again():
+        backend = backend_on(cell, 5)
+        scanned = await backend.scan("/")
+        await backend.close()
+        return scanned
+
+    assert run(main(), limit_s=100.0) == ["/b"]
+
+
+def test_what_does_not_fit_is_refused_and_the_rest_goes_on(monkeypatch):
+    monkeypatch.setattr(documents, "LARGEST", 20_000)
+    cell = MemoryCell()
+
+    async def main():
+        backend = backend_on(cell)
+        sizes = (1_000, 30_000, 2_000)
+        results = await asyncio.gather(
+            *(backend.txn((), [Put(f"/{size}", b"x" * size)]) for size in sizes), return_exceptions=True
+        )
+        keys = [item.key for item in (await backend.scan("/")).items]
+        await backend.close()
+        return results, keys
+
+    results, keys = run(main(), limit_s=100.0)
+    assert isinstance(results[1], Rejected)
+    assert "tcp://" in str(results[1])
+    assert keys == ["/1000", "/2000"]
+
+
+def test_defect_of_a_cell_does_not_end_the_work_in_silence():
+    class Defective(MemoryCell):
+        def get_state(self):
+            return "nonsense"
+
+    async def main():
+        backend = backend_on(Defective())
+        for _ in range(2):
+            with pytest.raises(Rejected, match="failed"):
+                await backend.scan("/")
+        await backend.close()
+
+    run(main(), limit_s=100.0)
+
+
+# --- once, and only once ----------------------------------------------------------------------------------------------
+
+BAD = CellFaults(unavailable=0.05, unknown=0.1, broken=0.1, late=0.1)
+
+
+def sum_over_a_bad_cell(seed: int) -> bytes:
+    """Fifty times one, added by five processes."""
+    cell = MemoryCell()
+
+    async def main():
+        backends = [backend_on(FaultyCell(cell, random.Random(f"{seed} {n}"), BAD), n) for n in range(5)]
+
+        async def add(backend):
+            for _ in range(10):
+                await backend.add("/sum", 1)
+
+        await asyncio.gather(*map(add, backends))
+        value = (await backends[0].get("/sum")).item.value
+        for backend in backends:
+            await backend.close()
+        return value
+
+    return run(main(), seed=seed, limit_s=1_000.0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_adds_of_many_processes_over_a_bad_cell_count_once_each(seed):
+    assert sum_over_a_bad_cell(seed) == b"50"
+
+
+def test_register_that_forgets_what_it_wrote_is_noticed():
+    with edited(Edit(Document, "has_write", "return known[0] >= seq", "return False")):
+        assert any(int(sum_over_a_bad_cell(seed)) > 50 for seed in range(10))
+
+
+def test_register_that_answers_reads_from_memory_is_noticed():
+    edit = Edit(Hub, "_attempt", "if is_fresh:\n                self._settle", "if True:\n                self._settle")
+    cell = MemoryCell()
+    with edited(edit):
+        report = run(
+            run_checks(backend_kit(lambda: cell), [check_a_read_sees_what_was_written_before_it]), limit_s=100.0
+        )
+    assert report.failed

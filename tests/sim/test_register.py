@@ -1,0 +1,49 @@
+"""Register worlds: every guarantee holds, the same seed gives the same world, and mutants are caught."""
+
+import pytest
+
+from quorate.backends.register.hub import Hub
+from quorate.backends.register.progress import Progress
+from quorate.testing.sim.campaign import replay_command
+from quorate.testing.sim.plan import draw, draw_register
+from quorate.testing.sim.run import run_plan, run_seed
+from tests.sim.edits import Edit, edited
+
+SEEDS = range(6)
+MUTANTS = {
+    "a lease that is renewed is ended all the same": (
+        Edit(Progress, "look", "known is not None and known[0] == counter", "known is not None"),
+        0,
+    ),
+    "leases are never ended": (Edit(Hub, "_attempt", "self._progress.due(self._loop.time())", "()"), 0),
+}
+
+
+def test_guarantees_hold_in_register_worlds():
+    marks: set[str] = set()
+    for seed in SEEDS:
+        verdict = run_seed(seed, register=True)
+        assert not verdict.broke, f"{verdict.broke}: {verdict.why}; {replay_command(seed, register=True)}"
+        assert verdict.faults >= 6
+        marks |= verdict.marks
+    assert marks >= {"register.expired", "register.contended"}
+
+
+def test_same_seed_gives_the_same_register_world():
+    plan = draw_register(4)
+    assert run_plan(plan).digest == run_plan(plan).digest
+
+
+def test_register_worlds_leave_the_draws_of_others_as_they_are():
+    plan, register = draw(7), draw_register(7)
+    assert register.actions == plan.actions
+    assert register.register
+    assert not plan.register
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_of_the_register_is_noticed(name):
+    edit, seed = MUTANTS[name]
+    with edited(edit):
+        verdict = run_seed(seed, register=True)
+    assert verdict.broke
