@@ -11,13 +11,14 @@ import re
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from tests.e2e.kit import HERE, PATIENCE_S, Node, Process, Server, Stage, loopback
 
-ENTRIES = 400
+ENTRIES = 1000
 """So many changes make a snapshot: a kill meets one every few rounds."""
 LONGEST_LIFE_S = 0.6
 LONG_S = 20 * PATIENCE_S
@@ -90,11 +91,21 @@ def campaign(
             books = ledger.until(partial(said, ledger, number), "an answer for everybody", LONG_S)
             figures.slowest_s = max(figures.slowest_s, time.monotonic() - began_at)
             figures.answers, figures.told, figures.rounds = books["counts"], books["told"], books["rounds"]
-            figures.sizes.append(sum(path.stat().st_size for path in data.iterdir()))
-            figures.snapshots = max(int(path.name[4:]) for path in data.glob("log-*") if path.name[4:].isdecimal()) - 1
+            look(data, figures)
             tell(figures)
         assert ledger.popen.poll() is None, ledger.story
     return figures
+
+
+def look(data: Path, figures: Figures) -> None:
+    """At the directory, while the server works in it."""
+    sizes: dict[str, int] = {}
+    for path in data.iterdir():
+        with suppress(FileNotFoundError):  # a snapshot has taken its place meanwhile
+            sizes[path.name] = path.stat().st_size
+    figures.sizes.append(sum(sizes.values()))
+    logs = [int(name[4:]) for name in sizes if name.startswith("log-") and name[4:].isdecimal()]
+    figures.snapshots = max([figures.snapshots, *(number - 1 for number in logs)])
 
 
 def said(ledger: Process, number: int) -> dict | None:

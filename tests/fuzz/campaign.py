@@ -30,6 +30,7 @@ from tests.fuzz.mutants import Mutants
 
 TOKEN = "the token of the campaign"
 PATIENCE_S = 60.0
+PATIENT_TIMES = 3
 BATCH = 24
 CLIENTS = 2_000
 MOST_RSS_MB = 700
@@ -150,7 +151,7 @@ class Attacker:
         one.sendall(GREETING + frame(encoder.encode(Hello(1, 1, client, TOKEN, "fuzz"))))
         framer = Framer(1 << 30)
         while True:
-            data = one.recv(1 << 16)
+            data = _patiently(one)
             assert data, "an authenticated client was not let in"
             for payload in framer.feed(data):
                 welcome_decoder.decode(payload)
@@ -216,9 +217,12 @@ class Shooter:
         taken = 0
         while taken < len(batch):
             try:
-                data = one.recv(1 << 16)
+                data = _patiently(one)
             except ConnectionError:
                 return taken, True
+            except TimeoutError:
+                mutants = [mutant.hex() for mutant, _ in batch]
+                raise AssertionError(f"neither an answer nor an end; {taken} of these were taken: {mutants}") from None
             if not data:
                 return taken, True
             for payload in framer.feed(data):
@@ -226,6 +230,16 @@ class Shooter:
                     if message[0] == STATUS_TAG and message[1] == first + taken:
                         taken += 1
         return taken, batch[-1][1]
+
+
+def _patiently(one: socket.socket) -> bytes:
+    """Receive. A machine that stood still, and this process with it, is no server that does not answer."""
+    for _ in range(PATIENT_TIMES):
+        try:
+            return one.recv(1 << 16)
+        except TimeoutError:
+            continue
+    raise TimeoutError
 
 
 def junk(target: Target, seed: int, size: int, report: Report) -> None:

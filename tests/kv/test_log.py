@@ -120,6 +120,14 @@ def test_frame_of_which_a_sector_never_arrived_is_torn_if_it_is_the_last():
     assert scan(holed + data[starts[2] :]).end is End.DAMAGED  # something that was written later is there
 
 
+def test_frame_whose_last_few_bytes_never_arrived_is_torn():
+    for over in range(3, 30):
+        size = SECTOR - HEADER_SIZE - FRAME_HEADER_SIZE + over
+        data = HEADER.encode() + frame(0, b"x" * size)
+        assert len(data) == SECTOR + over
+        assert scan(data[:SECTOR] + bytes(over)).end is End.TORN
+
+
 def test_zeros_at_the_end_are_torn():
     data, starts = three_frames()
     for count in (1, 20, 3 * SECTOR):

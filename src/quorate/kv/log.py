@@ -30,6 +30,8 @@ FORMAT = 1
 SECTOR = 512
 LEAST_HOLE = 16
 """So many zeros up to the edge of a sector are no chance: they were never written."""
+LEAST_LAST_HOLE = 3
+"""So many up to the end: what ends a frame never ends like that by itself."""
 _FILE = struct.Struct("<8scHQQ16sI")
 _FRAME = struct.Struct("<4sIQII")
 _FILE_MAGIC = b"QUORATE\n"
@@ -171,7 +173,8 @@ def _has_hole(data: bytes, start: int, end: int) -> bool:
     """Whether some sector of it, or what there is of one, holds nothing but zeros."""
     for sector in range(start - start % SECTOR, end, SECTOR):
         there = data[max(start, sector) : min(end, sector + SECTOR)]
-        if not any(there) and (len(there) >= LEAST_HOLE or len(there) == end - start):
+        least = LEAST_LAST_HOLE if sector + SECTOR >= end else LEAST_HOLE
+        if not any(there) and (len(there) >= least or len(there) == end - start):
             return True
     return False
 
