@@ -37,6 +37,7 @@ MARKS = {
     "tcp.forgotten": "a client came back to a server that had lost its memory",
     "server.replaced": "a client came back while its earlier connection was still there",
     "server.mass": "so many connections closed at once that no session was shortened",
+    "server.stood_still": "a grace was over while the server stood still, and began again",
     "server.malformed": "a frame that could not be read cost its connection",
     "server.slow": "a peer that did not read was dropped",
     "server.coordinator_failed": "a coordinator in the server failed and was started again",

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+import time
 
 import pytest
 
@@ -10,8 +11,8 @@ from quorate.kv.types import Grant, KeepAlive, LeaseResult, Put, Revoke, Txn
 from quorate.server.clients import MASS_SESSIONS, Clients
 from quorate.server.hub import Hub
 from quorate.testing.loop import run as run_virtual
-from quorate.wire.frames import frame
-from quorate.wire.messages import Do, Held, Hold, Welcome
+from quorate.wire.frames import GREETING, frame
+from quorate.wire.messages import Do, Held, Hello, Hold, Welcome, encoder, welcome_decoder
 from tests.server.kit import Raw, client_of, eventually, port_of, run, serving
 
 TTL_S = 60.0
@@ -50,7 +51,7 @@ class House:
 
     def left_s(self, lease: int) -> float:
         """How long a session has to live."""
-        return self.hub.engine.leases.get(lease).deadline - asyncio.get_running_loop().time()
+        return self.clients.ends_at(lease) - asyncio.get_running_loop().time()
 
 
 def lease_of(server, lease: int):
@@ -58,7 +59,7 @@ def lease_of(server, lease: int):
 
 
 def left_s(server, lease: int) -> float:
-    return lease_of(server, lease).deadline - asyncio.get_running_loop().time()
+    return server.clients.ends_at(lease) - asyncio.get_running_loop().time()
 
 
 async def with_session(server, name: str, grace_s: float, ttl_s: float = TTL_S) -> tuple[Raw, Welcome, int]:
@@ -75,6 +76,11 @@ async def passes(server, seconds: float) -> None:
     """Wait until a lease that is granted now has ended."""
     lease = server.hub.execute(Grant(seconds)).lease
     await eventually(lambda: lease_of(server, lease) is None, "a lease ends")
+
+
+def stand_still(seconds: float) -> None:
+    """The loop does not turn: the server hears of nothing."""
+    time.sleep(seconds)
 
 
 # --- closed by the peer -----------------------------------------------------------------------------------------------
@@ -168,6 +174,67 @@ def test_real_client_that_lost_its_connection_within_the_grace_keeps_its_session
                 assert left_s(server, session.lease) > TTL_S / 2
 
     run(main())
+
+
+def test_client_that_came_back_while_the_server_stood_still_keeps_its_session():
+    async def main():
+        async with serving() as server:
+            raw, welcome, lease = await with_session(server, "a", grace_s=0.3)
+            raw.abort()
+            await eventually(lambda: not server.connections, "the server sees it")
+            hello = Hello(1, 1, "a", generation=welcome.generation, sessions=(Held(lease, 0.3),))
+            with socket.create_connection(("127.0.0.1", port_of(server))) as again:
+                again.sendall(GREETING + frame(encoder.encode(hello)))
+                stand_still(0.6)
+                second = Raw(*await asyncio.open_connection(sock=again))
+                assert welcome_decoder.decode(await second.next_frame()).ended == ()
+                assert lease_of(server, lease) is not None
+
+    run(main())
+
+
+def test_grace_that_was_over_while_the_server_stood_still_begins_again():
+    async def main():
+        house = House()
+        lease = house.grant()
+        client, line = house.come("a", lease)
+        house.clients.gone(client, line, by_peer=True)
+        asyncio.get_running_loop().pause(5.0)
+        house.hub.execute(KeepAlive(house.grant()))  # whoever is heard first ends nobody's session
+        await asyncio.sleep(0.999)
+        assert house.lives(lease)
+        await asyncio.sleep(0.002)
+        assert not house.lives(lease)
+
+    run_virtual(main())
+
+
+def test_server_that_stands_still_again_and_again_keeps_no_session_beyond_its_time_to_live():
+    async def main():
+        house = House()
+        lease = house.grant()
+        client, line = house.come("a", lease)
+        house.clients.gone(client, line, by_peer=True)
+        for _ in range(int(TTL_S / 1.5) + 1):
+            asyncio.get_running_loop().pause(1.5)
+            await asyncio.sleep(0.0)
+        assert not house.lives(lease)
+
+    run_virtual(main())
+
+
+def test_renewal_within_the_grace_lifts_it():
+    async def main():
+        house = House()
+        lease = house.grant()
+        client, line = house.come("a", lease)
+        house.clients.gone(client, line, by_peer=True)
+        await asyncio.sleep(0.5)
+        house.hub.execute(KeepAlive(lease))
+        await asyncio.sleep(1.0)
+        assert house.left_s(lease) == TTL_S - 1.0
+
+    run_virtual(main())
 
 
 # --- closed by this side ----------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Pair:
     def __init__(self, seed=0):
         self.weather = Weather(delay_s=(0.001, 0.05))
         self.near, self.far = Side(), Side()
-        self.stream = Stream("test", lambda: self.weather, random.Random(f"stream {seed}"))
+        self.stream = Stream("test", self, random.Random(f"stream {seed}"))
         context = contextvars.copy_context()
         context.run(MACHINE.set, "near")
         self.stream.join((self.near, context), (self.far, contextvars.copy_context()))

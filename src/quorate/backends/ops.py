@@ -112,11 +112,18 @@ class OpBackend(Backend):
         return result
 
 
+_READS = (Get, Range)
+
+
 def changes_something(op: Op) -> bool:
     """Whether executing it twice, or not at all, could make a difference to anybody."""
     match op:
         case Txn(_, then, otherwise):
-            return any(not isinstance(step, Get | Range) for step in (*then, *otherwise))
+            for steps in (then, otherwise):
+                for step in steps:
+                    if not isinstance(step, _READS):
+                        return True
+            return False
         case KeepAlive():
             return False
         case _:

@@ -3,7 +3,8 @@
 A connection that the *peer* closed (it ended, or its machine said so) shortens the sessions of its client to their
 grace: a dead process is seen in about a second, and a client that reconnects within the grace goes on as if nothing had
 been. A connection that this side dropped, or that broke without a word, shortens nothing. Nor does a closed connection
-when many close at once: that is a switch or a proxy that died, not the nodes.
+when many close at once: that is a switch or a proxy that died, not the nodes. A grace that was over while this process
+stood still (stopped, starved, busy) begins again: whoever came back meanwhile could not be heard.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quorate._marks import mark
-from quorate.kv.types import KeepAlive, LeaseResult, Shorten
+from quorate.kv.types import KeepAlive, LeaseResult, Shorten, Tick
 from quorate.server.hub import Hub
 from quorate.wire.messages import Held
 
@@ -23,6 +24,8 @@ MASS_SESSIONS = 20
 MASS_SHARE = 0.1
 MASS_WINDOW_S = 1.0
 """More than so many sessions, and more than this share of all, within this time: not the nodes died."""
+LATE_S = 0.1
+"""A grace whose end is noticed later than this was over while nobody here could hear anything."""
 
 
 class Line(Protocol):
@@ -54,6 +57,8 @@ class Clients:
         self._closed: deque[tuple[float, int]] = deque()
         """When the connections of which sessions were closed, within the window."""
         self._is_mass = False
+        self._graces: dict[int, asyncio.TimerHandle] = {}
+        """The sessions that end soon, and when."""
         self.runs_alive: set[str] = set()
         """The runs in which some session lived when that was last looked at, and those that had one since."""
         self.on_alive: Callable[[], None] = lambda: None
@@ -84,6 +89,7 @@ class Clients:
         client.line, client.run = line, run
         ended = []
         for session in held:
+            self._lift(session.lease)
             result = self._hub.execute(KeepAlive(session.lease))
             assert isinstance(result, LeaseResult)
             if result.alive:
@@ -115,6 +121,12 @@ class Clients:
                 self._shorten(lease, grace_s)
         if not client.sessions:
             del self._clients[client.id]
+
+    def ends_at(self, lease: int) -> float:
+        """When a session that lives will end, unless its client comes back or renews it."""
+        alive, grace = self._hub.engine.leases.get(lease), self._graces.get(lease)
+        assert alive is not None
+        return alive.deadline if grace is None else min(alive.deadline, grace.when())
 
     def present_runs(self) -> set[str]:
         """The runs that somebody is connected for."""
@@ -151,10 +163,34 @@ class Clients:
             closed.popleft()
         closed.append((now, lease))
         if len(closed) <= MASS_SESSIONS or len(closed) <= MASS_SHARE * self._session_count:
-            self._hub.execute(Shorten(lease, grace_s))
+            self._begin_grace(lease, grace_s)
             self._is_mass = False
         elif not self._is_mass:
             mark("server.mass")
             self._is_mass = True
             for _, spared in closed:
+                self._lift(spared)
                 self._hub.execute(KeepAlive(spared))
+
+    def _begin_grace(self, lease: int, grace_s: float) -> None:
+        self._lift(lease)
+        if (alive := self._hub.engine.leases.get(lease)) is not None:
+            timer = self._loop.call_later(grace_s, self._grace_over, lease, grace_s, alive.deadline)
+            self._graces[lease] = timer
+
+    def _lift(self, lease: int) -> None:
+        """The session has its full time again."""
+        if (timer := self._graces.pop(lease, None)) is not None:
+            timer.cancel()
+
+    def _grace_over(self, lease: int, grace_s: float, deadline: float) -> None:
+        timer = self._graces.pop(lease)
+        alive = self._hub.engine.leases.get(lease)
+        if alive is None or alive.deadline > deadline:
+            return  # it has ended, or was renewed
+        if self._loop.time() > timer.when() + LATE_S:
+            mark("server.stood_still")
+            self._begin_grace(lease, grace_s)
+        else:
+            self._hub.execute(Shorten(lease, 0.0))
+            self._hub.execute(Tick())

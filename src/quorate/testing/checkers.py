@@ -434,23 +434,30 @@ class Safety:
             Fencing(),
             Finality(),
         )
+        self._of_commits = tuple(
+            checker for checker in self.checkers if type(checker).committed is not Checker.committed
+        )
+        """Those who look at every commit."""
 
     def committed(self, revision: int, changes: Iterable[Change], writer: str = "") -> None:
         """A revision was committed. Raises the error of the first guarantee that it breaks."""
         commit = Commit(revision, tuple(changes), writer)
-        before = self.picture.round
-        wrote_round = False
+        picture = self.picture
+        before = picture.round
+        wrote_round = ended = False
         for change in commit.changes:
-            self.picture.apply(change)
-            wrote_round = wrote_round or (change.key == self.picture.keys.round and change.item is not None)
-        now = self.picture.round
-        ended = any(change.key == self.picture.keys.config and change.item is None for change in commit.changes)
-        for checker in self.checkers:
-            checker.committed(self.picture, commit, before)
-            if wrote_round and now is not None:
-                checker.decided(self.picture, commit, before, now)
+            picture.apply(change)
+            if change.key == picture.keys.round:
+                wrote_round = wrote_round or change.item is not None
+            elif change.key == picture.keys.config:
+                ended = ended or change.item is None
+        now = picture.round if wrote_round else None
+        for checker in self.checkers if wrote_round or ended else self._of_commits:
+            checker.committed(picture, commit, before)
+            if now is not None:
+                checker.decided(picture, commit, before, now)
             if ended:
-                checker.wiped(self.picture)
+                checker.wiped(picture)
 
     def returned(self, process: str, node_id: str, joined: Joined) -> None:
         """A process returned from `next_rendezvous`."""

@@ -17,21 +17,23 @@ a loop that has nothing to run and no timer to wait for is a `Deadlock`.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from heapq import heapify, heappop, heappush
 from itertools import count
 from os.path import dirname
 from types import CodeType, FrameType
-from typing import Any, TypeVar, TypeVarTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
+from weakref import ref
 
 MAX_ITERATIONS = 10_000_000
 CLEANUP_LIMIT_S = 3_600.0
 FEWEST_CANCELLED_TO_SWEEP = 1_000
+FEWEST_TASKS_TO_TIDY = 1_000
 
 MACHINE: ContextVar[str] = ContextVar("MACHINE", default="")
 """The machine that the running code belongs to; empty: none that could be frozen."""
@@ -62,11 +64,49 @@ class BusyLoop(Stuck):
     """Callbacks go on and on without any virtual time passing."""
 
 
+class _Soon(asyncio.Handle):
+    """asyncio's handle, but made without its constructor: worlds are run by the hundred thousand, and each makes
+    thousands of these."""
+
+    __slots__ = ()
+    _loop: VirtualTimeLoop
+    _callback: Callable[..., object]
+    _context: Context
+    _repr = _source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """The same, with a time."""
+
+    __slots__ = ()
+    _loop: VirtualTimeLoop
+    _callback: Callable[..., object]
+    _context: Context
+    _when: float
+    _repr = _source_traceback = None
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = _nothing
+            self._args = ()
+            self._loop._cancelled_timers += 1
+
+
+_new_soon = partial(object.__new__, _Soon)
+_new_timer = partial(object.__new__, _Timer)
+
+
+def _nothing() -> None:
+    """What is left of a timer that was cancelled."""
+
+
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """See the module. `limit_s` bounds virtual time, `max_iterations` how often the loop may turn at one instant."""
 
-    _ready: deque[asyncio.Handle]
+    _ready: deque[_Soon | _Timer]
     _stopping: bool
+    _closed: bool
 
     def __init__(
         self, *, seed: int | str | None = None, limit_s: float | None = None, max_iterations: int = MAX_ITERATIONS
@@ -74,23 +114,26 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.limit_at = float("inf") if limit_s is None else limit_s
         self._rng = None if seed is None else random.Random(seed)
+        self._draw = float if self._rng is None else self._rng.random
         self._max_iterations = max_iterations
         self._iterations = 0
-        self._now = 0.0
-        self._timers: list[tuple[float, float, int, asyncio.TimerHandle]] = []
+        self.now = 0.0
+        """The virtual time, for whoever has this loop in hand; `time()` for everybody else."""
+        self._timers: list[tuple[float, float, int, _Timer]] = []
         self._cancelled_timers = 0
         self._order = count(1)
-        self._tasks: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
-        self._parked: dict[str, list[asyncio.Handle]] = {}
+        self._tasks: list[ref[asyncio.Task[Any]]] = []
+        self._tidy_tasks_at = FEWEST_TASKS_TO_TIDY
+        self._parked: dict[str, list[_Soon | _Timer]] = {}
 
     def time(self) -> float:
-        return self._now
+        return self.now
 
     def pause(self, seconds: float) -> None:
         """Let time pass while nothing runs: what a stopped process sees. Timers come late, all at once."""
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"a loop cannot pause for {seconds} s")
-        self._now += seconds
+        self.now += seconds
 
     def freeze(self, machine: str) -> None:
         """Nothing of this machine runs until it is thawed: what a stopped process is to the others."""
@@ -104,15 +147,15 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def is_idle(self) -> bool:
         """Whether nothing but the code that asks is left to run at this instant."""
         self._sweep()
-        return not self._ready and not (self._timers and self._timers[0][0] <= self._now)
+        return not self._ready and not (self._timers and self._timers[0][0] <= self.now)
 
     def pending_tasks(self) -> list[asyncio.Task[Any]]:
         """The unfinished tasks, in the order in which they were made."""
-        return [task for task, _ in sorted(self._tasks.items(), key=lambda pair: pair[1]) if not task.done()]
+        return [task for one in self._tasks if (task := one()) is not None and not task.done()]
 
     def cancel_pending(self) -> None:
         """Cancel what is unfinished, oldest first, and run until it has ended. Stuck if it does not end."""
-        self.limit_at = self._now + CLEANUP_LIMIT_S
+        self.limit_at = self.now + CLEANUP_LIMIT_S
         self._iterations = 0
         for machine in list(self._parked):
             self.thaw(machine)
@@ -148,21 +191,55 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[_T]:
         number = next(self._order)
         task = super().create_task(coro, name=f"task {number}" if name is None else name, context=context)
-        self._tasks[task] = number
+        self._tasks.append(ref(task))
+        if len(self._tasks) > self._tidy_tasks_at:
+            self._tasks = [ref(task) for task in self.pending_tasks()]
+            self._tidy_tasks_at = 2 * len(self._tasks) + FEWEST_TASKS_TO_TIDY
         return task
 
-    def call_at(
-        self,
-        when: float,
-        callback: Callable[[*_Ts], object],
-        *args: *_Ts,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        if self.is_closed():
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed:
             raise RuntimeError("Event loop is closed")
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        drawn = 0.0 if self._rng is None else self._rng.random()
-        heapq.heappush(self._timers, (when, drawn, next(self._order), timer))
+        handle = _new_soon()
+        handle._loop = self
+        handle._callback = callback
+        handle._args = args
+        handle._context = copy_context() if context is None else context
+        handle._cancelled = False
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """There is one thread."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self._arm(self.time() + delay, callback, args, context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self._arm(when, callback, args, context)
+
+    def _arm(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> _Timer:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        timer = _new_timer()
+        timer._loop = self
+        timer._callback = callback
+        timer._args = args
+        timer._context = copy_context() if context is None else context
+        timer._cancelled = False
+        timer._when = when
+        heappush(self._timers, (when, self._draw(), next(self._order), timer))
         return timer
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
@@ -177,59 +254,75 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         """Nobody sleeps that would have to be woken."""
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._cancelled_timers += 1
-
     # --- one turn of the loop -----------------------------------------------------------------------------------------
 
     def _run_once(self) -> None:
-        self._sweep()
-        if not self._ready and not self._stopping:
-            self._jump()
+        ready, timers = self._ready, self._timers
+        if self._cancelled_timers > FEWEST_CANCELLED_TO_SWEEP:
+            self._sweep()
+        while timers and timers[0][3]._cancelled:
+            heappop(timers)
+        if not ready and not self._stopping:
+            if not timers or timers[0][0] > self.limit_at:
+                self._get_stuck()
+            if timers[0][0] > self.now:
+                self.now = timers[0][0]
+                self._iterations = 0
         self._iterations += 1
         if self._iterations > self._max_iterations:
-            raise BusyLoop(
-                f"{self._max_iterations} turns of the loop at {self._now:g} s of virtual time", self._where()
-            )
-        while self._timers and self._timers[0][0] <= self._now:
-            self._ready.append(heapq.heappop(self._timers)[-1])
-        if self._rng is not None and len(self._ready) > 1:
+            raise BusyLoop(f"{self._max_iterations} turns of the loop at {self.now:g} s of virtual time", self._where())
+        while timers and timers[0][0] <= self.now:
+            ready.append(heappop(timers)[3])
+        count = len(ready)
+        if count > 1 and self._rng is not None:
             self._shuffle(self._rng)
-        for _ in range(len(self._ready)):
-            handle = self._ready.popleft()
-            if handle.cancelled():
+        while count:
+            count -= 1
+            handle = ready.popleft()
+            if handle._cancelled:
                 continue
-            if self._parked and (parked := self._parked.get(_machine(handle))) is not None:
+            if self._parked and (parked := self._parked.get(handle._context.get(MACHINE, ""))) is not None:
                 parked.append(handle)
-            else:
-                handle._run()
+                continue
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                message = f"Exception in callback {handle!r}"
+                self.call_exception_handler({"message": message, "exception": error, "handle": handle})
 
-    def _jump(self) -> None:
-        """Go to the next timer."""
+    def _get_stuck(self) -> NoReturn:
+        """Nothing is ready, and there is no timer to jump to, or none within the limit."""
         if not self._timers:
-            raise Deadlock(f"deadlock at {self._now:g} s of virtual time: nothing is ready, no timer", self._where())
-        when = self._timers[0][0]
-        if when > self.limit_at:
-            self._now = max(self._now, self.limit_at)
-            raise OutOfTime(f"not done at the limit, {self._now:g} s of virtual time", self._where())
-        if when > self._now:
-            self._now = when
-            self._iterations = 0
+            raise Deadlock(f"deadlock at {self.now:g} s of virtual time: nothing is ready, no timer", self._where())
+        self.now = max(self.now, self.limit_at)
+        raise OutOfTime(f"not done at the limit, {self.now:g} s of virtual time", self._where())
 
     def _sweep(self) -> None:
         """Forget cancelled timers: those in front, and all of them when they are the greater part."""
-        if self._cancelled_timers > max(FEWEST_CANCELLED_TO_SWEEP, len(self._timers) // 2):
-            self._timers = [entry for entry in self._timers if not entry[-1].cancelled()]
-            heapq.heapify(self._timers)
+        timers = self._timers
+        if self._cancelled_timers > max(FEWEST_CANCELLED_TO_SWEEP, len(timers) // 2):
+            timers[:] = [entry for entry in timers if not entry[3]._cancelled]
+            heapify(timers)
             self._cancelled_timers = 0
-        while self._timers and self._timers[0][-1].cancelled():
-            heapq.heappop(self._timers)
+        while timers and timers[0][3]._cancelled:
+            heappop(timers)
 
     def _shuffle(self, rng: random.Random) -> None:
         """Draw the order of the steps of tasks that are ready one right after the other."""
-        ordered: list[asyncio.Handle] = []
-        steps: list[asyncio.Handle] = []
-        for handle in self._ready:
+        ready = self._ready
+        was_step = False
+        for handle in ready:
+            is_step = _is_step(handle)
+            if is_step and was_step:
+                break
+            was_step = is_step
+        else:
+            return  # there is nothing to draw
+        ordered: list[_Soon | _Timer] = []
+        steps: list[_Soon | _Timer] = []
+        for handle in ready:
             if _is_step(handle):
                 steps.append(handle)
             else:
@@ -237,8 +330,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 ordered += [*steps, handle]
                 steps = []
         rng.shuffle(steps)
-        self._ready.clear()
-        self._ready.extend(ordered + steps)
+        ready.clear()
+        ready.extend(ordered + steps)
 
     def _where(self) -> tuple[str, ...]:
         return tuple(f"{task.get_name()}: {_standing(task)}" for task in self.pending_tasks())
@@ -263,14 +356,9 @@ def run(
             loop.cancel_pending()
 
 
-def _is_step(handle: asyncio.Handle) -> bool:
+def _is_step(handle: _Soon | _Timer) -> bool:
     """Whether a handle goes on with a task: asyncio's callbacks for that are methods of the task."""
-    return isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)  # type: ignore[attr-defined]
-
-
-def _machine(handle: asyncio.Handle) -> str:
-    context: Context = handle._context  # type: ignore[attr-defined]
-    return context.get(MACHINE, "")
+    return isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)
 
 
 def _standing(task: asyncio.Task[Any]) -> str:

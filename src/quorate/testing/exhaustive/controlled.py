@@ -34,7 +34,7 @@ class Strand(VirtualTimeLoop):
         super().__init__(max_iterations=MOST_TURNS)
 
     def time(self) -> Moment:
-        return Moment(self._now)
+        return Moment(self.now)
 
     def settle(self, first: Callable[[], object] | None = None) -> None:
         """Run `first` inside the loop, then whatever is ready at this instant."""
@@ -50,7 +50,7 @@ class Strand(VirtualTimeLoop):
 
     def timers(self) -> list[asyncio.TimerHandle]:
         """What will be due, in order."""
-        due = [entry for entry in self._timers if entry[0] - self._now <= FAR_S and not entry[-1].cancelled()]
+        due = [entry for entry in self._timers if entry[0] - self.now <= FAR_S and not entry[-1].cancelled()]
         return [entry[-1] for entry in sorted(due, key=lambda entry: entry[:3])]
 
     def next_timer_s(self) -> float | None:
@@ -58,13 +58,13 @@ class Strand(VirtualTimeLoop):
         self._sweep()
         if not self._timers:
             return None
-        away_s = round(float(self._timers[0][0]) - self._now, 6)
+        away_s = round(float(self._timers[0][0]) - self.now, 6)
         return away_s if away_s <= FAR_S else None
 
     def tick(self) -> None:
         """Let time pass until the next timer, and run."""
         self._sweep()
-        self._now = max(self._now, float(self._timers[0][0]))
+        self.now = max(self.now, float(self._timers[0][0]))
         self.settle()
 
 

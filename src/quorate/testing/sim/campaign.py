@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import statistics
@@ -22,7 +23,7 @@ def run_many(seeds: Iterable[int], workers: int | None = None, register: bool = 
     count = workers or os.cpu_count() or 1
     chunks = _chunks(seeds)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=context, max_tasks_per_child=200) as pool:
+    with ProcessPoolExecutor(count, mp_context=context, max_tasks_per_child=200, initializer=_begin) as pool:
         running: set[Future[list[Verdict]]] = set()
         try:
             for chunk in chunks:
@@ -46,6 +47,11 @@ def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
             chunk = []
     if chunk:
         yield chunk
+
+
+def _begin() -> None:
+    """In a new process, when all modules are there: they need not be looked at whenever a world is cleared away."""
+    gc.freeze()
 
 
 def _run_chunk(seeds: list[int], register: bool) -> list[Verdict]:

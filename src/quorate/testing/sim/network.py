@@ -31,6 +31,7 @@ from quorate.kv.types import (
     WatchStarted,
     WatchTooOld,
 )
+from quorate.testing.loop import VirtualTimeLoop
 
 EVERYTHING = 0
 """The watch of whoever checks: it covers all keys and is told at once."""
@@ -67,14 +68,16 @@ class SimServer:
         self._generation = 0
         self._watches: dict[int, SimWatch] = {}
         self._watch_ids = count(1)
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._saved = b""
 
     def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
         """Execute at the present time; commits are seen, watches are told."""
         deadline = self.engine.next_deadline()
-        if deadline is not None and deadline <= self._loop.time():
+        if deadline is not None and deadline <= self._loop.now:
             self._apply(Tick(), "", None)
         result = self._apply(op, writer, origin)
         if isinstance(op, Grant):
@@ -82,14 +85,15 @@ class SimServer:
         return result
 
     def _apply(self, op: Op, writer: str, origin: Origin | None) -> Result:
-        outcome = self.engine.apply(op, self._loop.time(), origin)
-        for event in outcome.events:
-            if event.watch == EVERYTHING:
-                self._on_commit(event.batch, writer)
-        for event in outcome.events:
-            watch = self._watches.get(event.watch)
-            if watch is not None:
-                watch.send(event.batch)
+        outcome = self.engine.apply(op, self._loop.now, origin)
+        if outcome.events:
+            for event in outcome.events:
+                if event.watch == EVERYTHING:
+                    self._on_commit(event.batch, writer)
+            for event in outcome.events:
+                watch = self._watches.get(event.watch)
+                if watch is not None:
+                    watch.send(event.batch)
         return outcome.result
 
     def _observe(self) -> None:
@@ -282,7 +286,7 @@ class SimBackend(OpBackend):
         self._rng = rng
         self._note = note
         self._call_timeout_s = call_timeout_s
-        self._loop = asyncio.get_running_loop()
+        self._loop = server._loop
         self._seq = 0
         self._open: dict[int, tuple[Op, asyncio.Future[Result]]] = {}
 
@@ -294,8 +298,8 @@ class SimBackend(OpBackend):
         if not weather.to_server or (weather.lose and rng.random() < weather.lose):
             return
         is_late = weather.late and rng.random() < weather.late
-        delay_s = rng.uniform(0.0, weather.late_s) if is_late else rng.uniform(*weather.delay_s)
-        self._loop.call_later(delay_s, action, *args, context=_WIRE)
+        fastest_s, slowest_s = (0.0, weather.late_s) if is_late else weather.delay_s
+        self._loop.call_later(fastest_s + (slowest_s - fastest_s) * rng.random(), action, *args, context=_WIRE)
         if weather.repeat and rng.random() < weather.repeat:
             self._loop.call_later(rng.uniform(*weather.delay_s) * 10, action, *args, context=_WIRE)
 
@@ -304,7 +308,10 @@ class SimBackend(OpBackend):
         weather, rng = self.weather, self._rng
         if not weather.from_server or (not reliable and weather.lose and rng.random() < weather.lose):
             return not_before
-        at = max(not_before + 1e-6, self._loop.time() + rng.uniform(*weather.delay_s))
+        fastest_s, slowest_s = weather.delay_s
+        at = self._loop.now + (fastest_s + (slowest_s - fastest_s) * rng.random())
+        if at < not_before + 1e-6:
+            at = not_before + 1e-6
         self._loop.call_at(at, action, *args, context=_WIRE)
         return at
 

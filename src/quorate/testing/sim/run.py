@@ -50,6 +50,8 @@ def run_plan(plan: Plan) -> Verdict:
     loop.set_exception_handler(lambda _, context: errors.append(str(context.get("exception") or context["message"])))
     asyncio.set_event_loop(loop)
     marks = _marks.collect()
+    log = logging.getLogger("quorate")
+    was_disabled, log.disabled = log.disabled, True  # its events are in the notes; nobody reads them twice
     broke = why = ""
     world: SimWorld | None = None
     director: Director | None = None
@@ -92,5 +94,6 @@ def run_plan(plan: Plan) -> Verdict:
     loop.cancel_pending()
     loop.close()
     asyncio.set_event_loop(None)
+    log.disabled = was_disabled
     gc.enable()
     return verdict

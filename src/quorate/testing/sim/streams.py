@@ -14,7 +14,7 @@ import errno
 import random
 from collections.abc import Callable
 from contextvars import Context
-from typing import cast
+from typing import Protocol, cast
 
 from quorate.testing.sim.network import Weather
 
@@ -65,7 +65,7 @@ class End(asyncio.Transport):
         if self._is_closing or self._stream.is_broken:
             return
         self._under_way += data
-        if self.get_write_buffer_size() > HIGH_BYTES and not self._has_paused:
+        if len(self._under_way) > KERNEL_BYTES + HIGH_BYTES and not self._has_paused:
             self._has_paused = True
             self._protocol.pause_writing()
         self.kick()
@@ -130,10 +130,11 @@ class End(asyncio.Transport):
 
     def kick(self) -> None:
         """See to it that what is under way arrives, unless it is held back."""
-        if self._timer is not None or not (self._under_way or self._last) or self._stream.is_broken:
+        if self._timer is not None or not (self._under_way or self._last):
             return
-        if self._stream.flows(self):
-            self._timer = self._stream.later(self._stream.delay_s(), self._pump)
+        stream = self._stream
+        if not stream.is_broken and stream.flows(self):
+            self._timer = stream.loop.call_later(stream.delay_s(), self._pump, context=WIRE)
 
     def _pump(self) -> None:
         """Some bytes arrive, or the end after the last of them."""
@@ -141,7 +142,7 @@ class End(asyncio.Transport):
         stream, peer = self._stream, self.peer
         if stream.is_broken or not stream.flows(self):
             return
-        if stream.is_unlucky():
+        if stream.sky.weather.lose and stream.is_unlucky():
             stream.reset()
             return
         if self._under_way and not peer._is_closing:
@@ -153,8 +154,10 @@ class End(asyncio.Transport):
                 size = stream.rng.randint(1, size)
             peer._arrive(bytes(self._under_way[:size]))
             del self._under_way[:size]
-            self._sent()
-            self.kick()
+            if self._has_paused or self._is_closing:
+                self._sent()
+            if self._under_way or self._last:
+                self.kick()
             return
         if self._under_way and not peer.is_deaf:
             peer._last = peer._last or Last.RST  # nobody is there to take it
@@ -177,7 +180,8 @@ class End(asyncio.Transport):
 
     def _read(self, data: bytes) -> None:
         self._unread -= len(data)
-        self.peer.kick()
+        if self.peer._timer is None:
+            self.peer.kick()
         if not self._is_closing and not self._is_over:
             self._protocol.data_received(data)
 
@@ -228,11 +232,18 @@ class End(asyncio.Transport):
             self._protocol.connection_lost(error)
 
 
+class Sky(Protocol):
+    """Where the weather is looked up: it changes under way."""
+
+    weather: Weather
+
+
 class Stream:
     """A connection between a process (`near`) and the server (`far`), in the weather that the process has now."""
 
-    def __init__(self, name: str, weather: Callable[[], Weather], rng: random.Random) -> None:
+    def __init__(self, name: str, sky: Sky, rng: random.Random) -> None:
         self.name = name
+        self.sky = sky
         self.rng = rng
         self.loop = asyncio.get_running_loop()
         self.is_broken = False
@@ -240,7 +251,6 @@ class Stream:
         """The world is over: nobody is told anything any more."""
         self.near: End
         self.far: End
-        self._weather = weather
 
     def join(self, near: tuple[asyncio.Protocol, Context], far: tuple[asyncio.Protocol, Context]) -> None:
         """Give it its ends. Each is opened when its side knows of the connection."""
@@ -254,19 +264,20 @@ class Stream:
 
     def flows(self, end: End) -> bool:
         """Whether bytes that this end sends arrive now."""
-        weather = self._weather()
+        weather = self.sky.weather
         return weather.to_server if end is self.near else weather.from_server and weather.watches
 
     def delay_s(self) -> float:
         """How long the next bytes take, and with them all that follow."""
-        weather = self._weather()
+        weather = self.sky.weather
         if weather.late and self.rng.random() < weather.late / 3:
             return self.rng.uniform(0.0, weather.late_s)
-        return self.rng.uniform(*weather.delay_s)
+        fastest_s, slowest_s = weather.delay_s
+        return fastest_s + (slowest_s - fastest_s) * self.rng.random()
 
     def is_unlucky(self) -> bool:
         """Whether something between the two resets the connection just now. TCP itself mends what is lost."""
-        weather = self._weather()
+        weather = self.sky.weather
         return weather.lose > 0 and self.rng.random() < weather.lose
 
     def later(self, after_s: float, act: Callable[[], None]) -> asyncio.TimerHandle:
@@ -286,7 +297,7 @@ class Stream:
         if self.rng.random() < 0.5:
             self.near.deliver_now()
         self.is_broken = True
-        weather = self._weather()
+        weather = self.sky.weather
         near_s, far_s = self.rng.uniform(*weather.delay_s), self.rng.uniform(*weather.delay_s)
         reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
         self.later(near_s, lambda: self.near.lose_soon(reset))

@@ -13,6 +13,7 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from quorate.testing.loop import MACHINE, VirtualTimeLoop
 from quorate.testing.sim.data import SimData
 from quorate.testing.sim.network import Weather
 from quorate.testing.sim.plan import Plan
-from quorate.testing.sim.streams import Garbage, Stream
+from quorate.testing.sim.streams import Garbage, Sky, Stream
 from quorate.wire.frames import GREETING, frame
 from quorate.wire.messages import Hello, encoder
 
@@ -60,6 +61,13 @@ def small_bounds() -> Iterator[None]:
         yield
     finally:
         connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES = before
+
+
+@dataclass(slots=True)
+class Above:
+    """The sky over one process."""
+
+    weather: Weather
 
 
 class CoordinatorKilled(Exception):
@@ -365,14 +373,12 @@ class WiredServer:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def accept(
-        self, name: str, weather: Callable[[], Weather], rng: random.Random, protocol: asyncio.Protocol
-    ) -> Stream:
+    def accept(self, name: str, sky: Sky, rng: random.Random, protocol: asyncio.Protocol) -> Stream:
         """A connection to the running code; its near end is for the caller to open. ConnectionRefusedError if down."""
         if not self.is_up:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         self._streams = [stream for stream in self._streams if not stream.is_over]
-        stream = Stream(name, weather, rng)
+        stream = Stream(name, sky, rng)
         stream.join((protocol, contextvars.copy_context()), (self.life.connect(), self._context))
         self._streams.append(stream)
         self.loop.call_soon(stream.far.open, context=self._context)
@@ -386,9 +392,8 @@ class WiredServer:
     def meet_stranger(self, kind: int) -> None:
         """Somebody comes who does not speak the protocol, or says nothing at all."""
         if self.is_up:
-            weather = Weather()
             protocol = Garbage(STRANGERS[kind % len(STRANGERS)])
-            self.accept("a stranger", lambda: weather, self.rng, protocol).near.open()
+            self.accept("a stranger", Above(Weather()), self.rng, protocol).near.open()
 
     def end(self) -> None:
         """The world is over."""
@@ -420,7 +425,7 @@ class WiredBackend(TcpBackend):
         self.has_sent = asyncio.Event()
         """Set when `left_to_send` more requests were sent."""
         self._process = process
-        self._weather = weather
+        self._above = Above(weather)
         self._cleared = asyncio.Event()
         self._stream: Stream | None = None
         self._rng_of_lines = random.Random(f"{plan.seed} lines of {process}")
@@ -428,11 +433,11 @@ class WiredBackend(TcpBackend):
 
     @property
     def weather(self) -> Weather:
-        return self._weather
+        return self._above.weather
 
     @weather.setter
     def weather(self, weather: Weather) -> None:
-        self._weather = weather
+        self._above.weather = weather
         self._cleared.set()
         if self._stream is not None:
             self._stream.kick()
@@ -469,8 +474,8 @@ class WiredBackend(TcpBackend):
 
     async def _dial(self, make: Callable[[], Link]) -> None:
         rng = self._rng_of_lines
-        await asyncio.sleep(rng.uniform(*self._weather.delay_s))
-        while not (self._weather.to_server and self._weather.from_server):
+        await asyncio.sleep(rng.uniform(*self.weather.delay_s))
+        while not (self.weather.to_server and self.weather.from_server):
             if rng.random() < UNREACHABLE:
                 raise OSError(errno.EHOSTUNREACH, "No route to host")
             self._cleared.clear()
@@ -478,9 +483,9 @@ class WiredBackend(TcpBackend):
         if self.server.is_silent and not self.server.is_up:
             await asyncio.sleep(rng.uniform(0.5, 3.0))
             raise TimeoutError("no answer")
-        stream = self._stream = self.server.accept(self._process, lambda: self._weather, rng, make())
+        stream = self._stream = self.server.accept(self._process, self._above, rng, make())
         try:
-            await asyncio.sleep(rng.uniform(*self._weather.delay_s))
+            await asyncio.sleep(rng.uniform(*self.weather.delay_s))
         except BaseException:
             stream.near.die()
             raise

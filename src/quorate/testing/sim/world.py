@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import hashlib
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from quorate.backends.backoff import Backoff
 from quorate.backends.session import LeaseSession
@@ -41,11 +41,11 @@ from quorate.testing.checkers import (
 )
 from quorate.testing.loop import MACHINE, VirtualTimeLoop
 from quorate.testing.sim.network import SimBackend, SimServer, Weather
+from quorate.testing.sim.notes import Notes
 from quorate.testing.sim.plan import Plan
 from quorate.testing.sim.register import CellBackend, RegisterCell
 from quorate.testing.sim.wired import WiredBackend, WiredServer
 
-KEPT_NOTES = 80
 MOST_EVENTS = 150_000
 """No world that comes to rest has nearly as many."""
 WITHDRAW_S = 5.0
@@ -89,9 +89,8 @@ class SimWorld:
         """An attempt was written since it was last cleared."""
         self.is_calm = False
         """The faults are over: everybody stays, and re-joins when its world changes."""
-        self.events = 0
-        self.notes: deque[tuple[float, str, str, object]] = deque(maxlen=KEPT_NOTES)
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._notes = Notes()
+        self._settings: dict[str, Settings] = {}
         self._rng = random.Random(f"world {plan.seed}")
         self._revision = 0
         self._lives = 0
@@ -119,22 +118,30 @@ class SimWorld:
 
     def note(self, kind: str, who: str, what: object) -> None:
         """One event of the world: into the digest, and into the last few that a failure prints."""
-        self.events += 1
-        if self.events > MOST_EVENTS and self.broken is None:
+        if self._notes.count >= MOST_EVENTS and self.broken is None:
             self.broken = BrokeCompletion(f"{MOST_EVENTS} events, and the world goes on as if it would never end")
-        now = self.loop.time()
-        said = what if isinstance(what, str) else type(what).__name__
-        self._digest.update(f"{now!r} {kind} {who} {said} {self._revision}\n".encode())
-        self.notes.append((now, kind, who, what))
+        self._notes.add(self.loop.now, kind, who, what, self._revision)
+
+    @property
+    def events(self) -> int:
+        return self._notes.count
+
+    @property
+    def notes(self) -> Iterable[tuple[float, str, str, object]]:
+        """The last ones."""
+        return self._notes.last
 
     @property
     def digest(self) -> str:
-        return self._digest.hexdigest()
+        return self._notes.digest
 
     def _committed(self, batch: Batch, writer: str) -> None:
         self._revision = batch.revision
         self.note("commit", self._machine_of.get(writer, writer) or "(time)", batch)
-        self._guard(lambda: self.safety.committed(batch.revision, batch.changes, writer))
+        try:
+            self.safety.committed(batch.revision, batch.changes, writer)
+        except AssertionError as error:
+            self._break(error)
         current = self.safety.picture.round
         if self.wire is not None and any(change.key == self.keys.round for change in batch.changes):
             self._guard(lambda: self._check_forgotten(current))
@@ -149,8 +156,11 @@ class SimWorld:
         try:
             check()
         except AssertionError as error:
-            if self.broken is None:
-                self.broken = error
+            self._break(error)
+
+    def _break(self, error: AssertionError) -> None:
+        if self.broken is None:
+            self.broken = error
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
@@ -207,6 +217,15 @@ class SimWorld:
         return SimBackend(self.server, who, writer, rng, self._fair(), self.note, call_timeout_s, max_txn_ops)
 
     def settings(self, name: str) -> Settings:
+        """Of the node on a machine: the same in each of its lives."""
+        settings = self._settings.get(name)
+        if settings is None:
+            settings = self._settings[name] = self._build_settings(name)
+        return settings
+
+    def _build_settings(self, name: str) -> Settings:
+        if self._settings:
+            return msgspec.structs.replace(next(iter(self._settings.values())), name=name)
         plan = self.plan
         return Settings.build(
             scheme="sim",
