@@ -185,6 +185,7 @@ class AsyncHandler:
         if self._joining is not None:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.has_left = False
+        self._leave_stores("it joins again")
         call = self._joining = _Joining()
         started_at = asyncio.get_running_loop().time()
         try:
@@ -242,7 +243,9 @@ class AsyncHandler:
         """Leave the run without closing it. The handler can join again.
 
         A call of `next_rendezvous` that is under way ends with an error; who waits for a change of its world is told.
+        Whoever waits for a key of the round's store gets a StoreError.
         """
+        self._leave_stores(why)
         await self._stop_joining(why)
         if self._node is not None:
             await self._node.leave(why)
@@ -254,6 +257,7 @@ class AsyncHandler:
         In this order: if its place were free for a moment before, a spare would be told that it came too late.
         """
         closed = True
+        self._leave_stores(why)
         try:
             await self._stop_joining(why)
             await self.set_closed(why)
@@ -364,6 +368,10 @@ class AsyncHandler:
         if call is not None:
             call.leave(why)
             await call.ended.wait()
+
+    def _leave_stores(self, why: str) -> None:
+        for store in list(self._stores):
+            store.leave(why)
 
     def _tell_left(self, why: str) -> None:
         changed, self._changed = self._changed, None

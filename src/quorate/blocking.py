@@ -67,7 +67,7 @@ class Store:
         return self._call(within(limit_s, lambda: request(self._store)))
 
     def shortcut(self) -> DirectStore | None:
-        """The direct way, unless there is none, or this is a fork of the process that has it."""
+        """The direct way, unless there is none, or it is not for this thread or process (a fork of it)."""
         direct = self._direct
         return direct if direct is not None and direct.is_usable else None
 
@@ -98,7 +98,13 @@ class Store:
         return self._call(self._store.values(verb, keys, limit_s))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self.do(lambda store: store.check(keys))
+        direct = self.shortcut()
+        if direct is not None:
+            try:
+                return direct.has_all(several(keys), self._store.timeout_s)
+            except TooOld:
+                self._direct = None
+        return self._call(self._store.check(keys))
 
     def add(self, key: str, amount: int) -> int:
         direct = self.shortcut()
@@ -165,28 +171,60 @@ class DirectStore(AsyncStore):
 
     @property
     def is_usable(self) -> bool:
-        """Here and now: it is not in a fork."""
-        return self._direct.is_ours
+        """Here and now: not in a fork, and not on the background loop."""
+        return self._direct.is_usable
 
     # --- what is called all the time ----------------------------------------------------------------------------------
 
     def fetch(self, verb: str, keys: Sequence[str], limit_s: float) -> list[bytes]:
         """The values of all keys, once all exist. TooOld: not this way."""
-        place, deadline = self._place, time.monotonic() + limit_s
+        deadline, most = time.monotonic() + limit_s, self._direct.limits.max_txn_ops
+        if len(keys) <= most:
+            return self._fetch(verb, keys, deadline, limit_s)
+        parts = [keys[start : start + most] for start in range(0, len(keys), most)]
+        return [value for part in parts for value in self._fetch(verb, part, deadline, limit_s)]
+
+    def _fetch(self, verb: str, keys: Sequence[str], deadline: float, limit_s: float) -> list[bytes]:
+        of, what, place = self._of, _what(verb, keys), self._place
         paths = [place + key for key in keys]
+        latest = deadline + (LOOK_S if limit_s > LOOK_S else limit_s)
+        while True:
+            if of.ended is not None:
+                raise self._is_over(what)
+            left = of.left
+            try:
+                result = (
+                    self._direct.await_keys(paths, deadline, latest, self._given_up)
+                    if left is None
+                    else self._direct.await_keys(paths, 0.0, latest)
+                )
+                found = _items(result)
+            except (Late, Unavailable, Rejected) as error:
+                if isinstance(error, Unavailable) and left is None and of.left is not None and of.ended is None:
+                    continue  # look once more, without waiting
+                raise self._explained(error, what, limit_s, keys) from error
+            items = [item.value for item in found if item is not None]
+            if len(items) == len(keys):
+                return items
+            missing = [key for key, item in zip(keys, found, strict=True) if item is None]
+            if left is not None:
+                raise of._will_not_come(what, missing)
+            if time.monotonic() >= deadline:
+                raise self._not_there(what, missing, limit_s)
+
+    def _given_up(self) -> str | None:
+        return self._of.given_up
+
+    def has_all(self, keys: Sequence[str], limit_s: float) -> bool:
+        """`check`."""
+        place, deadline, most = self._place, time.monotonic() + limit_s, self._direct.limits.max_txn_ops
+        paths = [place + key for key in keys]
+        self._check_open("check")
         try:
-            while True:
-                self._check_open(verb)
-                found = _items(self._direct.await_keys(paths, deadline, deadline + LOOK_S))
-                items = [item.value for item in found if item is not None]
-                if len(items) == len(keys):
-                    return items
-                if time.monotonic() >= deadline:
-                    raise self._not_there(
-                        verb, [k for k, item in zip(keys, found, strict=True) if item is None], limit_s
-                    )
+            parts = [paths[start : start + most] for start in range(0, len(paths), most)]
+            return all(None not in _items(self._direct.await_keys(part, 0.0, deadline)) for part in parts)
         except (Late, Unavailable, Rejected) as error:
-            raise self._explained(error, _what(verb, keys), limit_s, keys) from error
+            raise self._explained(error, "check", limit_s) from error
 
     def increase(self, key: str, amount: int, limit_s: float) -> int:
         """`add`."""
@@ -207,10 +245,10 @@ class DirectStore(AsyncStore):
     def exchange(self, key: str, wanted: bytes, new: bytes, limit_s: float) -> bytes:
         """`compare_set`."""
         put = (self._put(key, new),)
-        absent = not wanted
+        absent, deadline = not wanted, time.monotonic() + limit_s
         while True:
             op = Txn((self._fence, self._expects(key, wanted, absent)), put)
-            result = self._execute("compare_set", key, op, limit_s)
+            result = self._execute("compare_set", key, op, limit_s, deadline)
             assert isinstance(result, TxnResult)
             if result.committed:
                 return new
@@ -219,16 +257,21 @@ class DirectStore(AsyncStore):
             if held is not None:
                 return held
 
-    def _execute(self, verb: str, key: str, op: Op, limit_s: float) -> Result:
+    def _execute(self, verb: str, key: str, op: Op, limit_s: float, deadline: float | None = None) -> Result:
+        if self._of.ended is not None:
+            raise self._is_over(f"{verb}({key!r})")
         try:
-            self._check_open(verb)
-            return OpBackend.checked(self._direct.execute(op, time.monotonic() + limit_s))
+            until = time.monotonic() + limit_s if deadline is None else deadline
+            return OpBackend.checked(self._direct.execute(op, until))
         except (Late, Unavailable, Rejected) as error:
             raise self._explained(error, f"{verb}({key!r})", limit_s) from error
 
     def _check_open(self, what: str) -> None:
         if self._of.ended is not None:
-            raise StoreError(f"{what}: the store of round {self.round} can no longer be used: {self._of.ended}")
+            raise self._is_over(what)
+
+    def _is_over(self, what: str) -> StoreError:
+        return StoreError(f"{what}: the store of round {self.round} can no longer be used: {self._of.ended}")
 
     def _explained(self, error: Exception, what: str, limit_s: float, awaited: Sequence[str] = ()) -> Exception:
         """The error of the store that one of the connection stands for."""
@@ -242,9 +285,9 @@ class DirectStore(AsyncStore):
             return StoreError(f"{what}: the store of round {self.round} can no longer be used: {why}")
         return StoreError(f"{what} in the store of round {self.round}: {error}")
 
-    def _not_there(self, verb: str, missing: Sequence[str], limit_s: float) -> StoreTimeoutError:
-        what = f"{_what(verb, missing)} in the store of round {self.round}"
-        return StoreTimeoutError(f"{what}: not there within {limit_s:g} s: {listed(missing)}", missing=missing)
+    def _not_there(self, what: str, missing: Sequence[str], limit_s: float) -> StoreTimeoutError:
+        where = f"{what} in the store of round {self.round}"
+        return StoreTimeoutError(f"{where}: not there within {limit_s:g} s: {listed(missing)}", missing=missing)
 
     # --- all others ---------------------------------------------------------------------------------------------------
 
@@ -277,20 +320,11 @@ class DirectStore(AsyncStore):
                 return await request()
             raise
 
-    async def _get_many(self, what: str, paths: Sequence[str]) -> list[Item | None]:
-        return await self._reach(what, lambda: self._look(paths, 0.0))
+    async def check(self, keys: Sequence[str]) -> bool:
+        return self.has_all(several(keys), self._call.default_s)
 
-    async def _await_items(self, what: str, paths: Sequence[str]) -> list[Item]:
-        while True:
-            found = await self._reach(what, lambda: self._look(paths, self._call.deadline))
-            items = [item for item in found if item is not None]
-            if len(items) == len(paths):
-                return items
-            if time.monotonic() >= self._call.deadline:
-                raise Late
-
-    async def _look(self, paths: Sequence[str], until: float) -> list[Item | None]:
-        return _items(self._direct.await_keys(paths, until, self._call.deadline + (LOOK_S if until else 0.0)))
+    async def values(self, verb: str, keys: Sequence[str], timeout_s: float | None) -> list[bytes]:
+        return self.fetch(verb, keys, self._call.default_s if timeout_s is None else timeout_s)
 
 
 class _DirectBackend(OpBackend):

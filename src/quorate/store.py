@@ -75,6 +75,9 @@ class AsyncStore:
         self._fence = ModRevisionIs(keys.node(node_id), joined.own_revision)
         self._uses: dict[str, int] = {}
         self._ended: str | None = None
+        self._left: str | None = None
+        self._waits: set[Watch] = set()
+        """Of those who wait for a key."""
         self.owner: object = None  # whoever keeps the session alive lives at least as long as the store
 
     def direct(self) -> Direct | None:
@@ -96,6 +99,29 @@ class AsyncStore:
     def end(self, why: str) -> None:
         """The connection is about to go: whatever waits ends with a StoreError, and so does every later call."""
         self._ended = why
+
+    @property
+    def left(self) -> str | None:
+        """Why the node is no longer in the round; None: it may be."""
+        return self._left
+
+    @property
+    def given_up(self) -> str | None:
+        """Why nobody may wait for a key here any more; None: one may."""
+        return self._ended or self._left
+
+    def leave(self, why: str) -> None:
+        """The node has left the round: what is there can still be read, whoever waits for more gets a StoreError."""
+        if self._left is None:
+            self._left = why
+            for watch in list(self._waits):
+                watch.cancel()
+
+    def _will_not_come(self, what: str, missing: Sequence[str]) -> StoreError:
+        return StoreError(
+            f"{what} in the store of round {self.round}: not there, and no longer waited for, since this node left the "
+            f"round ({self._left}): {listed(missing)}"
+        )
 
     # --- the familiar calls -------------------------------------------------------------------------------------------
 
@@ -331,17 +357,22 @@ class AsyncStore:
         return [item or await self._await_item(what, path) for path, item in zip(paths, items, strict=True)]
 
     async def _await_item(self, what: str, path: str) -> Item:
-        async with aclosing(self._follow(what, path)) as items:
+        async with aclosing(self._follow(what, path, waits=True)) as items:
             async for item in items:
                 if item is not None:
                     return item
         raise AssertionError("it has no end")
 
-    async def _follow(self, what: str, path: str) -> AsyncGenerator[Item | None, None]:
-        """A key now (if it exists) and after every change; None: it was deleted. Has no end."""
+    async def _follow(self, what: str, path: str, *, waits: bool = False) -> AsyncGenerator[Item | None, None]:
+        """A key now (if it exists) and after every change; None: it was deleted. Has no end.
+
+        One that only waits for the key ends with a StoreError when the node leaves the round.
+        """
         seen, present = 0, False
         while True:
             got = await self._reach(what, lambda: self._backend.get(path), harmless=True)
+            if waits and got.item is None and self._left is not None:
+                raise self._will_not_come(what, [self.key_of(path)])
             was_present, present = present, got.item is not None
             if (got.item is None and was_present) or (got.item is not None and got.item.mod_revision > seen):
                 yield got.item
@@ -349,6 +380,8 @@ class AsyncStore:
             watch: Watch | None = None
             try:
                 watch = self._backend.watch(path, seen)
+                if waits:
+                    self._waits.add(watch)
                 async for batch in watch:
                     seen = batch.revision
                     for change in batch.changes:
@@ -359,6 +392,7 @@ class AsyncStore:
                 await asyncio.sleep(RETRY_S)
             finally:
                 if watch is not None:
+                    self._waits.discard(watch)
                     watch.cancel()
 
     async def _reach(self, what: str, request: Callable[[], Awaitable[T]], *, harmless: bool = False) -> T:

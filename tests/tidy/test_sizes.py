@@ -4,7 +4,7 @@ from tests.tidy.sources import modules
 
 MOST_LINES = 500
 # Module -> why it is better long than divided.
-LONG_FOR_A_REASON: dict[str, str] = {}
+LONG_FOR_A_REASON: dict[str, str] = {"quorate.events": "all words that are ever said, one small class each"}
 
 
 def too_long(module: str, source: str) -> bool:

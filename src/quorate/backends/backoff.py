@@ -19,8 +19,12 @@ class Backoff:
         """It worked: the next pause is a short one again."""
         self._next_s = self._first_s
 
-    async def sleep(self) -> None:
-        """Pause."""
+    def next_s(self) -> float:
+        """How long the next pause is."""
         pause_s = self._next_s * self._rng.uniform(0.5, 1.0)
         self._next_s = min(self._next_s * 2, self._most_s)
-        await asyncio.sleep(pause_s)
+        return pause_s
+
+    async def sleep(self) -> None:
+        """Pause."""
+        await asyncio.sleep(self.next_s())

@@ -123,14 +123,19 @@ class Direct(Protocol):
     limits: Limits
 
     @property
-    def is_ours(self) -> bool:
-        """Whether this is the process that made it; it is of no use in a fork."""
+    def is_usable(self) -> bool:
+        """Whether this thread may ask: it is of no use in a fork, and must not block the event loop."""
 
     def execute(self, op: Op, deadline: float) -> Result:
         """Get it executed once. Late at the deadline (of the monotonic clock), and the errors of the contract."""
 
-    def await_keys(self, keys: Sequence[str], until: float, deadline: float) -> Result:
-        """A TxnResult with a GotItem for each key, once all exist; at `until` or before it, as they are then."""
+    def await_keys(
+        self, keys: Sequence[str], until: float, deadline: float, given_up: Callable[[], object] | None = None
+    ) -> Result:
+        """A TxnResult with a GotItem for each key, once all exist; at `until` or before it, as they are then.
+
+        Unavailable soon after `given_up`, which is asked now and then, says anything.
+        """
 
 
 class Backend(ABC):

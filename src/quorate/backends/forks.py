@@ -21,6 +21,15 @@ class HasSockets(Protocol):
 
 
 _owners: WeakSet[HasSockets] = WeakSet()
+_forks = 0
+
+
+def count() -> int:
+    """How many forks this process is away from where Quorate was first imported: another number, another process.
+
+    Asked for every call of a store; asking the system for the number of the process would cost more.
+    """
+    return _forks
 
 
 def guard(owner: HasSockets) -> None:
@@ -38,6 +47,8 @@ def fileno_of(transport: object) -> list[int]:
 
 def _let_go() -> None:
     """In a child. The descriptors stay in use, or whoever closes them later would close somebody else's."""
+    global _forks
+    _forks += 1
     owners = list(_owners)
     _owners.clear()
     if not owners:

@@ -117,14 +117,6 @@ _READS = (Get, Range)
 
 def changes_something(op: Op) -> bool:
     """Whether executing it twice, or not at all, could make a difference to anybody."""
-    match op:
-        case Txn(_, then, otherwise):
-            for steps in (then, otherwise):
-                for step in steps:
-                    if not isinstance(step, _READS):
-                        return True
-            return False
-        case KeepAlive():
-            return False
-        case _:
-            return True
+    if isinstance(op, Txn):
+        return not all(isinstance(step, _READS) for step in op.then + op.otherwise)
+    return not isinstance(op, KeepAlive)

@@ -24,7 +24,7 @@ from quorate.backends.backoff import Backoff
 from quorate.backends.contract import BackendStatus, Limits, Session, Watch
 from quorate.backends.ops import OpBackend, changes_something
 from quorate.backends.session import LeaseSession
-from quorate.backends.tcp_link import Link
+from quorate.backends.tcp_link import Link, cause_of
 from quorate.backends.tcp_requests import Pending, Requests
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.backends.tls import trouble_with_server
@@ -349,7 +349,7 @@ class TcpBackend(OpBackend):
                 self._down(error)
                 return
             except (OSError, TimeoutError, Unavailable) as error:
-                trouble = Unavailable(f"{self.endpoint} cannot be reached: {_cause(error)}")
+                trouble = Unavailable(f"{self.endpoint} cannot be reached: {cause_of(error)}")
                 if await self._unreachable(error):
                     continue
                 self._requests.fail(trouble, lambda pending: not pending.is_sent)
@@ -492,12 +492,3 @@ class TcpBackend(OpBackend):
         if self._is_down and self._on_reach is not None:
             self._on_reach(None)
         self._is_down = False
-
-
-def _cause(error: Exception) -> str:
-    """An error of connecting in a few words."""
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error) or type(error).__name__

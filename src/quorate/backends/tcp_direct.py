@@ -8,8 +8,9 @@ deadline, whatever the peer does. Connections that were not used for a while are
 
 from __future__ import annotations
 
-import os
+import random
 import secrets
+import select
 import socket
 import struct
 import sys
@@ -17,17 +18,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 import msgspec
 
 from quorate._version import __version__
+from quorate.backends import forks
+from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Late, Limits, TooOld
-from quorate.backends.forks import guard
+from quorate.backends.dial_direct import TICK_S, wait_for
 from quorate.backends.ops import changes_something
-from quorate.errors import BackendError, OutcomeUnknown, Rejected, Unavailable
+from quorate.errors import OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Op, Result
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, HEADER_BYTES, FrameError, Framer, NotQuorate, frame
-from quorate.wire.handshake import Versions
+from quorate.wire.handshake import Versions, describe
 from quorate.wire.messages import (
     Answer,
     Await,
@@ -43,19 +47,19 @@ from quorate.wire.messages import (
     welcome_decoder,
 )
 
-TICK_S = 0.25
-"""How often a call that waits looks whether it may go on waiting."""
 CONNECT_S = 10.0
 STALL_S = 6.0
-"""A connection on which an answer is due for so long is given up for a new one."""
+"""A connection on which nothing is heard for so long, while an answer is due, is given up for a new one."""
 AWAIT_S = 20.0
 """How long the server is asked to wait at a time."""
-RETRY_S = 0.1
 IDLE_S = 60.0
 SOFTWARE = f"quorate {__version__}"
 _CHUNK = 1 << 16
 AWAITS_FROM = 2
 """The first version of the protocol in which the server waits for keys."""
+
+Dial: TypeAlias = Callable[[float, Callable[[], None]], socket.socket]
+"""Opens a connected socket until an instant, or raises OSError; the callback is to be called now and then."""
 
 
 class DirectPool:
@@ -64,56 +68,62 @@ class DirectPool:
     def __init__(
         self,
         endpoint: str,
-        dial: Callable[[float], socket.socket],
-        token: str,
+        dial: Dial,
+        token: Callable[[], str],
         limits: Limits,
         versions: Versions | None = None,
+        loop_thread: int = 0,
     ) -> None:
-        """`dial` opens a connected socket within so many seconds, or raises OSError."""
+        """`loop_thread` is the one thread that must never block: the server may live there."""
         self.endpoint = endpoint
         self.limits = limits
         self.token = token
         self.versions = versions or Versions()
         self.dial = dial
+        self.rng = random.Random(secrets.randbits(64))
         self.ended: str | None = None
-        self._pid = os.getpid()
+        self.over = threading.Event()
+        """Set when it has ended."""
+        self._loop_thread = loop_thread
+        self._forks = forks.count()
         self._lock = threading.Lock()
         self._free: list[_Direct] = []
+        """Who takes one out owns it, and nobody else ever touches it but to interrupt it. Changed in single steps."""
         self._all: set[_Direct] = set()
-        guard(self)
+        forks.guard(self)
 
     @property
-    def is_ours(self) -> bool:
-        """Whether this is the process that made it; a fork has to leave the connections alone."""
-        return os.getpid() == self._pid
+    def is_usable(self) -> bool:
+        """Whether this thread may ask: not in a fork, which has to leave the connections alone, nor on the loop."""
+        return forks.count() == self._forks and threading.get_ident() != self._loop_thread
 
     def execute(self, op: Op, deadline: float) -> Result:
         """Get it executed once. Late, OutcomeUnknown, Rejected, Unavailable."""
         one = self._take()
         try:
-            seq = one.next_number()
-            return one.request(Do(seq, op), seq, changes_something(op), deadline, STALL_S)
-        except BaseException as error:
-            one.failed(error)
-            raise
+            return one.request(Do(one.next_number(), op), changes_something(op), deadline, STALL_S, None)
         finally:
             self._give_back(one)
 
-    def await_keys(self, keys: Sequence[str], until: float, deadline: float) -> Result:
-        """The keys once all exist, or as they are at that moment, or some seconds before. Late if nobody says so."""
+    def await_keys(
+        self, keys: Sequence[str], until: float, deadline: float, given_up: Callable[[], object] | None = None
+    ) -> Result:
+        """The keys once all exist, or as they are at that moment, or some seconds before. Late if nobody says so.
+
+        `given_up` is asked now and then; Unavailable once it says something.
+        """
         within_s = min(AWAIT_S, max(0.0, until - time.monotonic()))
         one = self._take()
         try:
-            seq = one.next_number()
-            return one.request(Await(seq, tuple(keys), within_s), seq, False, deadline, within_s + STALL_S)
-        except BaseException as error:
-            one.failed(error)
-            raise
+            message = Await(one.next_number(), tuple(keys), within_s)
+            return one.request(message, False, deadline, within_s + STALL_S, given_up)
         finally:
             self._give_back(one)
 
     def _take(self) -> _Direct:
         """One that nobody uses. Without a lock where there is one: taking from a list is one step."""
+        if self.ended is not None:
+            raise Unavailable(self.ended)
         try:
             return self._free.pop()
         except IndexError:
@@ -125,34 +135,44 @@ class DirectPool:
         return one
 
     def _give_back(self, one: _Direct) -> None:
+        if one.is_owed:
+            one.drop()
         self._free.append(one)
         if self.ended is not None:
-            one.drop()
+            self._drop_free()
+
+    def _drop_free(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._free.pop().drop()
 
     def close_idle(self, idle_s: float = IDLE_S) -> None:
         """Close what was not used for so long."""
         before = time.monotonic() - idle_s
-        with self._lock:
-            idle = [one for one in self._free if one.used_at < before]
-            self._free = [one for one in self._free if one.used_at >= before]
-            self._all.difference_update(idle)
-        for one in idle:
-            one.drop()
+        for one in list(self._free):
+            if one.used_at < before:
+                try:
+                    self._free.remove(one)
+                except ValueError:
+                    continue  # somebody took it meanwhile
+                one.drop()
+                with self._lock:
+                    self._all.discard(one)
 
     def close(self, why: str) -> None:
-        """End every call, now and later."""
+        """End every call, now and later. Once is enough."""
         with self._lock:
-            self.ended = why
-            free, busy = self._free, self._all.difference(self._free)
-            self._free, self._all = [], set()
-        for one in free:
-            one.drop()
-        for one in busy:
+            if self.ended is None:
+                self.ended = why
+            everyone, self._all = self._all, set()
+        self.over.set()
+        self._drop_free()
+        for one in everyone:
             one.interrupt()
 
     def filenos(self) -> list[int]:
         """All sockets that are open, which a fork must not keep."""
-        return [number for one in self._all for number in one.filenos()]
+        return [number for one in list(self._all) for number in one.filenos()]
 
 
 class _Direct:
@@ -160,49 +180,64 @@ class _Direct:
 
     def __init__(self, pool: DirectPool) -> None:
         self.used_at = time.monotonic()
+        self.is_owed = False
+        """Whether an answer may still come, or half a request was sent: nothing more can be asked here."""
         self._pool = pool
         self._client = secrets.token_hex(12)
         self._sock: socket.socket | None = None
+        self._opening: socket.socket | None = None
         self._framer = Framer(DEFAULT_LIMIT)
         self._generation = ""
         self._version = 0
         self._max_frame = 0
         self._seq = 0
         self._tick_s = 0.0
+        self._backoff = Backoff(pool.rng)
+        self._given_up: Callable[[], object] | None = None
 
     def next_number(self) -> int:
         """For the next request."""
         self._seq += 1
         return self._seq
 
-    def failed(self, error: BaseException) -> None:
-        """A request ended with an error. Late, or an interruption, may have left an answer or half a frame behind."""
-        if not isinstance(error, BackendError):
-            self.drop()
-
-    def request(self, message: Do | Await, seq: int, changes: bool, deadline: float, patience_s: float) -> Result:
+    def request(
+        self,
+        message: Do | Await,
+        changes: bool,
+        deadline: float,
+        patience_s: float,
+        given_up: Callable[[], object] | None,
+    ) -> Result:
         """Send, again on a new connection if one breaks or is silent for longer than patience, and wait."""
+        seq = message.seq
         payload = encoder.encode(ClientFrame(seq - 1, (message,)))
+        self._given_up = given_up
+        self.used_at = time.monotonic()
+        if self.used_at >= deadline:
+            raise Late
         sent_to = ""
         while True:
             try:
                 sock = self._sock or self._open(deadline)
                 if sent_to != self._generation:
-                    self._check(message, payload, changes and bool(sent_to))
-                sock.sendall(len(payload).to_bytes(HEADER_BYTES, "big") + payload)
+                    self._check_server(message, payload, changes and bool(sent_to))
+                self.is_owed = True
+                self._send(sock, len(payload).to_bytes(HEADER_BYTES, "big") + payload, deadline)
                 sent_to = self._generation
-                return self._receive(sock, seq, min(deadline, time.monotonic() + patience_s))
+                result = self._receive(sock, seq, deadline, patience_s)
+                self.is_owed = False
+                return result
             except (OSError, FrameError, msgspec.DecodeError, Late) as error:
                 self.drop()
-                if self._pool.ended is not None:
-                    raise Unavailable(self._pool.ended) from error
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    raise Late from error
+                self._check_wanted()
                 if not isinstance(error, Late):
-                    time.sleep(min(RETRY_S, left_s))
+                    left_s = deadline - time.monotonic()
+                    self._pool.over.wait(max(0.0, min(self._backoff.next_s(), left_s)))
+                    self._check_wanted()
+                if time.monotonic() >= deadline:
+                    raise Late from error
 
-    def _check(self, message: Do | Await, payload: bytes, was_sent_elsewhere: bool) -> None:
+    def _check_server(self, message: Do | Await, payload: bytes, was_sent_elsewhere: bool) -> None:
         """Whether this server may be asked this."""
         endpoint = self._pool.endpoint
         if was_sent_elsewhere:
@@ -211,34 +246,60 @@ class _Direct:
             raise TooOld(f"{endpoint} speaks version {self._version} of the protocol")
         if len(payload) > self._max_frame:
             raise Rejected(
-                f"a request of {len(payload)} bytes is too large: {endpoint} takes {self._max_frame} at most"
+                f"a request of {len(payload)} bytes is too large: the server takes {self._max_frame} at most"
             )
 
-    def _receive(self, sock: socket.socket, seq: int, deadline: float) -> Result:
+    def _check_wanted(self) -> None:
+        """Unavailable if nobody wants the answer any more."""
+        if self._pool.ended is not None:
+            raise Unavailable(self._pool.ended)
+        if self._given_up is not None and self._given_up():
+            raise Unavailable("nobody waits for it any more")
+
+    # --- bytes --------------------------------------------------------------------------------------------------------
+
+    def _send(self, sock: socket.socket, data: bytes, deadline: float) -> None:
+        """All of it. Late at the deadline, TimeoutError if nothing is taken for long."""
+        at = 0
+        while True:
+            try:
+                at += sock.send(memoryview(data)[at:] if at else data, socket.MSG_DONTWAIT)
+                if at == len(data):
+                    return
+            except (BlockingIOError, TimeoutError):
+                pass
+            until = min(deadline, time.monotonic() + STALL_S)
+            wait_for(sock, select.POLLOUT, until, self._check_wanted)
+
+    def _receive(self, sock: socket.socket, seq: int, deadline: float, patience_s: float) -> Result:
         feed, decode = self._framer.feed, server_decoder.decode
         while True:
-            for payload in feed(self._read(sock, deadline)):
+            until = time.monotonic() + patience_s
+            for payload in feed(self._read(sock, until if until < deadline else deadline)):
                 for message in decode(payload):
                     if type(message) is Answer:
                         if message.seq == seq:  # else an answer that somebody did not wait for
                             return message.result
                     elif type(message) is Going:
                         raise ConnectionError(f"the server said: {message.why}")
-
-    def _read(self, sock: socket.socket, deadline: float) -> bytes:
-        """What arrives next. Late at the deadline, ConnectionError at the end."""
-        while True:
-            self.used_at = now = time.monotonic()
-            left_s = deadline - now
-            if left_s <= 0:
+            patience_s = STALL_S
+            if time.monotonic() >= deadline:
                 raise Late
-            if left_s < TICK_S or self._tick_s != TICK_S:
-                self._tick(sock, min(TICK_S, left_s))
+
+    def _read(self, sock: socket.socket, until: float) -> bytes:
+        """What arrives next. Late if nothing does until then, ConnectionError at the end."""
+        while True:
+            left_s = until - time.monotonic()
+            if left_s < TICK_S:
+                self._tick(sock, left_s)
+            elif self._tick_s != TICK_S:
+                self._tick(sock, TICK_S)
             try:
                 data = sock.recv(_CHUNK)
             except (BlockingIOError, TimeoutError):
-                if self._pool.ended is not None:
-                    raise ConnectionError(self._pool.ended) from None
+                self._check_wanted()
+                if left_s <= self._tick_s:
+                    raise Late from None
                 continue
             if not data:
                 raise ConnectionError("the connection was closed")
@@ -248,26 +309,18 @@ class _Direct:
         """Where it can be, a time-out of the kernel's: Python's own costs another system call for every answer."""
         self._tick_s = tick_s
         if sys.platform != "linux":
-            sock.settimeout(tick_s)
+            sock.settimeout(max(1e-6, tick_s))
             return
-        micros = max(1, int(tick_s * 1e6))
+        micros = max(1, int(tick_s * 1e6))  # none at all would mean for ever
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(micros, 1_000_000)))
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
     def _open(self, deadline: float) -> socket.socket:
         """A connection that is welcome. OSError, Rejected."""
-        limit_s = min(CONNECT_S, deadline - time.monotonic())
-        if limit_s <= 0:
-            raise Late
-        until = time.monotonic() + limit_s
-        sock = self._pool.dial(limit_s)
+        until = min(deadline, time.monotonic() + CONNECT_S)
+        self._opening = sock = self._pool.dial(until, self._check_wanted)
         try:
-            sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if sys.platform == "linux":
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(STALL_S), 0))
             self._tick_s = 0.0
             self._framer = Framer(DEFAULT_LIMIT)
             versions = self._pool.versions
@@ -275,15 +328,18 @@ class _Direct:
                 oldest=versions.oldest,
                 newest=versions.newest,
                 client=self._client,
-                token=self._pool.token,
+                token=self._pool.token(),
                 software=SOFTWARE,
                 generation=self._generation,
             )
-            sock.sendall(GREETING + frame(encoder.encode(hello)))
+            self._send(sock, GREETING + frame(encoder.encode(hello)), until)
             self._welcomed(self._read_welcome(sock, until))
         except BaseException:
             sock.close()
             raise
+        finally:
+            self._opening = None
+        self._backoff.reset()
         self._sock = sock
         return sock
 
@@ -293,8 +349,13 @@ class _Direct:
                 for payload in self._framer.feed(self._read(sock, until)):
                     welcome: Welcome | Refused = welcome_decoder.decode(payload)
                     return welcome
+                if time.monotonic() >= until:
+                    raise Late
         except NotQuorate as error:
-            raise Rejected(f"{self._pool.endpoint} is not a Quorate server: is the port right?") from error
+            raise Rejected(
+                f"{self._pool.endpoint} is not a Quorate server: it answered with {describe(error.first)}. "
+                f"Is the port right?"
+            ) from error
         except Late:
             raise ConnectionError("no welcome in time") from None
 
@@ -312,13 +373,16 @@ class _Direct:
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
+        self.is_owed = False
 
     def interrupt(self) -> None:
         """From another thread: whoever waits here is woken."""
-        sock = self._sock
-        if sock is not None:
-            with suppress(OSError):  # it is closed already
-                sock.shutdown(socket.SHUT_RDWR)
+        for sock in (self._sock, self._opening):
+            if sock is not None:
+                with suppress(OSError):  # it is closed already
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def filenos(self) -> list[int]:
-        return [self._sock.fileno()] if self._sock is not None else []
+        """For `forks.guard`."""
+        numbers = [sock.fileno() for sock in (self._sock, self._opening) if sock is not None]
+        return [number for number in numbers if number >= 0]

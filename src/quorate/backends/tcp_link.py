@@ -113,3 +113,12 @@ class Link(asyncio.Protocol):
             self.welcome.set_exception(ConnectionError(self._why or why))
             self.welcome.exception()  # whoever waits gets it; nobody else has to
         self._on_closed(self, self._why or why)
+
+
+def cause_of(error: Exception) -> str:
+    """An error of connecting in a few words."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

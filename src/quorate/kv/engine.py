@@ -97,7 +97,7 @@ class Engine:
             result = self._execute(op, now, expired)
             if origin is not None:
                 self.dedupe.remember(origin, result)
-        return Outcome(result, tuple(self._events))
+        return Outcome(result, tuple(self._events)) if self._events else Outcome(result)
 
     def next_deadline(self) -> float | None:
         """When the next lease ends if nothing is renewed: apply `Tick` then. None: never."""
@@ -162,12 +162,23 @@ class Engine:
     def _txn(self, op: Txn) -> Result:
         committed = all(map(self._holds, op.compares))
         branch = op.then if committed else op.otherwise or tuple(_reader(compare) for compare in op.compares)
+        if len(branch) == 1 and type(only := branch[0]) is Put:  # most often
+            return self._put_alone(only, committed)
         if (failure := self._invalid(branch)) is not None:
             return failure
         changes: list[Change] = []
         results = tuple([self._do(step, self.revision + 1, changes) for step in branch])
         self._commit(changes)
         return TxnResult(committed, self.revision, results)
+
+    def _put_alone(self, put: Put, committed: bool) -> Result:
+        """A branch that writes one key, and nothing else."""
+        if (failure := self._invalid_put(put.key, put.lease)) is not None:
+            return failure
+        changes: list[Change] = []
+        self._put(put.key, put.value, put.lease, self.revision + 1, changes)
+        self._commit(changes)
+        return TxnResult(committed, self.revision, _ONE_PUT_DONE)
 
     def _add(self, op: Add) -> Result:
         if not all(map(self._holds, op.compares)):
@@ -179,7 +190,7 @@ class Engine:
         value = number + op.amount
         if not LEAST_NUMBER <= value <= GREATEST_NUMBER:
             return Failure(FailureCode.INVALID, f"the sum under {op.key!r} would not fit into 64 bits")
-        if (failure := self._invalid((Put(op.key, b"", op.lease),))) is not None:
+        if (failure := self._invalid_put(op.key, op.lease)) is not None:
             return failure
         changes: list[Change] = []
         self._put(op.key, b"%d" % value, op.lease, self.revision + 1, changes)
@@ -190,9 +201,9 @@ class Engine:
         if isinstance(compare, RangeEmpty):
             return next(self._range(compare.prefix), None) is None
         item = self.items.get(compare.key)
+        if isinstance(compare, ModRevisionIs):  # the fence of every write
+            return (item.mod_revision if item else 0) == compare.revision
         match compare:
-            case ModRevisionIs():
-                return (item.mod_revision if item else 0) == compare.revision
             case CreateRevisionIs():
                 return (item.create_revision if item else 0) == compare.revision
             case Exists():
@@ -209,12 +220,12 @@ class Engine:
         """
         written: set[str] = set()
         cleared: list[str] = []
+        alive = 0
         for step in branch:
-            if isinstance(step, Put):
-                if step.lease and self.leases.get(step.lease) is None:
-                    return Failure(FailureCode.LEASE_GONE, f"lease {step.lease} of {step.key!r} has ended", step.lease)
-                if not step.key:
-                    return Failure(FailureCode.INVALID, "an empty key cannot be written")
+            if isinstance(step, Put) and (not step.key or step.lease != alive):  # many keys have the same lease
+                if (failure := self._invalid_put(step.key, step.lease)) is not None:
+                    return failure
+                alive = step.lease
             if isinstance(step, (Put, Delete)):
                 if step.key in written:
                     return Failure(FailureCode.INVALID, f"{step.key!r} is written twice in one transaction")
@@ -226,6 +237,13 @@ class Engine:
         for prefix in cleared:
             if any(key.startswith(prefix) for key in written):
                 return Failure(FailureCode.INVALID, f"keys under {prefix!r} are written twice in one transaction")
+        return None
+
+    def _invalid_put(self, key: str, lease: int) -> Failure | None:
+        if lease and self.leases.get(lease) is None:
+            return Failure(FailureCode.LEASE_GONE, f"lease {lease} of {key!r} has ended", lease)
+        if not key:
+            return Failure(FailureCode.INVALID, "an empty key cannot be written")
         return None
 
     def _do(self, step: BranchOp, revision: int, changes: list[Change]) -> BranchResult:
@@ -304,7 +322,7 @@ class Engine:
         self.revision += 1
         batch = Batch(self.revision, tuple(changes))
         self.history.append(batch)
-        self._events.extend(self._watches.events(batch))
+        self._events += self._watches.events(batch)
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -336,6 +354,7 @@ class Engine:
 
 
 _PUT_DONE = PutDone()
+_ONE_PUT_DONE = (_PUT_DONE,)
 
 
 def _end_of(prefix: str) -> str | None:

@@ -26,13 +26,23 @@ class Awaiting:
         self._sender = sender
         self._waiting: dict[int, _Waiting] = {}
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def take(self, request: Await) -> None:
-        """Answer it now or later."""
+        """Answer it now or later. One under a number that waits already takes the place of that one."""
+        earlier = self._waiting.pop(request.seq, None) if self._waiting else None
+        if earlier is not None:
+            earlier.stop()
         items = self._hub.engine.items
-        if request.within_s <= 0 or all(key in items for key in request.keys):
-            self._answer(request)
-            return
-        self._waiting[request.seq] = _Waiting(self, self._hub, request)
+        for at, key in enumerate(request.keys):
+            if key not in items:
+                # A time that is no number is no time: it must never get into the loop's timers, whose order it breaks.
+                if not request.within_s > 0:
+                    break
+                self._waiting[request.seq] = _Waiting(self, self._hub, request, at)
+                return
+        self._answer(request)
 
     def done(self, request: Await) -> None:
         """All are there, or the time is over."""
@@ -52,29 +62,36 @@ class Awaiting:
 
 
 class _Waiting:
-    """Watches one key after the other, each until it is there."""
+    """Watches one key after the other, each until it is there, and at the end looks whether all still are."""
 
-    def __init__(self, owner: Awaiting, hub: Hub, request: Await) -> None:
+    def __init__(self, owner: Awaiting, hub: Hub, request: Await, at: int) -> None:
+        """`at` is the first key that is missing."""
         self._owner = owner
         self._hub = hub
         self._request = request
         self._watch = 0
+        self._at = at
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(min(request.within_s, LONGEST_S), self._done)
-        self._look()
+        self._await(at)
 
     def push(self, batch: Batch) -> None:
         """Something happened to the key that it waits for, or to one whose name begins like it."""
-        self._look()
-
-    def _look(self) -> None:
-        hub = self._hub
-        hub.unwatch(self._watch)
-        missing = next((key for key in self._request.keys if key not in hub.engine.items), None)
-        if missing is None:
-            self._done()
+        keys, items = self._request.keys, self._hub.engine.items
+        if keys[self._at] not in items:
             return
-        self._watch, started = hub.watch(self, missing, hub.engine.revision)
+        self._hub.unwatch(self._watch)
+        # From where it stands, so that many keys that come in their order cost one look each; then all, once.
+        for start in (self._at + 1, 0):
+            for at in range(start, len(keys)):
+                if keys[at] not in items:
+                    self._await(at)
+                    return
+        self._done()
+
+    def _await(self, at: int) -> None:
+        self._at = at
+        self._watch, started = self._hub.watch(self, self._request.keys[at], self._hub.engine.revision)
         assert isinstance(started, WatchStarted), "it starts now"
 
     def _done(self) -> None:

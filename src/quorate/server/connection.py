@@ -336,6 +336,10 @@ class Connection(asyncio.Protocol):
                     self._send_soon(answer)
                 else:
                     self.send(answer)
+            case Await():
+                if self._awaiting is None:
+                    self._awaiting = Awaiting(house.hub, self)
+                self._awaiting.take(message)
             case WatchStart(number, prefix, after):
                 self._start_watch(number, prefix, after)
             case WatchStop(number):
@@ -344,10 +348,6 @@ class Connection(asyncio.Protocol):
                 house.clients.hold(client, lease, grace_s)
             case Claim(claim):
                 house.claimed(client.run, client.id, claim)
-            case Await():
-                if self._awaiting is None:
-                    self._awaiting = Awaiting(house.hub, self)
-                self._awaiting.take(message)
             case AskStatus(seq):
                 self.send(Status(seq, house.hub.engine.revision, house.describe()))
 

@@ -14,10 +14,12 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quorate.backends.contract import Backend, Direct
 from quorate.backends.dial import dial
+from quorate.backends.dial_direct import connect
 from quorate.backends.tcp import Connector, TcpBackend
 from quorate.backends.tcp_direct import IDLE_S, DirectPool
 from quorate.backends.tcp_link import Link
@@ -131,23 +133,28 @@ class HostingBackend(TcpBackend):
         self._has_said = False
         self._pool: DirectPool | None = None
         self._pool_lock = threading.Lock()
+        self._loop_thread = threading.get_ident()
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     def direct(self) -> Direct | None:
         if self._credentials.tls is not None:
             return None  # it has no encryption of its own: the ordinary way has
         with self._pool_lock:
-            if self._pool is None:
-                self._pool = DirectPool(self.endpoint, self._dial, self._credentials.token, self.limits)
+            if self._pool is None and not self._is_closed:
+                self._pool = DirectPool(
+                    self.endpoint,
+                    partial(connect, self._host, self._port),
+                    lambda: self._credentials.token,
+                    self.limits,
+                    loop_thread=self._loop_thread,
+                )
                 self._loop.call_soon_threadsafe(self._close_idle)
             return self._pool
-
-    def _dial(self, limit_s: float) -> socket.socket:
-        return socket.create_connection((self._host, self._port), limit_s)
 
     def _close_idle(self) -> None:
         if self._pool is not None and not self._is_closed:
             self._pool.close_idle()
-            self._loop.call_later(IDLE_S, self._close_idle)
+            self._idle_timer = self._loop.call_later(IDLE_S, self._close_idle)
 
     @property
     def _name(self) -> str:
@@ -260,6 +267,8 @@ class HostingBackend(TcpBackend):
     async def close(self) -> None:
         """Let go of the connection; a host lingers until the others have left, or for `close_timeout`."""
         await super().close()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         with self._pool_lock:
             if self._pool is not None:
                 self._pool.close(f"this connection to {self.endpoint} was closed")

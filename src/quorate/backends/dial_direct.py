@@ -1,0 +1,70 @@
+"""Connecting to an endpoint from a thread that blocks: within a deadline for all addresses of a name together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from quorate.backends.dial import KEEPALIVE_S, ONE_ADDRESS_S
+
+TICK_S = 0.25
+"""How often whoever waits looks whether to go on."""
+
+
+def connect(host: str, port: int, until: float, check: Callable[[], None]) -> socket.socket:
+    """A socket that is connected, and blocks. OSError if there is none; what `check` raises, which is asked each tick.
+
+    A name is looked up for every attempt, and that takes what it takes.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    trouble = OSError(f"{host!r} has no address")
+    for family, kind, protocol, _, address in found:
+        within = until if len(found) == 1 else min(until, time.monotonic() + ONE_ADDRESS_S)
+        one = socket.socket(family, kind, protocol)
+        try:
+            one.setblocking(False)
+            _connect(one, address, within, check)
+            _tune(one)
+        except OSError as error:
+            one.close()
+            trouble = error
+        except BaseException:
+            one.close()
+            raise
+        else:
+            return one
+    raise trouble
+
+
+def _connect(one: socket.socket, address: object, until: float, check: Callable[[], None]) -> None:
+    failed = one.connect_ex(address)  # type: ignore[arg-type]  # it is what getaddrinfo gave
+    if failed == errno.EINPROGRESS:
+        wait_for(one, select.POLLOUT, until, check)
+        failed = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if failed:
+        raise OSError(failed, os.strerror(failed))
+
+
+def wait_for(one: socket.socket, events: int, until: float, check: Callable[[], None]) -> None:
+    """Until the socket is ready for that. TimeoutError at `until`."""
+    ready = select.poll()
+    ready.register(one, events)
+    while True:
+        left_s = until - time.monotonic()
+        if ready.poll(max(0.0, min(TICK_S, left_s)) * 1000):
+            return
+        check()
+        if left_s <= 0:
+            raise TimeoutError("no answer in time")
+
+
+def _tune(one: socket.socket) -> None:
+    one.setblocking(True)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)

@@ -1,0 +1,142 @@
+"""A server, and a proxy before it, on a loop in a thread of their own: for clients that block."""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from quorate.backends.dial_direct import connect
+from quorate.backends.tcp import LIMITS
+from quorate.backends.tcp_direct import DirectPool
+from quorate.kv.types import Add, Op, Put, Result, Txn
+from quorate.server.server import Server
+from tests.patience import PATIENCE_S
+from tests.server.kit import fresh_port
+from tests.server.proxy import Proxy
+
+T = TypeVar("T")
+
+
+class House:
+    """Server and proxy. `ask` runs a coroutine or a function there."""
+
+    server: Server
+    proxy: Proxy
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server of a test", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.ask(self._open())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.ask(self.proxy.close())
+        self.ask(self.server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
+
+    async def _open(self) -> None:
+        await self._serve(await fresh_port())
+        self.proxy = Proxy(self.port)
+        await self.proxy.listen()
+
+    async def _serve(self, port: int) -> None:
+        self.port = port
+        self.server = Server(**self._options)
+        await self.server.listen([socket.create_server(("127.0.0.1", port))])
+
+    def ask(self, what: Coroutine[Any, Any, T] | Callable[[], T]) -> T:
+        async def call() -> T:
+            return what() if callable(what) else await what
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(PATIENCE_S)
+
+    def restart(self, **options: Any) -> None:
+        """The server dies and another one without its data takes its place."""
+
+        async def again() -> None:
+            await self.server.stop()
+            self._options |= options
+            await self._serve(self.port)
+
+        self.ask(again())
+
+    @property
+    def items(self) -> dict[str, Any]:
+        """What the server holds. Look, and copy nothing while somebody writes."""
+        return self.server.hub.engine.items
+
+    @property
+    def watches(self) -> int:
+        return self.server.hub.watch_count
+
+    @property
+    def awaiting(self) -> int:
+        """How many requests wait for keys."""
+        return self.ask(
+            lambda: sum(len(one._awaiting) for one in list(self.server.connections) if one._awaiting is not None)
+        )
+
+    @property
+    def frames(self) -> tuple[int, int]:
+        """In and out, so far."""
+        return self.server.traffic.frames_in, self.server.traffic.frames_out
+
+    @contextmanager
+    def pool(self, port: int | None = None, **options: Any) -> Iterator[DirectPool]:
+        """Connections, by way of the proxy if no port is given."""
+        with pool_to(port or self.proxy.port, **options) as pool:
+            yield pool
+
+
+@contextmanager
+def pool_to(port: int, **options: Any) -> Iterator[DirectPool]:
+    options = {"token": str, "limits": LIMITS} | options
+    pool = DirectPool(f"127.0.0.1:{port}", partial(connect, "127.0.0.1", port), **options)
+    try:
+        yield pool
+    finally:
+        pool.close("the test is over")
+
+
+def soon(limit_s: float = PATIENCE_S) -> float:
+    return time.monotonic() + limit_s
+
+
+def put(key: str, value: bytes = b"") -> Txn:
+    return Txn((), (Put(key, value),))
+
+
+def do(pool: DirectPool, op: Op, limit_s: float = PATIENCE_S) -> Result:
+    return pool.execute(op, soon(limit_s))
+
+
+def add(pool: DirectPool, key: str, amount: int = 1) -> int:
+    return do(pool, Add(key, amount)).value  # type: ignore[union-attr]
+
+
+def values(pool: DirectPool, *keys: str, limit_s: float = PATIENCE_S) -> list[bytes | None]:
+    """What is under the keys once all are there, or after so long."""
+    result = pool.await_keys(keys, soon(limit_s), soon(limit_s + PATIENCE_S))
+    return [got.item and got.item.value for got in result.results]  # type: ignore[union-attr]
+
+
+def sockets() -> int:
+    """How many this process has open."""
+    count = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")
+        except OSError:
+            continue
+    return count
