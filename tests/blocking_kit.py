@@ -17,7 +17,21 @@ from tests.patience import in_thread
 from tests.server.proxy import Proxy
 from tests.server.threaded import House
 
-CALLS = "set get wait check add compare_set delete_key num_keys append multi_get multi_set barrier gather".split()
+CALLS = [
+    "set",
+    "get",
+    "wait",
+    "check",
+    "add",
+    "compare_set",
+    "delete_key",
+    "num_keys",
+    "append",
+    "multi_get",
+    "multi_set",
+    "barrier",
+    "gather",
+]
 OPTIONS = "keep_alive_interval=2&keep_alive_max_attempt=5&disconnect_grace=10&last_call_timeout=0.1&is_host=false"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorate.server.refusals import MOST_SOURCES, FailedLogins, Refusal, Refusals, source_of
+from quorate.server.refusals import MOST_SOURCES, MOST_TOLD, FailedLogins, Refusal, Refusals, source_of
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,10 @@ def test_one_line_for_each_source_kind_and_interval_and_everything_is_counted():
 
 def test_many_sources_are_counted_and_not_remembered():
     refusals = Refusals(60.0)
-    lines = sum(refusals.note(Refusal.TOKEN, f"s{number}", 0.0) is not None for number in range(3 * MOST_SOURCES))
-    assert lines == MOST_SOURCES + 1
-    assert refusals.counts[Refusal.TOKEN] == 3 * MOST_SOURCES
-    assert len(refusals._said) == MOST_SOURCES + 1
+    lines = sum(refusals.note(Refusal.TOKEN, f"s{number}", 0.0) is not None for number in range(3 * MOST_TOLD))
+    assert lines == MOST_TOLD + 1
+    assert refusals.counts[Refusal.TOKEN] == 3 * MOST_TOLD
+    assert len(refusals._said) == MOST_TOLD + 1
     assert refusals.note(Refusal.TOKEN, "later", 61.0) == 0
     assert len(refusals._said) == 1
 

@@ -109,6 +109,34 @@ def pool_to(port: int, **options: Any) -> Iterator[DirectPool]:
         pool.close("the test is over")
 
 
+@contextmanager
+def listening(answer: bytes = b"", closes: bool = False, accepts: bool = True):
+    """Somebody who accepts, says that, and then nothing; its port and how many came."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=64)
+    came: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                one, _ = server.accept()
+            except OSError:
+                return
+            came.append(one)
+            one.sendall(answer)
+            if closes:
+                one.close()
+
+    if accepts:
+        threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield server.getsockname()[1], came
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        for one in came:
+            one.close()
+
+
 def soon(limit_s: float = PATIENCE_S) -> float:
     return time.monotonic() + limit_s
 

@@ -10,6 +10,8 @@ import ipaddress
 from collections import OrderedDict, deque
 
 MOST_SOURCES = 4_096
+MOST_TOLD = 256
+"""Sources and kinds that get lines of their own within an interval; all others share one for each kind."""
 LOGIN_WINDOW_S = 60.0
 ELSEWHERE = "elsewhere"
 """The source of all those beyond what is remembered."""
@@ -67,7 +69,7 @@ class Refusals:
         said = self._said.get((source, kind))
         if said is None:
             self._forget(now)
-            if len(self._said) >= MOST_SOURCES:
+            if len(self._said) >= MOST_TOLD:
                 source = ELSEWHERE
                 said = self._said.get((source, kind))
         if said is None:
