@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INPUTS := pyproject.toml src/quorate/_version.py
 ARGS ?=
 SEEDS ?= 0:20000
+# Tests mostly wait, for leases and for processes: two at a time, whole files each.
+WORKERS ?= 2
 ROUNDS ?= 500
 FAULTS ?= 100
 FRAMES ?= 1000000
@@ -31,7 +33,7 @@ check: setup ## formatting, lint, types and the shape of the architecture
 	$(BIN)/python -m pytest -q tests/tidy $(ARGS)
 
 test: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## run all tests; ARGS="-k name -x" to choose
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-torch-slow: setup $(VENV)/.stamp-torch ## the long tests of torchrun: minutes
 	$(BIN)/python -m pytest -m slow tests/integrations $(ARGS)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from quorate.kv.types import Delete, Grant, Put, Revoke, Txn
+from quorate.server import connection
 from quorate.wire.messages import Await, Do
 from tests.server.kit import Raw, eventually, run, serving
 
@@ -266,3 +267,10 @@ def test_who_waits_does_not_hold_up_what_comes_after_it():
             assert (await raw.answer(4)).committed
 
     run(main())
+
+
+def test_key_of_a_user_is_not_taken_for_the_key_of_a_node():
+    own = Txn((), (Put("/quorate/run/nodes/a1", b""),))
+    users = Txn((), (Put("/quorate/run:data/store/000000000001/k/all/nodes/a1", b""),))
+    assert connection._is_of_a_node(own)
+    assert not connection._is_of_a_node(users)

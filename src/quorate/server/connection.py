@@ -56,7 +56,7 @@ SOON_S = 0.003
 SOON_EACH_S = 0.0001
 MOST_SOON_S = 1.0
 """How long an answer waits for a push that it can go out with: the more connections, the longer a round takes."""
-NODES = "/nodes/"
+NODES = "nodes"
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
 
@@ -493,4 +493,7 @@ class Connection(asyncio.Protocol):
 
 def _is_of_a_node(op: Op) -> bool:
     """Whether a node writes its own key: it joins, or confirms. Something is pushed to it next."""
-    return isinstance(op, Txn) and bool(op.then) and isinstance(op.then[0], Put) and NODES in op.then[0].key
+    if not (isinstance(op, Txn) and op.then and isinstance(op.then[0], Put)):
+        return False
+    parts = op.then[0].key.split("/", 4)  # /quorate/run/nodes/id; a user's key may have any words further on
+    return len(parts) == 5 and parts[3] == NODES
