@@ -449,6 +449,19 @@ MUTANTS = (
         is_wired=True,
     ),
     Mutant(
+        "the grace of a session goes on while the server stands still",
+        ("OutageTolerance",),
+        (
+            Edit(
+                Clients,
+                "_shorten",
+                "self._begin_grace(lease, grace_s)",
+                "self._hub.execute(Shorten(lease, grace_s))",
+            ),
+        ),
+        is_wired=True,
+    ),
+    Mutant(
         "sessions are shortened however many connections close at once",
         ("OutageTolerance",),
         (Edit(Clients, "_shorten", "if len(closed) <= MASS_SESSIONS or", "if True or"),),

@@ -116,7 +116,8 @@ class Director:
             case Fault.KILL_COORDINATOR if world.wire is not None:
                 self._spawn(world.wire.kill_coordinator(action.target % 7))
             case Fault.PAUSE_COORDINATOR if world.wire is not None:
-                self._spawn(world.wire.pause(action.length_s, action.target % 7))
+                is_cut = action.target % 3 == 0
+                self._spawn(world.wire.pause(action.length_s, action.target % 7, is_cut))
             case Fault.CLOCK if world.wire is not None:
                 world.wire.meet_stranger(action.target)
             case _ if process is not None:

@@ -12,9 +12,11 @@ import asyncio
 import enum
 import errno
 import random
+from collections import deque
 from collections.abc import Callable
 from contextvars import Context
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Protocol
 
 from quorate.testing.sim.network import Weather
 
@@ -54,6 +56,8 @@ class End(asyncio.Transport):
         self._last: Last | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unread = 0
+        self._arrived_at: deque[float] = deque()
+        """When what is unread has arrived, piece by piece."""
         self._is_closing = False
         self._is_over = False
         """The protocol was told that the connection is lost, or never will be."""
@@ -88,6 +92,11 @@ class End(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self._is_closing
+
+    @property
+    def unread_s(self) -> float:
+        """For how long something has waited to be read: the process does not listen."""
+        return self._stream.loop.time() - self._arrived_at[0] if self._arrived_at else 0.0
 
     def get_write_buffer_size(self) -> int:
         return max(0, len(self._under_way) - KERNEL_BYTES)
@@ -176,10 +185,12 @@ class End(asyncio.Transport):
 
     def _arrive(self, data: bytes) -> None:
         self._unread += len(data)
+        self._arrived_at.append(self._stream.loop.time())
         self._stream.loop.call_soon(self._read, data, context=self._context)
 
     def _read(self, data: bytes) -> None:
         self._unread -= len(data)
+        self._arrived_at.popleft()
         if self.peer._timer is None:
             self.peer.kick()
         if not self._is_closing and not self._is_over:
@@ -234,6 +245,13 @@ class End(asyncio.Transport):
 
 class Sky(Protocol):
     """Where the weather is looked up: it changes under way."""
+
+    weather: Weather
+
+
+@dataclass(slots=True)
+class Above:
+    """The sky over one process."""
 
     weather: Weather
 
@@ -302,17 +320,3 @@ class Stream:
         reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
         self.later(near_s, lambda: self.near.lose_soon(reset))
         self.later(far_s, self.far.time_out if self.rng.random() < silent else lambda: self.far.lose_soon(reset))
-
-
-class Garbage(asyncio.Protocol):
-    """A stranger at the server's port: says something, and listens until it is sent away."""
-
-    def __init__(self, says: bytes) -> None:
-        self._says = says
-        self.heard = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).write(self._says)
-
-    def data_received(self, data: bytes) -> None:
-        self.heard += data

@@ -13,7 +13,6 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from quorate.kv.engine import Engine
 from quorate.kv.snapshot import restore, snapshot
 from quorate.kv.types import Add, Batch, CreateRevisionIs, LeaseResult, Op, Origin, Result, Shorten, Tick, Txn
 from quorate.server import connection
+from quorate.server.clients import LATE_S
 from quorate.server.durable import DurableLocal, DurableServer
 from quorate.server.local import LocalBackend
 from quorate.server.server import Server, first_revision
@@ -34,21 +34,14 @@ from quorate.testing.loop import MACHINE, VirtualTimeLoop
 from quorate.testing.sim.data import SimData
 from quorate.testing.sim.network import Weather
 from quorate.testing.sim.plan import Plan
-from quorate.testing.sim.streams import Garbage, Sky, Stream
-from quorate.wire.frames import GREETING, frame
-from quorate.wire.messages import Hello, encoder
+from quorate.testing.sim.strangers import STRANGERS, Garbage
+from quorate.testing.sim.streams import Above, Sky, Stream
 
 ENDPOINT = "sim:29400"
 SILENT = 0.3
 """How often the machine of the server dies, and not only its process."""
 UNREACHABLE = 0.2
 """How often a cut is told to whoever tries to connect."""
-STRANGERS = (
-    b"GET / HTTP/1.1\r\n\r\n",
-    GREETING + frame(b"\xc1 no hello"),
-    GREETING + frame(encoder.encode(Hello(1, 1, "stranger"))) + frame(b"\xc1 no message"),
-    b"",
-)
 Note = Callable[[str, str, object], None]
 
 
@@ -61,13 +54,6 @@ def small_bounds() -> Iterator[None]:
         yield
     finally:
         connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES = before
-
-
-@dataclass(slots=True)
-class Above:
-    """The sky over one process."""
-
-    weather: Weather
 
 
 class CoordinatorKilled(Exception):
@@ -154,7 +140,9 @@ class _Life(Server):
             lease
             for client in self.clients._clients.values()
             for lease in client.sessions
-            if client.line is not None and (alive := leases.get(lease)) is not None and alive.deadline <= now
+            if (alive := leases.get(lease)) is not None
+            and alive.deadline <= now
+            and (client.line is not None or self._home.has_knocked(client.id))
         ]
         early = [lease for lease in here if now < self._renewed_at.get(lease, now) + self._home.plan.ttl_s - 1e-6]
         self._plain_execute(Tick())
@@ -221,6 +209,8 @@ class WiredServer:
         """It is down with its machine: nobody even says that nobody listens."""
         self.writers: dict[str, str] = {}
         """Which node a client is."""
+        self.backends: dict[str, WiredBackend] = {}
+        """Who a client is."""
         self.first_revision = 0
         """What is older is of an earlier generation."""
         self.rng = random.Random(f"wired server {plan.seed}")
@@ -339,10 +329,16 @@ class WiredServer:
             for batch in self.engine.history.after(self._told, ""):
                 self.committed(batch, "")
 
-    async def pause(self, length_s: float, after_writes: int) -> None:
-        """Its process stands still for a while, after so many more writes of its coordinator."""
+    async def pause(self, length_s: float, after_writes: int, is_cut: bool = False) -> None:
+        """Its process stands still for a while, after so many more writes of its coordinator.
+
+        With `is_cut`, one of its connections breaks just before: whoever had it comes back and is not heard.
+        """
         machine = self._machine
         await self._until_written(after_writes, deadly=False)
+        if is_cut and (streams := [stream for stream in self._streams if not stream.is_over]):
+            self.rng.choice(streams).reset(silent=0.0)
+            await asyncio.sleep(2 * self.plan.slowest_s)
         if not self._lives_on(machine):
             return
         self._pauses += 1
@@ -383,6 +379,12 @@ class WiredServer:
         self._streams.append(stream)
         self.loop.call_soon(stream.far.open, context=self._context)
         return stream
+
+    def has_knocked(self, client: str) -> bool:
+        """Whether a client has come back, and was not listened to."""
+        backend = self.backends.get(client)
+        stream = backend.stream if backend is not None else None
+        return stream is not None and stream.far.unread_s > LATE_S and not stream.near.is_closing()
 
     def reset_all(self) -> None:
         """Whatever is between the server and all others dies: a switch, a proxy."""
@@ -427,9 +429,10 @@ class WiredBackend(TcpBackend):
         self._process = process
         self._above = Above(weather)
         self._cleared = asyncio.Event()
-        self._stream: Stream | None = None
+        self.stream: Stream | None = None
         self._rng_of_lines = random.Random(f"{plan.seed} lines of {process}")
         server.writers[self._client] = writer
+        server.backends[self._client] = self
 
     @property
     def weather(self) -> Weather:
@@ -439,28 +442,28 @@ class WiredBackend(TcpBackend):
     def weather(self, weather: Weather) -> None:
         self._above.weather = weather
         self._cleared.set()
-        if self._stream is not None:
-            self._stream.kick()
+        if self.stream is not None:
+            self.stream.kick()
 
     def reset(self) -> None:
         """What follows a fault: the connection breaks, or goes on where it was."""
-        if self._stream is not None and self._rng_of_lines.random() < 0.6:
-            self._stream.reset()
+        if self.stream is not None and self._rng_of_lines.random() < 0.6:
+            self.stream.reset()
 
     def crash(self, is_machine: bool) -> None:
         """The process is dead, and perhaps its machine with it. It is frozen already."""
         self.is_dead = True
-        if self._stream is None:
+        if self.stream is None:
             return
         if is_machine:
-            self._stream.near.vanish()
+            self.stream.near.vanish()
         else:
-            self._stream.near.die()
+            self.stream.near.die()
 
     def machine_is_back(self) -> None:
         """Another process runs on the machine that died: whoever sends to this one is told that it is gone."""
-        if self._stream is not None and self._stream.near.is_deaf:
-            self._stream.later(self._rng_of_lines.uniform(0.0, 1.0), self._stream.reset)
+        if self.stream is not None and self.stream.near.is_deaf:
+            self.stream.later(self._rng_of_lines.uniform(0.0, 1.0), self.stream.reset)
 
     async def execute(self, op: Op) -> Result:
         if self.left_to_send is not None:
@@ -483,7 +486,7 @@ class WiredBackend(TcpBackend):
         if self.server.is_silent and not self.server.is_up:
             await asyncio.sleep(rng.uniform(0.5, 3.0))
             raise TimeoutError("no answer")
-        stream = self._stream = self.server.accept(self._process, self._above, rng, make())
+        stream = self.stream = self.server.accept(self._process, self._above, rng, make())
         try:
             await asyncio.sleep(rng.uniform(*self.weather.delay_s))
         except BaseException:
