@@ -57,6 +57,18 @@ REGISTER_MARKS = {
 }
 """Of register worlds (`quorate sim --register`), in which those of servers cannot be reached."""
 
+ETCD_MARKS = {
+    "etcd.add_was_done": "an increment whose outcome was unknown had been done",
+    "etcd.compacted": "a watch had to scan again: what it would have gone on from was compacted",
+    "etcd.leaderless": "a member answered that the cluster has no leader",
+    "etcd.outcome_unknown": "a write gave no answer",
+    "etcd.renewals_stalled": "renewals were sent and not answered",
+    "etcd.suspected": "an endpoint was left for another",
+    "etcd.token_renewed": "the token of a user had run out, and another was asked for",
+    "session.nothing_ended": "the backend had nobody who could have ended a session: it counts from then",
+}
+"""Of a real etcd, which is not simulated."""
+
 hits: set[str] | None = None
 """Where marks are collected; None: nowhere."""
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from quorate._marks import MARKS, REGISTER_MARKS
+from quorate._marks import ETCD_MARKS, MARKS, REGISTER_MARKS
 from quorate.cli import main
 from quorate.testing.sim.campaign import Sum, replay_command, run_many, shrink
 from quorate.testing.sim.plan import FEWEST_ACTIONS, Fault, draw
@@ -214,7 +214,7 @@ def marks_in(source: str) -> list[str]:
 
 def test_marks_of_the_table_are_those_of_the_source_each_once():
     used = [name for source in modules().values() for name in marks_in(source)]
-    assert sorted(used) == sorted({**MARKS, **REGISTER_MARKS})
+    assert sorted(used) == sorted({**MARKS, **REGISTER_MARKS, **ETCD_MARKS})
 
 
 def test_names_in_the_table_of_marks_are_unique_and_explained():
@@ -226,5 +226,5 @@ def test_names_in_the_table_of_marks_are_unique_and_explained():
         for key in node.keys
         if isinstance(key, ast.Constant)
     ]
-    assert len(names) == len(set(names)) == len(MARKS) + len(REGISTER_MARKS)
-    assert all([*MARKS.values(), *REGISTER_MARKS.values()])
+    assert len(names) == len(set(names)) == len(MARKS) + len(REGISTER_MARKS) + len(ETCD_MARKS)
+    assert all([*MARKS.values(), *REGISTER_MARKS.values(), *ETCD_MARKS.values()])
