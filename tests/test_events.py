@@ -58,6 +58,7 @@ def test_levels_are_those_that_operators_know():
         "NodeRefused",
         "RecordUnreadable",
         "RenewalMissed",
+        "SecurityNotice",
         "SessionLost",
         "ShutdownFailed",
     }

@@ -398,3 +398,13 @@ def test_thread_of_the_loop_may_not_block(house):
     with house.pool(house.port, loop_thread=threading.get_ident()) as pool:
         assert not pool.is_usable
         assert in_thread(lambda: pool.is_usable).result(PATIENCE_S)
+
+
+def test_write_after_a_restart_that_came_while_nothing_was_asked_is_just_executed():
+    # Bug that this found: it was sent to the server that was no more, so its outcome was taken for unknown.
+    with House() as house, house.pool(house.port) as pool:
+        do(pool, put("/before"))
+        house.restart()
+        time.sleep(2 * tcp_direct.STALE_S)
+        do(pool, put("/after"))
+        assert values(pool, "/after") == [b""]

@@ -53,6 +53,8 @@ STALL_S = 6.0
 AWAIT_S = 20.0
 """How long the server is asked to wait at a time."""
 IDLE_S = 60.0
+STALE_S = 0.02
+"""A connection that was not used for so long is looked at before it is used."""
 SOFTWARE = f"quorate {__version__}"
 _CHUNK = 1 << 16
 AWAITS_FROM = 2
@@ -212,9 +214,11 @@ class _Direct:
         seq = message.seq
         payload = encoder.encode(ClientFrame(seq - 1, (message,)))
         self._given_up = given_up
-        self.used_at = time.monotonic()
+        before, self.used_at = self.used_at, time.monotonic()
         if self.used_at >= deadline:
             raise Late
+        if self.used_at - before > STALE_S:
+            self._drop_if_closed()
         sent_to = ""
         while True:
             try:
@@ -236,6 +240,21 @@ class _Direct:
                     self._check_wanted()
                 if time.monotonic() >= deadline:
                     raise Late from error
+
+    def _drop_if_closed(self) -> None:
+        """Of a connection that rests nothing is to be read but its end, or that the server goes.
+
+        Else what is sent now would go to a server that is no more, and its outcome would be taken for unknown.
+        """
+        if self._sock is None:
+            return
+        try:
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self.drop()
 
     def _check_server(self, message: Do | Await, payload: bytes, was_sent_elsewhere: bool) -> None:
         """Whether this server may be asked this."""
