@@ -24,6 +24,8 @@ class Terminal:
     def __init__(self, width: int, height: int) -> None:
         self._socket = f"quorate-{os.getpid()}-{next(_numbers)}"
         env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "TERM": "xterm-256color"}
+        for size_of_another in ("COLUMNS", "LINES"):
+            env.pop(size_of_another, None)
         size = ["-x", str(width), "-y", str(height)]
         self._tmux("-f", "/dev/null", "new-session", "-d", *size, "sh", env=env)
         self._tmux("set-option", "-g", "window-size", "manual")

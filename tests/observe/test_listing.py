@@ -8,6 +8,7 @@ from quorate.observe.listing import READS, Where, list_runs
 from quorate.observe.opening import read_place, read_target
 from quorate.server.clients import Clients
 from quorate.server.hub import Hub
+from quorate.server.local import LocalBackend
 from quorate.server.runs import Runs
 from quorate.testing import loop as virtual
 from quorate.testing.world import World
@@ -60,7 +61,7 @@ def test_a_run_called_config_does_not_bring_a_restored_server_to_attend_the_list
         from quorate.events import Emitter
 
         hub = Hub(world.server.engine)
-        runs = Runs(hub, Clients(hub), "server", Emitter(), random.Random(1), lambda: 0.0)
+        runs = Runs(hub, Clients(hub), "server", Emitter(), random.Random(1), lambda: 0.0, LocalBackend(hub))
         runs.start()
         assert len(runs) == 1
         await runs.stop()
