@@ -88,3 +88,9 @@ def test_importing_the_commands_imports_no_backend_and_no_tables():
     code = f"import sys, quorate.cli; print([module for module in {modules} if module in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_runs_of_a_directory_are_not_said_to_be_none(tmp_path):
+    result = CliRunner().invoke(main, ["ls", f"file://{tmp_path}"])
+    assert result.exit_code == 2
+    assert "list the directory" in result.output

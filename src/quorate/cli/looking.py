@@ -97,6 +97,8 @@ def ls(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
     from quorate.observe.listing import list_runs
 
     place = place_of(url, timeout_s, **how)
+    if place.settings.scheme == "file":
+        raise click.UsageError("with file:// each run is a file of its own: list the directory instead")
 
     async def ask() -> Any:
         async with backend_of(place, timeout_s) as backend:
