@@ -12,9 +12,11 @@ from quorate import aio
 from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter, ServerStopped
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import ConfigRecord, encode
 from quorate.server import runs
 from quorate.server import server as serving_module
 from quorate.server.server import Server
+from quorate.settings import Timing
 from quorate.wire.messages import Going, WatchStart
 from tests.patience import PATIENCE_S as PROCESS_PATIENCE_S
 from tests.server.kit import Raw, client_of, eventually, put, run, serving
@@ -132,6 +134,25 @@ def test_run_lives_while_one_session_of_it_does():
 async def _lease(server, ttl_s):
     async with client_of(server.addresses[0]) as backend:
         return await backend.grant(ttl_s)
+
+
+def test_run_that_is_made_while_the_server_rests_is_renewed_in_time():
+    async def main():
+        async with serving() as server, client_of(server.addresses[0], run="run") as backend:
+            session = await backend.open_session(30)
+            await asyncio.sleep(0.5)  # it was looked at, and had no config: now the server rests
+            ttl_s = 2.0
+            lease = await backend.grant(ttl_s)
+            config = ConfigRecord(
+                incarnation="x", shared={}, timing=Timing(), run_lease=lease, data_lease=lease, run_ttl_s=ttl_s
+            )
+            await put(backend, RunKeys("quorate", "run").config, encode(config), lease)
+            marker = await backend.grant(ttl_s + 1)
+            await eventually(lambda: server.hub.engine.leases.get(marker) is None, "more than its time passes")
+            assert RunKeys("quorate", "run").config in server.hub.engine.items
+            await session.close()
+
+    run(main())
 
 
 def test_run_that_was_collected_can_be_used_again():
@@ -327,6 +348,7 @@ NAMELESS = """
     import asyncio, socket, sys
     from quorate.events import Emitter
     from quorate.server.server import Server
+from quorate.settings import Timing
 
     def raises(name):
         def call(*args, **options):
