@@ -49,6 +49,43 @@ def test_every_request_is_one_frame_there_and_one_back(house):
         assert len(house.server.connections) == 1
 
 
+@pytest.mark.skipif(not tcp_direct.LOOKS, reason="answers are looked for on Linux only")
+def test_answer_is_looked_for_until_that_was_in_vain_a_few_times(house, monkeypatch):
+    monkeypatch.setattr(tcp_direct, "LOOK_S", PATIENCE_S)
+    with house.pool(house.port) as pool:
+        add(pool, "/n")
+        (one,) = pool._free
+        asked = []
+        monkeypatch.setattr(socket.socket, "recv", _counting(one._sock, asked), raising=False)
+        add(pool, "/n")
+        assert asked
+        assert all(asked), "it looked, and never slept"
+        assert one._vain == 0
+        asked.clear()
+        monkeypatch.setattr(tcp_direct, "LOOK_S", -1.0)
+        one._vain = tcp_direct.LOOK_VAIN
+        add(pool, "/n")
+        assert asked == [False], "it slept at once"
+        monkeypatch.setattr(tcp_direct, "LOOK_S", PATIENCE_S)
+        one._vain = tcp_direct.LOOK_AGAIN
+        add(pool, "/n")
+        assert one._vain == tcp_direct.LOOK_VAIN - 1, "one that came in time is not enough to be sure"
+
+
+def _counting(sock, asked):
+    """`recv` that notes whether it was told not to sleep, of one socket."""
+
+    def recv(self, size, flags=0):
+        if self is sock:
+            asked.append(bool(flags & socket.MSG_DONTWAIT))
+        return _recv(self, size, flags)
+
+    return recv
+
+
+_recv = socket.socket.recv
+
+
 def test_who_waits_is_told_in_the_same_trip(house):
     with house.pool(house.port) as pool, house.pool(house.port) as other:
         do(other, put("/else"))

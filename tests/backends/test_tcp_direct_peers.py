@@ -131,9 +131,9 @@ def test_slow_but_steady_answer_is_not_given_up(house, monkeypatch):
         def __init__(self, sock):
             self.sock = sock
 
-        def recv(self, size):
+        def recv(self, size, flags=0):
             time.sleep(0.03)
-            return self.sock.recv(8_000)
+            return self.sock.recv(8_000, flags)
 
         def __getattr__(self, name):
             return getattr(self.sock, name)

@@ -11,6 +11,7 @@ import random
 import secrets
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,7 @@ from quorate.backends.tcp import LIMITS, SOFTWARE
 from quorate.events import Emitter, ServerListens, ServerStopped, ServerTrouble
 from quorate.kv.engine import DEFAULT_HISTORY, Engine
 from quorate.server.accepting import Acceptor
+from quorate.server.awake import Awake, WakefulConnection
 from quorate.server.clients import Clients
 from quorate.server.connection import Connection, Traffic
 from quorate.server.door import Door, TlsDoorway
@@ -68,6 +70,7 @@ class Server:
         is_dedicated: bool = False,
     ) -> None:
         self.is_dedicated = is_dedicated
+        self._awake = Awake() if is_dedicated and sys.platform == "linux" else None
         self.name = name
         self.tokens: tuple[str, ...] = ()
         self.token = token
@@ -130,7 +133,7 @@ class Server:
 
     def make_connection(self) -> Connection:
         """What a client speaks to."""
-        return Connection(self)
+        return Connection(self) if self._awake is None else WakefulConnection(self, self._awake)
 
     async def stop(self, why: str = "the server stops") -> None:
         """Tell everybody, close everything. What was answered was executed; nothing more is."""
