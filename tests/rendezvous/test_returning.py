@@ -68,8 +68,10 @@ def test_one_who_knew_of_the_round_without_being_in_it_makes_the_members_waited_
     assert found.holds_until(START + 1.0) is None
 
 
-def test_nothing_is_held_when_nobody_who_came_back_knew_of_a_round():
-    assert returning("a", "b", number=0, size=0, member=False).holds_until(START) is None
+def test_those_who_came_back_and_know_of_no_round_prove_nothing():
+    found = returning("a", "b", number=0, size=0, member=False, ttl_s=6.0)
+    assert found.holds_until(START + 5.9) == START + 6.0
+    assert found.holds_until(START + 6.0) is None
 
 
 def test_one_who_has_not_said_where_it_stood_is_waited_for():
@@ -169,5 +171,6 @@ def test_sentence_before_anybody_has_said_where_it_stood():
     board.view.returning.expect("client")
     board.join("a")
     assert board.why() == (
-        "the server was restarted without its data: waiting for the nodes to say where the run stood"
+        "the server was restarted without its data: waiting for the nodes to say where the run stood, one time to live "
+        "at most, because somebody may still be in a round"
     )

@@ -2,8 +2,9 @@
 
 A restarted server without data knows no rounds, but the members of one may still be at work. They learn that their
 round is over when they reach the new server, or from their own clocks one time to live after they lost the old one. So
-for one time to live from its start nothing forms, unless every member of the last round has said that it knows, or
-nobody who came back knew of a round. New numbers are above all that were ever confirmed, as far as anybody tells.
+once anybody has come back, nothing forms for one time to live from the server's start, unless every member of the last
+round has said that it knows. One who came back and knows of no round proves nothing: it may have missed it. New numbers
+are above all that were ever confirmed, as far as anybody tells.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ class Returning:
         self.size = 0
         self._started_at = started_at
         self._ttl_s = 0.0
+        self._has_anybody = False
         self._expected: set[str] = set()
         self._members: dict[int, set[str]] = {}
 
     def expect(self, client: str) -> None:
         """A client of the server's earlier life is back, and has not said yet where it stood."""
+        self._has_anybody = True
         self._expected.add(client)
 
     def claim(self, client: str, claim: ClaimRecord) -> None:
         """It has, and has given up whatever it held."""
+        self._has_anybody = True
         self._expected.discard(client)
         self.floor = max(self.floor, claim.floor, claim.round)
         self._ttl_s = max(self._ttl_s, claim.ttl_s)
@@ -51,8 +55,10 @@ class Returning:
 
     @property
     def _is_incomplete(self) -> bool:
-        """Somebody may be in a round: one that was told of, or an attempt that was confirmed and may be active."""
-        return bool(self._expected) or self._back < self.size or self.floor > self.round
+        """Somebody may be in a round: told of or not, or in an attempt that was confirmed and may be active."""
+        if not self._has_anybody:
+            return False
+        return not self.round or bool(self._expected) or self._back < self.size or self.floor > self.round
 
     @property
     def _back(self) -> int:
@@ -61,7 +67,10 @@ class Returning:
     def sentence(self) -> str:
         """What is waited for."""
         if not self.round:
-            return "the server was restarted without its data: waiting for the nodes to say where the run stood"
+            return (
+                "the server was restarted without its data: waiting for the nodes to say where the run stood, one time "
+                "to live at most, because somebody may still be in a round"
+            )
         return (
             f"the server was restarted without its data: {self._back} of {self.size} members of round {self.round} are "
             f"back; the others are given up one time to live after the restart"
