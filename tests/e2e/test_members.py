@@ -31,7 +31,8 @@ def test_scenario_07_member_that_stalls_within_its_time_to_live_is_missed_by_nob
         told = node.wait("changed")
         assert (told["round"], told["cause"]) == (number, "loss")
         assert "c" in told["reason"]
-        assert ttl_s - 1.5 < told["at"] - stopped_at < ttl_s + 1 + 4
+        # Its last renewal may be older than the first stall.
+        assert ttl_s - 3 < told["at"] - stopped_at < ttl_s + 1 + 4
     second = [node.round(above=number) for node in (a, b)]
     members_agree(*second)
     assert [fact["rank"] for fact in second] == [fact["rank"] for fact in first[:2]]
