@@ -1,7 +1,7 @@
 """The code and the commands in README and docs, and what a page says of how they are to be run.
 
-A fenced block is Python, shell (`sh`, or `console` with prompts and output), configuration, or text. A comment before it
-may say how it is run: `<!-- run: in the background -->`, `<!-- run: with a job -->`, `<!-- run: fails -->`,
+A fenced block is Python, shell (`sh`, or `console` with prompts and output), configuration, or text. A comment before
+it may say how it is run: `<!-- run: in the background -->`, `<!-- run: with a job -->`, `<!-- run: fails -->`,
 `<!-- run: not, because of this reason -->`.
 """
 

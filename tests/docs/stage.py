@@ -1,4 +1,4 @@
-"""A machine of its own for the commands of a page: its own network, its own /etc and /var, and the names pages speak of.
+"""A machine of its own for the commands of a page: its own network, /etc and /var, and the names pages speak of.
 
 What a page writes to /etc/quorate or /var/lib/quorate goes away with it.
 """
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -70,10 +71,8 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for one in [*self._started, self._root]:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(one.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             one.wait()
             if one.stdout is not None:
                 one.stdout.close()
