@@ -1,8 +1,8 @@
 """Builds what is released, and tries it: `make release`.
 
-The sdist and the wheel are built from a clean copy of the project and checked: what is in them, that the wheel made
-from the sdist is the same. Then the wheel is installed into an environment of its own for every Python of this machine that
-is supported, without and with the extras, and used.
+The sdist and the wheel are built from a clean copy of the project and checked: what is in them, and that the wheel
+made from the sdist is the same. Then the wheel is installed into an environment of its own for every Python of this
+machine that is supported, without and with the extras, and used.
 """
 
 from __future__ import annotations
