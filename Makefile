@@ -17,7 +17,7 @@ JUNK_MB ?= 100
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean
+.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -61,6 +61,12 @@ crash: setup ## kill a server with data under load and audit what it says; ROUND
 
 chaos-etcd: setup $(VENV)/.stamp-system ## faults against a run on a real etcd cluster; FAULTS=N, SEED=N
 	$(BIN)/python -m tests.e2e.etcd_faults --faults $(FAULTS) --seed $(SEED) $(ARGS)
+
+docs: setup ## build the documentation as a site; a link that leads nowhere is an error
+	$(BIN)/python tools/site.py
+
+release: setup ## build the sdist and the wheel, install them in clean environments, use them: minutes
+	$(BIN)/python tools/release.py
 
 fmt: setup ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix-only .

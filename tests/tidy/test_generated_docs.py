@@ -75,7 +75,7 @@ def _command_section(command: click.Command, path: str) -> str:
             rows.append(f"| {names} {shown}".rstrip() + f" | {param.help or ''} |")
     if rows:
         text += "\n| option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
-    return text + (f"\n```\n{epilog}\n```\n" if epilog else "")
+    return text + (f"\n```text\n{epilog}\n```\n" if epilog else "")
 
 
 assert aio, "importing it registers the schemes that are there"
