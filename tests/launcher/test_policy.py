@@ -117,7 +117,7 @@ def test_node_that_has_finished_does_not_wait_forever():
 def test_signal_leaves_the_run_before_it_stops_the_workers():
     policy = running()
     why = "SIGTERM: told to stop"
-    assert policy.handle(TERM) == [Leave(why), Stop(1, why)]
+    assert policy.handle(TERM) == [Leave(why, early=True), Stop(1, why)]
     assert policy.handle(Changed(1, Why.GONE, "this node left")) == []
     assert policy.handle(Stopped(1)) == [Leave(why), End(143, why)]
 
@@ -134,7 +134,8 @@ def test_signal_while_it_joins_ends_it_at_once():
 
 def test_node_that_is_asked_to_go_ends_without_failure():
     policy = running()
-    assert policy.handle(Changed(1, Why.DRAIN, "asked to go")) == [Leave("asked to go"), Stop(1, "asked to go")]
+    asked = policy.handle(Changed(1, Why.DRAIN, "asked to go"))
+    assert asked == [Leave("asked to go", early=True), Stop(1, "asked to go")]
     assert policy.handle(Stopped(1))[-1] == End(0, "asked to go")
 
 

@@ -61,7 +61,7 @@ class Flag:
 
 
 FLAGS = (
-    Flag("nnodes", "Number of nodes, or MIN:MAX for an elastic run.", "N|MIN:MAX", "1:1"),
+    Flag("nnodes", "Number of nodes, or MIN:MAX for an elastic run.", "MIN[:MAX]", "1:1"),
     Flag("nproc-per-node", "Workers on this node: a number, gpu, cpu, or auto (gpu if there are any).", "N", "1"),
     Flag(
         "rdzv-backend",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.launcher import guard
+from quorate.launcher.environment import MARK
 from quorate.launcher.logs import Logs
 from quorate.launcher.output import Console, Stream
 
@@ -71,6 +72,7 @@ class Crew:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=fds,
+                env={**os.environ, MARK: self._workers[0].env[MARK]},
                 start_new_session=True,
             )
         finally:

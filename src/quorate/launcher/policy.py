@@ -219,9 +219,10 @@ class CloseFinished:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave the run, at once, with the reason for the others."""
+    """Leave the run, at once, with the reason for the others; `early`: while they work, so that they re-join."""
 
     why: str
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +338,7 @@ class Policy:
         if event.what is Why.DRAIN:
             if self._is_going:
                 return []
-            return [Leave(event.why), *self._stop(End(0, event.why), event.why)]
+            return [Leave(event.why, early=True), *self._stop(End(0, event.why), event.why)]
         if self.phase is Phase.STOPPING:
             return []  # what follows is a join, or the end, already
         if event.what is Why.WAITING:
@@ -370,7 +371,7 @@ class Policy:
             return [Stop(self.round, why, gently=False)] if self._are_left else self._end(128 + event.number, why)
         self._was_told = True
         self._spending = False  # nobody waits for that any more
-        return [Leave(why), *self._stop(End(128 + event.number, why), why)]
+        return [Leave(why, early=True), *self._stop(End(128 + event.number, why), why)]
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 

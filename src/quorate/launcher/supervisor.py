@@ -51,6 +51,7 @@ from quorate.static import handler_for
 
 LEAVE_S = 3.0
 """What is spent on leaving before the workers are stopped; then the lease does it."""
+GOODBYE_S = 1.0
 NAME_THEM_S = 5.0
 """How often those who are waited for at the end are named."""
 NAMED = 5
@@ -173,13 +174,16 @@ class Supervisor:
                 self._task(self._await_others(number), "exit barrier")
             case policy.CloseFinished():
                 await self._within(self._settings.close_timeout_s, self._book.finish(), "the run could not be closed")
-            case policy.Leave(why=why):
+            case policy.Leave(why=why, early=early):
+                if early and self._world is not None:
+                    await self._say_goodbye(self._world, why)
                 await self._within(LEAVE_S, self._handler.leave(why), "the others could not be told")
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
     async def _join(self) -> None:
         self._cancel_round()
+        self._world = None
         self._console.wait_for(f"an answer from {self._settings.where}")
         try:
             world = await self._handler.next_rendezvous()
@@ -340,6 +344,13 @@ class Supervisor:
             trouble = str(error) or f"no answer within {limit_s:g} s"
             verdict = Verdict(False, policy.NOT_REACHED, f"{spend.why}, and a restart could not be counted: {trouble}")
         self._post(policy.Spent(spend.round, verdict.allowed, verdict.code, verdict.why))
+
+    async def _say_goodbye(self, world: AsyncWorld, why: str) -> None:
+        """Tell the others of the round why this node leaves it. If that cannot be, they see that it is gone."""
+        word = fate.Word(fate=Fate.AGAIN, why=f"{self._name} leaves: {why}")
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await fate.overrule(world.store, word)
 
     async def _await_others(self, number: int) -> None:
         """The exit barrier. Whoever is missing is named meanwhile, and at the end of the patience."""
