@@ -38,7 +38,7 @@ def test_run_on_three_machines_grows_and_shrinks_and_loses_a_machine(network: St
 
 def test_machine_that_is_gone_at_once_is_replaced_by_those_that_are_left(network: Stage, tmp_path):
     one, two, three = network.machines(3)
-    conf = "keep_alive_interval=1,keep_alive_max_attempt=3"
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=3,close_timeout=3"
     run = Run(network, f"{one.address}:{PORT}", tmp_path, "2:3", conf=conf)
     a, b = run.start("a", machine=one), run.start("b", machine=two)
     c = run.start("c", machine=three, words=("children",))

@@ -75,7 +75,8 @@ class Console:
 
     def wait_for(self, what: str | None) -> None:
         """What is waited for now: one line, which is kept up to date on a terminal. None: nothing any more."""
-        self._do(lambda: self._set_wait(what))
+        at = self._clock()
+        self._do(lambda: self._set_wait(what, at))
 
     def follow(self, stream: Stream) -> None:
         """Take over a pipe (and its file), until it ends."""
@@ -106,7 +107,7 @@ class Console:
             self._tick()
 
     def _stop(self) -> None:
-        self._set_wait(None)
+        self._set_wait(None, self._clock())
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._read(key.data)
@@ -154,11 +155,11 @@ class Console:
 
     # --- the line that says what is waited for ------------------------------------------------------------------------
 
-    def _set_wait(self, what: str | None) -> None:
+    def _set_wait(self, what: str | None, at: float) -> None:
         if what is None:
             self._erase()
         elif self._waits_for is None:
-            self._waits_since = self._clock()
+            self._waits_since = at
             self._said_at = self._waits_since + PATIENT_S - SOON_S  # a wait of a moment is not worth a line
         if what != self._waits_for:
             self._waits_for, self._is_said = what, what is None
