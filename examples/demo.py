@@ -1,8 +1,8 @@
 """An elastic job on four "nodes" of this machine: one is killed, one is added, and the job goes on each time.
 
-Starts `quorate serve`, four times `quorate run` with `examples/job.py`, and `quorate watch`, the live view: on a terminal
-it is drawn above what the nodes say, in a pipe it is a line for every change. Takes well under a minute, ends by itself,
-and leaves no process behind.
+Starts `quorate serve`, four times `quorate run` with `examples/job.py`, and `quorate watch`, the live view: on a
+terminal it is drawn above what the nodes say, in a pipe it is a line for every change. Takes well under a minute, ends
+by itself, and leaves no process behind.
 """
 
 from __future__ import annotations

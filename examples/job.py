@@ -1,4 +1,4 @@
-"""A toy of an elastic job, for `quorate run`: counts steps together, and goes on from the last one when it is restarted.
+"""A toy of an elastic job, for `quorate run`: counts steps, and goes on from the last one when it is restarted.
 
     quorate run --standalone --nproc-per-node 2 examples/job.py /tmp/checkpoints --steps 20
 

@@ -271,6 +271,7 @@ def anything_happens(data, policy: Policy) -> None:
         driver.take(Stopped(driver.round))
 
 
+@settings(max_examples=1000)
 @given(st.data())
 def test_whatever_happens_in_whatever_order_it_keeps_its_promises_and_comes_to_an_end(data):
     anything_happens(data, Policy())
@@ -304,6 +305,13 @@ class Rude(Policy):
 
     def _told(self, event):
         return list(reversed(super()._told(event)))
+
+
+def test_word_of_another_node_does_not_end_the_wait_for_what_workers_left_behind():
+    policy = running(1)
+    policy.handle(Exited(1, 0, 0, 0))
+    assert policy.handle(Fated(1, Fate.FINISH, "b has finished")) == []
+    assert policy.handle(Stopped(1)) == [Propose(1, Fate.FINISH, "its workers have finished")]
 
 
 @pytest.mark.parametrize("broken", [Hurried, Forgetful, Spendthrift, Rude])

@@ -184,7 +184,8 @@ class Console:
     def _draw(self, line: str) -> None:
         with suppress(OSError):
             width = os.get_terminal_size(self._fds[2]).columns
-            line = line if len(line) < width else line[: max(1, width - 2)] + "…"
+            if 0 < width <= len(line):  # 0: it does not know
+                line = line[: max(1, width - 2)] + "…"
         self._is_drawn = True
         self._put(2, b"\r\033[K" + line.encode(errors="replace"))
 

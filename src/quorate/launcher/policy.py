@@ -350,8 +350,8 @@ class Policy:
             return []
         match event.fate:
             case Fate.FINISH:
-                if self.phase is not Phase.FINISHING or self._is_awaiting:
-                    return []
+                if self.phase is not Phase.FINISHING or self._is_awaiting or self._are_left:
+                    return []  # if it has to do with us, it comes again as the answer to our own word
                 self._is_awaiting = True
                 return [AwaitOthers(self.round)]
             case Fate.AGAIN:
