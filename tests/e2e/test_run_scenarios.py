@@ -9,6 +9,8 @@ from tests.e2e.kit import Stage, loopback
 from tests.e2e.launching import Run, consistent, marked
 from tests.e2e.operating import ask, command, until_said
 
+RECOVERY_S = 2.5
+
 
 @pytest.fixture
 def endpoint(stage: Stage) -> str:
@@ -47,7 +49,10 @@ def test_row_03_survivors_of_a_killed_launcher_are_told_and_form_again(stage, en
     killed_at = c.kill()
     told = [one.wait("told") for one in (a, b)]
     assert max(fact["at"] for fact in told) - killed_at < 1.5 + 4, "workers are told; the time to live is 15 s"
-    consistent(*(one.workers(2, above=number) for one in (a, b)))
+    again = consistent(*(one.workers(2, above=number) for one in (a, b)))
+    took_s = min(fact["at"] for fact in again) - killed_at
+    print(f"kill -9 of a launcher to the first line of the re-started workers: {took_s:.2f} s (goal: {RECOVERY_S} s)")
+    assert took_s < 4 * RECOVERY_S, "the figure is printed with -rP; this only says that it is no time-out"
     assert a.wait_line("stops the workers", "lost: c")
     run.finish(a, b)
 
@@ -78,6 +83,7 @@ def test_row_05_more_launchers_than_places_are_spares_and_end_well_with_the_run(
     assert len(a.all("worker")) == 1, "nobody was disturbed"
 
 
+@pytest.mark.slow
 def test_row_07_launcher_that_stalls_is_missed_only_beyond_its_time_to_live_and_comes_back(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:2", conf="keep_alive_interval=1,keep_alive_max_attempt=4")
     a, b = run.start("a"), run.start("b")
@@ -95,6 +101,7 @@ def test_row_07_launcher_that_stalls_is_missed_only_beyond_its_time_to_live_and_
     run.finish(a, b)
 
 
+@pytest.mark.slow
 def test_row_10_node_that_is_lost_again_and_again_is_held_back_with_a_reason(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:2", conf="hold_back_losses=2,hold_back=300")
     a = run.start("a")
@@ -157,6 +164,7 @@ def test_row_17_run_that_fell_below_its_minimum_goes_on_when_that_is_back(stage,
     run.finish(a, c)
 
 
+@pytest.mark.slow
 def test_row_18_nodes_that_the_autoscaler_brings_are_admitted_in_one_batch(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2:5", conf="admission_window=3")
     a, b = run.start("a"), run.start("b")

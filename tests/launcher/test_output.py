@@ -143,6 +143,6 @@ def test_on_a_terminal_there_is_one_line_and_it_gives_way_to_others(ends, monkey
     until(lambda: b"\r\x1b[Kquorate run: waits for 7 s: 1 of 2" in said[0], "and it is there again")
     console.wait_for(None)
     console.close()
+    until(lambda: said[0].endswith(b"\r\x1b[K"), "nothing is left of it")
     os.close(terminal)
     os.close(master)
-    assert said[0].endswith(b"\r\x1b[K"), "nothing is left of it"

@@ -271,7 +271,7 @@ def anything_happens(data, policy: Policy) -> None:
         driver.take(Stopped(driver.round))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(st.data())
 def test_whatever_happens_in_whatever_order_it_keeps_its_promises_and_comes_to_an_end(data):
     anything_happens(data, Policy())
