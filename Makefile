@@ -17,7 +17,7 @@ JUNK_MB ?= 100
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean
+.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -41,10 +41,13 @@ test-torch-slow: setup $(VENV)/.stamp-torch ## the long tests of torchrun: minut
 test-etcd-slow: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## the long tests of etcd: minutes
 	$(BIN)/python -m pytest -m slow tests/backends/etcd tests/e2e tests/bench $(ARGS)
 
+test-run-slow: setup $(VENV)/.stamp-system ## the long tests of quorate run: minutes
+	$(BIN)/python -m pytest -m slow tests/e2e/test_run.py tests/e2e/test_run_scenarios.py $(ARGS)
+
 bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always needs
 	$(VENV)/bare/bin/python examples/bare.py
 
-demo: $(VENV)/.stamp-runtime ## show what it does, on this machine
+demo: $(VENV)/.stamp-runtime ## an elastic job on four nodes of this machine: one is killed, one is added
 	$(BIN)/python examples/demo.py $(ARGS)
 
 bench: $(VENV)/.stamp-runtime ## measure it on this machine

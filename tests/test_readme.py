@@ -26,5 +26,6 @@ def test_the_demo_tells_its_story_and_ends():
     done = subprocess.run([sys.executable, "-W", "error", demo], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     chapters = [line for line in done.stdout.splitlines() if "===" in line]
-    for words in ("a round formed", "re-formed with the late node", "re-formed without the lost node", "done"):
+    for words in ("the job runs", "without the lost node", "with the new node", "exit codes [0, 0, 0, 0]", "done"):
         assert any(words in chapter for chapter in chapters), words
+    assert "watch    " in done.stdout, "the live view, in lines"

@@ -29,8 +29,9 @@ class StaticHandler(AsyncHandler):
         backend_name: str | None = None,
         sinks: Iterable[Sink] = (),
         bootstrap: BootstrapMaker | None = None,
+        opener: BackendOpener | None = None,
     ) -> None:
-        super().__init__(_fixed(settings), backend_name=backend_name, sinks=sinks, bootstrap=bootstrap)
+        super().__init__(_fixed(settings), backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)
 
     async def next_rendezvous(self) -> AsyncWorld:
         """Wait until all ranks are there. RendezvousError if another node has this node's rank."""
@@ -88,5 +89,5 @@ def handler_for(
 ) -> AsyncHandler:
     """The handler that a run of these settings needs."""
     if settings.scheme == SCHEME:
-        return StaticHandler(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap)
+        return StaticHandler(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)
     return AsyncHandler(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)

@@ -22,6 +22,8 @@ WALL_CLOCKS = frozenset(
 WALL_CLOCK_ALLOWED: dict[str, str] = {
     "quorate.cli.show:wall": "what people are shown, and read in records",
     "quorate.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
+    "quorate.launcher.preflight:leave_note": "a time in a note that people read",
+    "quorate.launcher.supervisor:Supervisor.__init__": "when a run was closed, for people",
     "quorate.server.server:Server.__init__": "times in records that people read, and the first revision",
     "quorate.server.server:first_revision": "a first revision that no earlier life of the server has reached; if a "
     "clock goes back, the generation still tells the lives apart",

@@ -13,6 +13,7 @@ from quorate.cli.acting import close, drain, reopen
 from quorate.cli.bench import bench
 from quorate.cli.doctor import doctor
 from quorate.cli.looking import events, history, ls, status, watch, why
+from quorate.cli.run import run
 from quorate.cli.serve import serve
 from quorate.cli.sim import sim
 from quorate.cli.store import store
@@ -50,5 +51,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (status, why, watch, ls, history, events, close, reopen, drain, store, doctor, serve, bench, sim):
+for _command in (run, status, why, watch, ls, history, events, close, reopen, drain, store, doctor, serve, bench, sim):
     main.add_command(_command)

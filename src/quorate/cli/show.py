@@ -114,7 +114,13 @@ def heading(report: Report) -> list[Text]:
         for held in report.held
         if held.is_held
     ]
-    lines += [Text(f"refused: {one.name} ({moment(one.refused_at)}): {one.why}", style="red") for one in report.refused]
+    lines += [
+        Text(
+            f"{'refused' if one.differences else 'held back'}: {one.name} ({moment(one.refused_at)}): {one.why}",
+            style="red",
+        )
+        for one in report.refused
+    ]
     if report.closing is not None:
         word = "closed" if report.closing.is_closed else "reopened"
         closing = report.closing

@@ -18,6 +18,7 @@ from quorate.rendezvous.view import FEW
 
 NOTHING = "Nothing has to be done"
 SAME_SETTINGS = "Give all nodes the same settings, or the others another run id"
+MEND = "Mend what the preflight found there, or start other nodes instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def mismatch_sentence(report: Report, given: Mapping[str, int | str]) -> str:
 
 def refusal_sentence(refusal: Refusal) -> str:
     """What became of a node that was not let in."""
-    return f"{refusal.name} was refused: {refusal.why}"
+    return f"{refusal.name} {'was refused' if refusal.differences else 'is held back'}: {refusal.why}"
 
 
 def _advice(report: Report) -> list[str]:
@@ -136,11 +137,18 @@ def _advice(report: Report) -> list[str]:
         return [f"{NOTHING}: a spare takes the place of a member that goes. For a larger round, raise max_nodes"]
     if counts.held_back:
         return [f"{NOTHING}: a node that is held back is admitted when its time is over. See why it was lost so often"]
-    return [f"{NOTHING}: the round is whole"] if not report.refused else [SAME_SETTINGS]
+    return _about_refused(report) or [f"{NOTHING}: the round is whole"]
+
+
+def _about_refused(report: Report) -> list[str]:
+    """What to do for nodes that are not let in, or do not let themselves in."""
+    has_other_settings = any(one.differences for one in report.refused)
+    is_unfit = any(not one.differences for one in report.refused)
+    return [SAME_SETTINGS] * has_other_settings + [MEND] * is_unfit
 
 
 def _gathering(report: Report, joined: int, least: int) -> list[str]:
-    advice = [SAME_SETTINGS] if report.refused else []
+    advice = _about_refused(report)
     lacking = least - joined
     if lacking > 0 and not report.refused:
         advice.append(

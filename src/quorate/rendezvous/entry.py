@@ -216,6 +216,13 @@ class Entry:
             except BackendError as error:
                 reach.failed(error)
 
+    async def note_unfit(self, why: str) -> None:
+        """Leave a note for whoever asks why this node does not join: its own check of itself failed."""
+        door = await self.find_or_make()
+        note = encode(RefusedRecord(name=self._by, differences={}, why=why, at=self._wall()))
+        with suppress(LeaseGone):
+            await self._backend.txn((), [Put(self._keys.refusal(self._by), note, door.config.data_lease)])
+
     # --- writes -------------------------------------------------------------------------------------------------------
 
     async def _make(self) -> None:

@@ -25,6 +25,7 @@ class RunKeys:
 
     __slots__ = (
         "assigns",
+        "budget",
         "closed",
         "config",
         "control",
@@ -56,6 +57,8 @@ class RunKeys:
         """Create-only, by the first node: the incarnation and the settings that all nodes share."""
         self.coordinator = self.control + "coordinator"
         """Create-only, under the session of whoever decides."""
+        self.budget = self.control + "budget"
+        """Written by the launchers, by transaction: restarts that the run has used, and how it ended."""
         self.nodes = self.control + "nodes/"
         self.state = self.control + "state/"
         """The range that every node watches: small, whatever the size of the job."""

@@ -191,7 +191,10 @@ class HealthRecord(Record, frozen=True, kw_only=True):
 
 
 class RefusedRecord(Record, frozen=True, kw_only=True):
-    """A node that was not let in because of its settings: option -> (the node's, the run's). `at` is for people."""
+    """A node that was not let in because of its settings: option -> (the node's, the run's). `at` is for people.
+
+    Without differences: one that holds itself back, because its own check of itself failed.
+    """
 
     name: str
     differences: dict[str, tuple[int | str | None, int | str | None]]

@@ -9,7 +9,7 @@ from quorate.backends.contract import Backend
 from quorate.errors import QuorateError, SettingsError
 from quorate.observe.doctor import etcd, tcp
 from quorate.observe.doctor.checks import Check, checks_of, failed, ok, skipped, warning
-from quorate.observe.explain import SAME_SETTINGS, mismatch_sentence, refusal_sentence
+from quorate.observe.explain import MEND, SAME_SETTINGS, mismatch_sentence, refusal_sentence
 from quorate.observe.follower import look
 from quorate.observe.opening import Target, opened, read_target
 from quorate.observe.report import Report
@@ -86,13 +86,14 @@ def _check_run(target: Target, report: Report) -> list[Check]:
         ]
     if mismatch := mismatch_sentence(report, target.given):
         checks.append(failed("settings", mismatch, SAME_SETTINGS))
-    elif report.refused:
-        found = "; ".join(refusal_sentence(one) for one in report.refused)
-        checks.append(failed("settings", found, SAME_SETTINGS))
+    elif refused := [one for one in report.refused if one.differences]:
+        checks.append(failed("settings", "; ".join(map(refusal_sentence, refused)), SAME_SETTINGS))
     elif target.given:
         checks.append(ok("settings", "those of the URL are those of the run, and no node was refused"))
     else:
         checks.append(ok("settings", "no node was refused (give the nodes' whole URL to compare its settings)"))
+    if unfit := [one for one in report.refused if not one.differences]:
+        checks.append(warning("preflight", "; ".join(map(refusal_sentence, unfit)), MEND))
     return checks
 
 

@@ -1,0 +1,143 @@
+"""`quorate run` on one machine: growing, shrinking, killed workers and launchers, and nothing left behind."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kit import PATIENCE_S, Stage, loopback
+from tests.e2e.launching import Run, consistent, marked
+from tests.e2e.operating import command, until_said
+
+
+@pytest.fixture
+def endpoint(stage: Stage) -> str:
+    return stage.serve(loopback()).wait_listening()
+
+
+def test_run_grows_from_two_to_four_and_shrinks_to_two(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "2:4", "--nproc-per-node", "2")
+    a, b = run.start("a"), run.start("b")
+    first = consistent(a.workers(4, count=2), b.workers(4, count=2))
+    c, d = run.start("c"), run.start("d")
+    grown = consistent(*(one.workers(8, count=2) for one in (a, b, c, d)))
+    assert {fact["node"]: fact["GROUP_RANK"] for fact in grown}["a"] == 0
+    number = grown[0]["QUORATE_ROUND"]
+    assert number > first[0]["QUORATE_ROUND"]
+    killed_at = c.kill()
+    d.kill()
+    shrunk = consistent(*(one.workers(4, above=number, count=2) for one in (a, b)))
+    took_s = min(fact["at"] for fact in shrunk) - killed_at
+    print(f"kill -9 of two launchers to the first line of the re-started workers: {took_s:.2f} s")
+    assert {fact["TORCHELASTIC_RESTART_COUNT"] for fact in shrunk} == {0}, "nodes that come and go cost no restart"
+    assert marked(f"{run.id}/c") == marked(f"{run.id}/d") == []
+    run.finish(a, b)
+
+
+def test_kill_of_a_launcher_takes_its_workers_and_all_their_children_along(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "1:1", "--nproc-per-node", "2")
+    a = run.start("a", words=("children",))
+    a.workers(2, count=2)
+    assert len(run.left()) == 7, "a guard, two workers, and two children of each"
+    a.kill()
+    run.nothing_is_left()
+
+
+def test_worker_that_is_killed_is_started_again_with_all_others(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "2", "--nproc-per-node", "2", "--max-restarts", "1")
+    a, b = run.start("a", words=("children",)), run.start("b")
+    workers = consistent(a.workers(4, count=2), b.workers(4, count=2))
+    number = workers[0]["QUORATE_ROUND"]
+    os.kill(workers[0]["pid"], signal.SIGKILL)
+    again = consistent(*(one.workers(4, above=number, count=2) for one in (a, b)))
+    assert {fact["TORCHELASTIC_RESTART_COUNT"] for fact in again} == {1}
+    assert not {fact["pid"] for fact in workers} & {fact["pid"] for fact in again}
+    assert a.wait_line("was killed by signal 9")
+    assert b.wait_line("a: the worker of rank", "was killed by signal 9 (restart 1 of 1)"), "b is told why"
+    os.kill(again[0]["pid"], signal.SIGKILL)
+    assert (a.wait_exit(), b.wait_exit()) == (80, 80)
+    run.nothing_is_left()
+
+
+def test_guard_that_is_killed_takes_its_workers_along_and_counts_as_their_failure(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "1:1", "--max-restarts", "1")
+    a = run.start("a", words=("children",))
+    (worker,) = a.workers(1)
+    guard = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guard, signal.SIGKILL)
+    (again,) = a.workers(1, above=worker["QUORATE_ROUND"])
+    assert again["TORCHELASTIC_RESTART_COUNT"] == 1
+    assert len(run.left()) == 4, "of the killed ones nothing is left"
+    run.finish(a)
+
+
+def test_node_that_is_preempted_leaves_first_and_gives_its_workers_time(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "1:2", "--grace-period", "1.5")
+    a, b = run.start("a"), run.start("b", words=("deaf",))
+    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    told_at = b.terminate()
+    b.wait("deaf")
+    alone = a.workers(1, above=number)[0]
+    assert a.wait_line("stops the workers", "b", "SIGTERM"), "a is told who left and why"
+    assert b.wait_exit() == 143
+    assert alone["at"] - told_at < PATIENCE_S
+    assert marked(f"{run.id}/b") == [], "the deaf one was killed"
+    run.finish(a)
+
+
+def test_operator_asks_a_node_to_go_and_it_ends_without_failure(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "1:2")
+    a, b = run.start("a"), run.start("b")
+    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    until_said("drain", run.url, "b", "--reason", "its disk is failing", parts=("b",))
+    assert b.wait_exit() == 0
+    assert b.wait_line("its disk is failing")
+    a.workers(1, above=number)
+    run.finish(a)
+
+
+def test_node_whose_preflight_fails_is_held_back_with_its_reason_for_everybody(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "2", conf="hold_back=0.5")
+    check = f"test -e {tmp_path}/fit || {{ echo 'GPU 3 has fallen off the bus'; exit 9; }}"
+    a, b = run.start("a"), run.start("b", "--preflight", check)
+    assert b.wait_line("this node is held back", "exited with 9: GPU 3 has fallen off the bus")
+    why = until_said("why", run.url, parts=("B is held back: preflight", "GPU 3 has fallen off the bus"))
+    assert "Mend what the preflight found there" in why
+    assert "held back: b" in until_said("status", run.url, parts=("GPU 3",))
+    run.say("fit")
+    consistent(a.workers(2), b.workers(2))
+    assert "held back" not in until_said("why", run.url, parts=("active",))
+    run.finish(a, b)
+
+
+def test_node_whose_preflight_never_succeeds_ends_with_its_own_code(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "2", conf="hold_back=0.2,join_timeout=1")
+    b = run.start("b", "--preflight", "exit 3")
+    assert b.wait_exit() == 83
+    assert b.wait_line("did not join: preflight 'exit 3' exited with 3")
+
+
+def test_output_of_workers_goes_where_it_was_told_to(stage, endpoint, tmp_path):
+    logs = tmp_path / "logs"
+    run = Run(stage, endpoint, tmp_path, "1:1", "--nproc-per-node", "2", "--log-dir", str(logs), "--tee", "0:1")
+    a = run.start("a", "--redirects", "1:3")
+    (worker,) = a.workers(2)
+    assert worker["LOCAL_RANK"] == 0, "the other one is redirected"
+    run.finish(a)
+    files = {str(path.relative_to(logs / run.id)): path.read_text() for path in logs.rglob("*.log")}
+    assert files.keys() == {f"a/round_1/{name}" for name in ("0/stdout.log", "1/stdout.log", "1/stderr.log")}
+    assert '"LOCAL_RANK": 1' in files["a/round_1/1/stdout.log"]
+    assert '"LOCAL_RANK": 0' in files["a/round_1/0/stdout.log"]
+    assert "[rank" not in files["a/round_1/0/stdout.log"], "prefixes are for those who see several"
+
+
+def test_program_that_does_not_exist_fails_with_the_code_of_a_shell(stage, tmp_path):
+    done = command("run", "--standalone", "--", "./no-such-program")
+    assert done.returncode == 127
+    assert "cannot start './no-such-program'" in done.stderr
+    begun_at = time.monotonic()
+    done = command("run", "--standalone", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE at $MASTER_ADDR; exit 0")
+    assert (done.returncode, done.stdout) == (0, "[rank 0] 0 of 1 at 127.0.0.1\n"), done.stderr
+    assert time.monotonic() - begun_at < PATIENCE_S

@@ -1,0 +1,57 @@
+"""`quorate run` on three machines (network namespaces): growing, shrinking, and a machine that is gone at once."""
+
+import os
+import signal
+import subprocess
+
+from tests.e2e.kit import PATIENCE_S, PORT, Machine, Stage, ip
+from tests.e2e.launching import Run, consistent, marked
+
+
+def power_off(machine: Machine) -> None:
+    """Nothing of it says goodbye: first its cable, then all its processes."""
+    machine.ip("link", "set", "eth0", "down")
+    found = subprocess.run(
+        ["ip", "netns", "pids", machine.name], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    for pid in found.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_run_on_three_machines_grows_and_shrinks_and_loses_a_machine(network: Stage, tmp_path):
+    machines = one, two, three = network.machines(3)
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=3"
+    run = Run(network, f"{one.address}:{PORT}", tmp_path, "2:4", "--nproc-per-node", "2", conf=conf)
+    a, b = run.start("a", machine=one), run.start("b", machine=two)
+    assert a.wait_line(f"serves this run itself on {one.address}:{PORT}")
+    first = consistent(a.workers(4, count=2), b.workers(4, count=2))
+    assert first[0]["addr"] in {machine.address for machine in machines}, "the address of rank 0, for everybody"
+
+    c, d = run.start("c", machine=three, words=("children",)), run.start("d", machine=two)
+    grown = consistent(*(launcher.workers(8, count=2) for launcher in (a, b, c, d)))
+    number = grown[0]["QUORATE_ROUND"]
+    os.kill(next(fact["pid"] for fact in grown if fact["node"] == "d"), signal.SIGKILL)
+    assert (a.wait_exit(), b.wait_exit(), c.wait_exit(), d.wait_exit()) == (137, 137, 137, 137), "no restarts"
+    run.nothing_is_left()
+    assert number > first[0]["QUORATE_ROUND"]
+
+
+def test_machine_that_is_gone_at_once_is_replaced_by_those_that_are_left(network: Stage, tmp_path):
+    one, two, three = network.machines(3)
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=3,close_timeout=3"
+    run = Run(network, f"{one.address}:{PORT}", tmp_path, "2:3", conf=conf)
+    a, b = run.start("a", machine=one), run.start("b", machine=two)
+    c = run.start("c", machine=three, words=("children",))
+    grown = consistent(*(launcher.workers(3) for launcher in (a, b, c)))
+    power_off(three)
+    shrunk = consistent(*(launcher.workers(2, above=grown[0]["QUORATE_ROUND"]) for launcher in (a, b)))
+    assert a.wait_line("stops the workers", "lost: c")
+    assert marked(f"{run.id}/c") == []
+
+    ip("-n", two.name, "link", "set", "eth0", "down")  # now the other way round: cut off, and alive
+    assert a.wait_line("waits for", "1 of at least 2 nodes joined: a")
+    ip("-n", two.name, "link", "set", "eth0", "up")
+    ip("-n", two.name, "route", "replace", "default", "via", one.address)
+    assert b.wait_line("stops the workers")
+    consistent(*(launcher.workers(2, above=shrunk[0]["QUORATE_ROUND"]) for launcher in (a, b)))
+    run.finish(a, b)

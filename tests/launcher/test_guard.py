@@ -1,0 +1,159 @@
+"""The guard as the launcher runs it: real processes, and nothing left of them."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quorate.launcher import guard
+from tests.patience import PATIENCE_S, until
+
+FORKS = "sleep 300 & setsid sleep 300 & (setsid sh -c 'sleep 300 & sleep 300' &) ; echo up; exec sleep 300"
+
+
+class Held:
+    """A guard with one worker."""
+
+    def __init__(self, *argv: str, mark: str) -> None:
+        self.mark = f"TEST_GUARD={mark}"
+        reader, writer = os.pipe()
+        self.output = os.fdopen(reader, "rb", buffering=0)
+        self.popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[writer],
+            start_new_session=True,
+            bufsize=0,
+        )
+        env = {"PATH": os.environ["PATH"], "TEST_GUARD": mark}
+        spec = {"argv": argv, "env": env, "local_rank": 0, "stdout": writer, "stderr": writer}
+        text = json.dumps([spec]).encode()
+        self.tell(f"{len(text)}\n".encode() + text)
+        os.close(writer)
+
+    def tell(self, words: bytes) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(words)
+
+    def line(self) -> list[str]:
+        """The next thing that the guard says."""
+        assert self.popen.stdout is not None
+        found = b""
+        deadline = time.monotonic() + PATIENCE_S
+        while not found.endswith(b"\n"):
+            ready, _, _ = select.select([self.popen.stdout], [], [], deadline - time.monotonic())
+            assert ready, "it says nothing"
+            part = self.popen.stdout.read(1)
+            assert part, "it has ended"
+            found += part
+        return found.decode().split()
+
+    def wait_up(self) -> None:
+        assert self.output.read(3) == b"up\n"
+
+    def left(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    if self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+    def end(self) -> None:
+        for stream in (self.popen.stdin, self.popen.stdout, self.output):
+            assert stream is not None
+            stream.close()
+        self.popen.wait(PATIENCE_S)
+        until(lambda: not self.left(), "nothing is left")
+
+
+@pytest.fixture
+def held(request, tmp_path):
+    made: list[Held] = []
+
+    def make(*argv: str) -> Held:
+        made.append(Held(*argv, mark=str(tmp_path)))
+        assert made[-1].line()[0] == "started"
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def test_end_of_a_worker_is_told_with_its_code(held):
+    one = held("sh", "-c", "exit 7")
+    assert [one.line(), one.line()] == [["exited", "0", "7"], ["empty"]]
+    assert one.popen.wait(PATIENCE_S) == 0
+
+
+def test_signal_that_ended_a_worker_is_told_as_shells_do(held):
+    one = held("sh", "-c", "kill -9 $$")
+    assert one.line() == ["exited", "0", "137"]
+
+
+def test_program_that_is_not_there_is_told_by_code_and_words(held):
+    one = held("/no/such/program")
+    assert one.line() == ["exited", "0", "127"]
+    assert b"cannot start '/no/such/program': No such file or directory" in one.output.read(200)
+
+
+def test_worker_that_ends_by_itself_leaves_no_children(held):
+    one = held("sh", "-c", "sleep 300 & setsid sleep 300 & exit 0")
+    assert [one.line(), one.line()] == [["exited", "0", "0"], ["empty"]]
+    assert one.left() == []
+
+
+def test_word_to_end_reaches_the_worker_and_the_word_to_kill_all_of_its_children(held):
+    one = held("sh", "-c", "trap 'echo told' TERM; " + FORKS.replace("exec sleep 300", "while :; do sleep 0.05; done"))
+    one.wait_up()
+    assert len(one.left()) >= 5
+    one.tell(b"t\n")
+    said = b""
+    while b"told\n" not in said:  # its shell says more
+        said += one.output.read(100)
+    assert one.popen.poll() is None, "it was only asked"
+    one.tell(b"k\n")
+    assert [one.line(), one.line()] == [["exited", "0", "137"], ["empty"]]
+    assert one.left() == []
+
+
+def test_end_of_the_launcher_is_the_end_of_everything(held):
+    one = held("sh", "-c", FORKS)
+    one.wait_up()
+    assert one.popen.stdin is not None
+    one.popen.stdin.close()
+    assert one.popen.wait(PATIENCE_S) == 0
+    assert one.left() == []
+
+
+def test_worker_dies_with_a_guard_that_is_killed(held):
+    one = held("sh", "-c", "echo up; exec sleep 300")
+    one.wait_up()
+    one.popen.kill()
+    until(lambda: not one.left(), "the worker is gone")
+
+
+def test_signals_that_the_guard_ignores_are_not_ignored_by_workers(held):
+    one = held("sh", "-c", "echo up; exec sleep 300")
+    one.wait_up()
+    ignored = int(
+        next(
+            line.split()[1]
+            for line in Path(f"/proc/{one.left()[0]}/status").read_text().splitlines()
+            if line.startswith("SigIgn")
+        ),
+        16,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        assert not ignored >> (number - 1) & 1

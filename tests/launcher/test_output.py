@@ -1,0 +1,148 @@
+"""What workers say: whole lines, with a prefix, and what is waited for in one line."""
+
+import os
+import pty
+import threading
+
+import pytest
+
+from quorate.launcher.output import Console, Stream
+from tests.patience import until
+
+
+class Ends:
+    """Pipes in the place of a launcher's stdout and stderr."""
+
+    def __init__(self) -> None:
+        self.said = {1: b"", 2: b""}
+        self.fds = {}
+        for to in (1, 2):
+            reader, self.fds[to] = os.pipe()
+            threading.Thread(target=self._read, args=(reader, to), daemon=True).start()
+
+    def _read(self, reader: int, to: int) -> None:
+        while data := os.read(reader, 4096):
+            self.said[to] += data
+
+
+def follow(console: Console, to: int, prefix: bytes = b"[rank 0] ", file: int | None = None) -> tuple[int, list[str]]:
+    """A worker's pipe; and a list that is no longer empty once it has ended."""
+    reader, writer = os.pipe()
+    ended: list[str] = []
+    console.follow(Stream(reader, prefix, to, file, lambda: ended.append("ended")))
+    return writer, ended
+
+
+@pytest.fixture
+def ends() -> Ends:
+    return Ends()
+
+
+def test_lines_have_prefixes_and_are_never_torn(ends):
+    console = Console(ends.fds[1], ends.fds[2])
+    one, one_ended = follow(console, 1)
+    two, two_ended = follow(console, 1, b"[rank 1] ")
+    os.write(one, b"hel")
+    os.write(two, b"from the other\n")
+    until(lambda: b"other" in ends.said[1], "whole lines are shown at once")
+    os.write(one, b"lo\nprogress 1%\rprogress 2%\r\nlast words without an end")
+    os.close(one)
+    os.close(two)
+    until(lambda: one_ended and two_ended, "both have ended")
+    console.close()
+    until(lambda: b"last words" in ends.said[1], "everything is said")
+    assert ends.said[1].splitlines() == [
+        b"[rank 1] from the other",
+        b"[rank 0] hello",
+        b"[rank 0] progress 1%",
+        b"[rank 0] progress 2%",
+        b"[rank 0] last words without an end",
+    ]
+
+
+def test_files_hold_what_was_said_without_prefixes(ends, tmp_path):
+    console = Console(ends.fds[1], ends.fds[2])
+    file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    writer, ended = follow(console, 2, file=file)
+    os.write(writer, b"one\ntwo")
+    os.close(writer)
+    until(lambda: ended, "it has ended")
+    console.close()
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo"
+    until(lambda: ends.said[2] == b"[rank 0] one\n[rank 0] two\n", "and it is shown")
+
+
+def test_full_disk_is_said_once_and_stops_nobody(ends):
+    console = Console(ends.fds[1], ends.fds[2])
+    writer, ended = follow(console, 1, file=os.open("/dev/full", os.O_WRONLY))
+    os.write(writer, b"one\n")
+    until(lambda: b"one" in ends.said[1], "it is shown all the same")
+    os.write(writer, b"two\n")
+    os.close(writer)
+    until(lambda: ended, "it has ended")
+    console.close()
+    until(lambda: b"two" in ends.said[1], "and goes on")
+    assert ends.said[2].count(b"a log file is not written any more") == 1
+
+
+def test_output_that_nobody_reads_any_more_does_not_stop_the_workers(ends):
+    reader, broken = os.pipe()
+    os.close(reader)
+    console = Console(broken, ends.fds[2])
+    writer, ended = follow(console, 1)
+    for _ in range(100):
+        os.write(writer, b"x" * 4000 + b"\n")
+    os.close(writer)
+    until(lambda: ended, "all was taken")
+    console.say("still here")
+    console.close()
+    until(lambda: b"quorate run: still here\n" in ends.said[2], "the rest is said")
+
+
+def test_without_a_terminal_what_is_waited_for_is_said_when_it_changes_and_now_and_then(ends):
+    now = [0.0]
+    console = Console(ends.fds[1], ends.fds[2], clock=lambda: now[0])
+    console.wait_for("1 of 2")
+    now[0] = 0.6
+    until(lambda: b"waits for 1 s: 1 of 2\n" in ends.said[2], "it is said after a moment")
+    console.wait_for("1 of 2")
+    now[0] = 50.0
+    console.wait_for("still 1 of 2")
+    until(lambda: b"waits for 50 s: still 1 of 2\n" in ends.said[2], "a change is said")
+    now[0] = 111.0
+    until(lambda: b"waits for 111 s: still 1 of 2\n" in ends.said[2], "and the same again after a minute")
+    console.wait_for(None)
+    console.close()
+    assert ends.said[2].count(b"\n") == 3
+    assert b"\x1b" not in ends.said[2]
+
+
+def test_on_a_terminal_there_is_one_line_and_it_gives_way_to_others(ends, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    master, terminal = pty.openpty()
+    said = [b""]
+
+    def read() -> None:
+        while True:
+            try:
+                said[0] += os.read(master, 4096)
+            except OSError:
+                return
+
+    threading.Thread(target=read, daemon=True).start()
+    now = [0.0]
+    console = Console(ends.fds[1], terminal, clock=lambda: now[0])
+    assert console.colour("[rank 1]", 1, to=2) == "\x1b[33m[rank 1]\x1b[0m"
+    assert console.colour("[rank 1]", 1, to=1) == "[rank 1]", "no colour where nobody sees it"
+    console.wait_for("1 of 2")
+    now[0] = 1.0
+    until(lambda: b"\r\x1b[Kquorate run: waits for 1 s: 1 of 2" in said[0], "it is drawn")
+    console.say("something else")
+    until(lambda: b"\r\x1b[Kquorate run: something else" in said[0], "others have a line of their own")
+    now[0] = 7.0
+    until(lambda: b"\r\x1b[Kquorate run: waits for 7 s: 1 of 2" in said[0], "and it is there again")
+    console.wait_for(None)
+    console.close()
+    until(lambda: said[0].endswith(b"\r\x1b[K"), "nothing is left of it")
+    os.close(terminal)
+    os.close(master)

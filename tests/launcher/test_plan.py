@@ -1,0 +1,104 @@
+"""Ranks of workers, from what the nodes bring."""
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate import aio
+from quorate.launcher.environment import Surroundings, worker_environment
+from quorate.launcher.plan import Plan, Share, agree, planned
+from tests.patience import unique
+
+shares = st.lists(st.builds(Share, st.integers(1, 4), st.sampled_from(["trainer", "reader"])), min_size=1, max_size=12)
+
+
+@given(shares)
+def test_every_worker_has_a_rank_of_its_own_and_one_in_its_role(nodes):
+    plan = planned(nodes, restarts=1, max_restarts=3)
+    ranks, by_role = [], {}
+    for number, share in enumerate(nodes):
+        place = plan.place(number)
+        assert place.workers == share.workers
+        ranks += range(place.rank, place.rank + place.workers)
+        by_role.setdefault(share.role, []).extend(range(place.role_rank, place.role_rank + place.workers))
+        assert place.role_size == sum(one.workers for one in nodes if one.role == share.role)
+    assert ranks == list(range(plan.world_size))
+    assert all(found == list(range(len(found))) for found in by_role.values())
+
+
+def test_plan_of_a_thousand_equal_nodes_is_small():
+    plan = planned([Share(8, "default")] * 1000, restarts=0, max_restarts=0)
+    assert len(msgspec.json.encode(plan)) < 100
+    assert plan.place(999).rank == 7992
+
+
+def test_node_that_is_not_in_the_plan_is_an_error():
+    with pytest.raises(ValueError, match="none of rank 1"):
+        planned([Share(1, "default")], 0, 0).place(1)
+
+
+def test_nodes_of_a_round_agree_on_one_plan():
+    async def node(url: str, name: str, workers: int) -> tuple[int, Plan]:
+        async with aio.join(url, name=name) as run:
+            world = await run.handler.next_rendezvous()
+            used = 2 if world.rank == 0 else 99
+            plan = await agree(world.store, Share(workers, "default"), used, 5, timeout_s=30)
+            await world.store.barrier("read", 30)
+            return world.rank, plan
+
+    async def all_of_them() -> list[tuple[int, Plan]]:
+        url = f"memory:///{unique()}?min_nodes=3"
+        return await asyncio.gather(*(node(url, name, count) for name, count in (("a", 1), ("b", 4), ("c", 4))))
+
+    found = dict(asyncio.run(all_of_them()))
+    plans = set(found.values())
+    assert len(plans) == 1
+    (plan,) = plans
+    assert (plan.world_size, plan.restarts, plan.max_restarts) == (9, 2, 5), "as the node of rank 0 knew it"
+
+
+def test_environment_of_a_worker_has_all_names_and_nothing_of_an_outer_launcher():
+    plan = planned([Share(2, "default"), Share(2, "default")], restarts=1, max_restarts=3)
+    around = Surroundings(
+        run_id="my-run",
+        run_url="tcp://head:29400/my-run",
+        node_name="b",
+        node_rank=1,
+        nodes=2,
+        round=7,
+        role="default",
+        master_addr="10.0.0.1",
+        master_port=4711,
+        plan=plan,
+    )
+    found = worker_environment({"HOME": "/root", "RANK": "99", "OMP_NUM_THREADS": "4"}, around, local_rank=1)
+    assert found == {
+        "HOME": "/root",
+        "OMP_NUM_THREADS": "4",
+        "PYTHONUNBUFFERED": "1",
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4711",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "my-run",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "QUORATE_RUN_ID": "my-run",
+        "QUORATE_RUN_URL": "tcp://head:29400/my-run",
+        "QUORATE_ROUND": "7",
+        "QUORATE_NODE": "b",
+        "QUORATE_RESTARTS": "1",
+        "QUORATE_WORKER_OF": "my-run/b",
+    }
+    assert worker_environment({}, around, 0)["OMP_NUM_THREADS"] == "1"
