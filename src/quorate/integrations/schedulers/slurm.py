@@ -103,5 +103,5 @@ def _check_tasks(environ: Environ) -> None:
         raise unusable("SLURM_LOCALID", str(local), f"is not below the tasks of a node, {name}={text}")
     if most > 1:
         raise misplaced(
-            name, text, f"srun started this {most} times or more on one node, and {ONCE}", f"start it with {START}"
+            name, text, f"srun started this several times on one node, and {ONCE}", f"start it with {START}"
         )
