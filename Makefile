@@ -17,7 +17,7 @@ JUNK_MB ?= 100
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow
+.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -43,6 +43,9 @@ test-etcd-slow: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## the long tes
 
 test-run-slow: setup $(VENV)/.stamp-system ## the long tests of quorate run: minutes
 	$(BIN)/python -m pytest -m slow tests/e2e/test_run.py tests/e2e/test_run_scenarios.py $(ARGS)
+
+test-jax: $(VENV)/jax/.stamp ## the tests of JAX, with a .venv of their own (650 MB): a minute
+	$(VENV)/jax/bin/python -m pytest tests/integrations/test_jax.py $(ARGS)
 
 bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always needs
 	$(VENV)/bare/bin/python examples/bare.py
@@ -87,6 +90,12 @@ $(VENV)/.stamp-torch: | $(VENV)/.stamp
 $(VENV)/bare/.stamp: $(INPUTS) | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)/bare
 	$(VENV)/bare/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+	@touch $@
+
+# Beside what the others use: it is large, and nothing but its own tests needs it.
+$(VENV)/jax/.stamp: $(INPUTS) | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)/jax
+	$(VENV)/jax/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[jax]' pytest hypothesis
 	@touch $@
 
 # Tests of several machines need network namespaces, those of etcd an etcd, which must not be started as a service.

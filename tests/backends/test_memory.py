@@ -222,3 +222,26 @@ def test_status_counts_keys_and_leases():
     assert (before.backend, before.endpoint, before.revision) == ("memory", "here", 2)
     assert before.details == {"keys": "1", "leases": "1"}
     assert (after.revision, after.details) == (3, {"keys": "0", "leases": "0"})
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_lease_that_ends_at_once_is_told_on_every_loop(kind):
+    """uvloop calls what is due at once without a timer, so that there is nothing to ask when it is due."""
+    factory = None if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+
+    async def main():
+        server = MemoryServer()
+        backend = MemoryBackend(server)
+        reading = asyncio.create_task(take(backend.watch("/", 1), 1))
+        await asyncio.sleep(0)  # the watch waits now
+        for _ in range(3):
+            await backend.grant(1e-9)
+        await backend.grant(60.0)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(server.engine.leases) > 1:
+                await asyncio.sleep(0.001)
+        await put(backend, "/a")
+        assert await reading == [2]
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())

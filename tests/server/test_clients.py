@@ -13,7 +13,7 @@ from quorate.server.hub import Hub
 from quorate.testing.loop import run as run_virtual
 from quorate.wire.frames import GREETING, frame
 from quorate.wire.messages import Do, Held, Hello, Hold, Welcome, encoder, welcome_decoder
-from tests.server.kit import Raw, client_of, eventually, port_of, run, serving
+from tests.server.kit import PATIENCE_S, Raw, client_of, eventually, port_of, run, serving
 
 TTL_S = 60.0
 
@@ -508,3 +508,20 @@ def test_run_is_alive_while_one_session_of_it_lives():
         assert house.clients.live_runs() == {"r2"}
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_session_without_any_grace_ends_at_once_on_every_loop(kind):
+    """uvloop calls what is due at once without a timer, so that there is nothing to ask when it was due."""
+    factory = None if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+
+    async def main():
+        async with asyncio.timeout(PATIENCE_S), serving() as server:
+            raw, _, lease = await with_session(server, "a", grace_s=0.0)
+            closed_at = asyncio.get_running_loop().time()
+            raw.abort()
+            await eventually(lambda: lease_of(server, lease) is None, "the session ends")
+            assert asyncio.get_running_loop().time() - closed_at < TTL_S / 2
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())

@@ -17,6 +17,7 @@ from quorate.server.limits import ServerLimits
 from quorate.server.refusals import Refusal
 from quorate.wire.frames import GREETING, frame
 from quorate.wire.messages import (
+    Await,
     Do,
     Going,
     Hello,
@@ -263,6 +264,42 @@ def test_one_that_watches_too_much_is_sent_away():
             assert isinstance(word, Going)
             assert word.why == "a connection may watch 3 prefixes at most (--max-watches)"
             assert count(server, Refusal.WATCHES) == 1
+            raw.close()
+
+    run(main())
+
+
+def test_one_that_waits_for_too_much_is_told_and_the_rest_goes_on():
+    async def main():
+        async with serving(limits=ServerLimits(max_waits=3)) as server:
+            raw, _ = await Raw.welcomed(server)
+            raw.send(Await(1, ("/a",), 60.0), Await(2, ("/b", "/c"), 60.0), Await(3, ("/d",), 60.0))
+            assert (await raw.answer(3)).message == (
+                "a connection may wait for 3 keys at most at a time, and this would be 4: ask for fewer, or raise "
+                "--max-waits"
+            )
+            assert count(server, Refusal.WAITS) == 1
+            raw.send(Await(1, ("/x",), 60.0))  # in place of the first
+            raw.send(Do(4, puts("/x")))
+            assert (await raw.answer(1)).results[0].item is not None
+            raw.send(Await(5, ("/d",), 60.0))  # there is room again
+            raw.send(Do(6, puts("/d")))
+            assert (await raw.answer(5)).results[0].item is not None
+            raw.send(Await(7, ("/x", "/d", "/x", "/d"), 60.0))  # what is there need not be waited for
+            assert len((await raw.answer(7)).results) == 4
+            raw.close()
+
+    run(main())
+
+
+def test_one_that_waits_too_often_is_told():
+    async def main():
+        async with serving(limits=ServerLimits(max_watches=2)) as server:
+            raw, _ = await Raw.welcomed(server)
+            raw.send(*(Await(number, ("/a",), 60.0) for number in (1, 2, 3)))
+            refusal = await raw.answer(3)
+            assert "may have 2 requests wait at most at a time, and this would be 3" in refusal.message
+            assert "--max-watches" in refusal.message
             raw.close()
 
     run(main())

@@ -21,6 +21,8 @@ PURE = (
     "quorate.rendezvous.records",
     "quorate.rendezvous.view",
     "quorate.launcher.policy",
+    "quorate.integrations.hosts",
+    "quorate.integrations.schedulers.*",
     "quorate.observe.report",
     "quorate.observe.scene",
 )

@@ -41,7 +41,8 @@ class MemoryServer:
         self._lock = threading.Lock()
         self._watches: dict[int, MemoryWatch] = {}
         self._watch_ids = count(1)
-        self._timers: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle | None] = {}
+        self._timers: dict[asyncio.AbstractEventLoop, tuple[float, asyncio.TimerHandle] | None] = {}
+        """When each loop's timer is due, and the timer. Not every loop's timers can be asked."""
 
     def apply(self, op: Op) -> Result:
         """Execute at the calling loop's time, tell the watches, and see to it that leases end on time."""
@@ -88,11 +89,11 @@ class MemoryServer:
         with self._lock:
             deadline = self.engine.next_deadline()
             timer = self._timers.setdefault(loop, None)
-            if deadline is None or (timer is not None and timer.when() <= deadline):
+            if deadline is None or (timer is not None and timer[0] <= deadline):
                 return
             if timer is not None:
-                timer.cancel()
-            self._timers[loop] = loop.call_at(deadline, self._tick)
+                timer[1].cancel()
+            self._timers[loop] = deadline, loop.call_at(deadline, self._tick)
 
     def _arm_all(self) -> None:
         """A lease was granted: every loop that watches and would tick too late is to look again."""
@@ -101,7 +102,7 @@ class MemoryServer:
             for loop, timer in list(self._timers.items()):
                 if loop.is_closed():
                     del self._timers[loop]
-                elif deadline is not None and (timer is None or timer.when() > deadline):
+                elif deadline is not None and (timer is None or timer[0] > deadline):
                     _post(loop, self._arm, loop)
 
     def _tick(self) -> None:

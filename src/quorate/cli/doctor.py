@@ -29,9 +29,9 @@ STEP_S = 3.0
 def doctor(url: str, as_json: bool, timeout_s: float) -> None:
     """Find out why a node does not get in: run it on the node's machine, with the node's whole URL.
 
-    Checks the URL, the name, the connection, who listens, versions, TLS, the token, the run and its settings, and the
-    limit on open files, each with a verdict and what to do. It compares no clocks. The exit code is 1 if a check
-    failed.
+    Checks the URL, the name, the connection, who listens, versions, TLS, the token, the run and its settings, the limit
+    on open files, and what Slurm, Kubernetes or MPI say about this process, each with a verdict and what to do. It
+    compares no clocks. The exit code is 1 if a check failed.
     """
     checks = run(_diagnose(url, timeout_s, as_json), url)
     is_well = not any(check.is_bad for check in checks)

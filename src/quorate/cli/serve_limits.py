@@ -44,6 +44,7 @@ _OPTIONS: tuple[tuple[str, Any, str, str], ...] = (
     ("max_frame", Size(), "32MiB", "The largest frame, either way."),
     ("max_leases", _COUNT, "200000", "Sessions and other leases at a time."),
     ("max_watches", _COUNT, "10000", "Watches of one connection."),
+    ("max_waits", _COUNT, "1000000", "Keys that one connection waits for at a time."),
     (
         "max_failed_logins",
         _COUNT,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from quorate.kv.types import Batch, GotItem, TxnResult, WatchStarted
+from quorate.kv.types import Batch, Failure, FailureCode, GotItem, TxnResult, WatchStarted
+from quorate.server.door import Door
 from quorate.server.hub import Hub
+from quorate.server.refusals import Refusal
 from quorate.wire.messages import Answer, Await
 
 LONGEST_S = 3600.0
@@ -21,32 +23,60 @@ class Sender(Protocol):
 class Awaiting:
     """The requests of one connection that wait. None of them outlives it: see `end`."""
 
-    def __init__(self, hub: Hub, sender: Sender) -> None:
+    def __init__(self, hub: Hub, sender: Sender, door: Door, peer: tuple[str, int]) -> None:
         self._hub = hub
         self._sender = sender
+        self._door = door
+        self._peer = peer
         self._waiting: dict[int, _Waiting] = {}
+        self._keys = 0
+        """Of all requests that wait."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def take(self, request: Await) -> None:
-        """Answer it now or later. One under a number that waits already takes the place of that one."""
-        earlier = self._waiting.pop(request.seq, None) if self._waiting else None
-        if earlier is not None:
-            earlier.stop()
+        """Answer it now or later. One under a number that waits already takes the place of that one.
+
+        One that would wait beyond the limit is refused.
+        """
+        if self._waiting:
+            self._forget(request.seq)
         items = self._hub.engine.items
         for at, key in enumerate(request.keys):
             if key not in items:
                 # A time that is no number is no time: it must never get into the loop's timers, whose order it breaks.
                 if not request.within_s > 0:
                     break
-                self._waiting[request.seq] = _Waiting(self, self._hub, request, at)
+                if self._has_room(request):
+                    self._keys += len(request.keys)
+                    self._waiting[request.seq] = _Waiting(self, self._hub, request, at)
                 return
         self._answer(request)
 
+    def _has_room(self, request: Await) -> bool:
+        """Whether it may wait; if not, that was its answer."""
+        limits, wanted = self._door.limits, self._keys + len(request.keys)
+        if wanted > limits.max_waits:
+            most, would, option = f"wait for {limits.max_waits} keys", wanted, "--max-waits"
+        elif len(self._waiting) >= limits.max_watches:  # each of them watches
+            most, would, option = f"have {limits.max_watches} requests wait", len(self._waiting) + 1, "--max-watches"
+        else:
+            return True
+        why = f"a connection may {most} at most at a time, and this would be {would}: ask for fewer, or raise {option}"
+        self._door.refused(self._peer, why, Refusal.WAITS)
+        self._sender.send(Answer(request.seq, Failure(FailureCode.INVALID, why)))
+        return False
+
+    def _forget(self, seq: int) -> None:
+        one = self._waiting.pop(seq, None)
+        if one is not None:
+            self._keys -= len(one.request.keys)
+            one.stop()
+
     def done(self, request: Await) -> None:
         """All are there, or the time is over."""
-        self._waiting.pop(request.seq, None)
+        self._forget(request.seq)
         self._answer(request)
 
     def _answer(self, request: Await) -> None:
@@ -59,6 +89,7 @@ class Awaiting:
         for one in list(self._waiting.values()):
             one.stop()
         self._waiting.clear()
+        self._keys = 0
 
 
 class _Waiting:
@@ -68,7 +99,7 @@ class _Waiting:
         """`at` is the first key that is missing."""
         self._owner = owner
         self._hub = hub
-        self._request = request
+        self.request = request
         self._watch = 0
         self._at = at
         loop = asyncio.get_running_loop()
@@ -77,7 +108,7 @@ class _Waiting:
 
     def push(self, batch: Batch) -> None:
         """Something happened to the key that it waits for, or to one whose name begins like it."""
-        keys, items = self._request.keys, self._hub.engine.items
+        keys, items = self.request.keys, self._hub.engine.items
         if keys[self._at] not in items:
             return
         self._hub.unwatch(self._watch)
@@ -91,12 +122,11 @@ class _Waiting:
 
     def _await(self, at: int) -> None:
         self._at = at
-        self._watch, started = self._hub.watch(self, self._request.keys[at], self._hub.engine.revision)
+        self._watch, started = self._hub.watch(self, self.request.keys[at], self._hub.engine.revision)
         assert isinstance(started, WatchStarted), "it starts now"
 
     def _done(self) -> None:
-        self.stop()
-        self._owner.done(self._request)
+        self._owner.done(self.request)
 
     def stop(self) -> None:
         self._timer.cancel()

@@ -57,7 +57,7 @@ class Clients:
         self._closed: deque[tuple[float, int]] = deque()
         """When the connections of which sessions were closed, within the window."""
         self._is_mass = False
-        self._graces: dict[int, asyncio.TimerHandle] = {}
+        self._graces: dict[int, tuple[float, asyncio.TimerHandle]] = {}
         """The sessions that end soon, and when."""
         self.runs_alive: set[str] = set()
         """The runs in which some session lived when that was last looked at, and those that had one since."""
@@ -126,7 +126,7 @@ class Clients:
         """When a session that lives will end, unless its client comes back or renews it."""
         alive, grace = self._hub.engine.leases.get(lease), self._graces.get(lease)
         assert alive is not None
-        return alive.deadline if grace is None else min(alive.deadline, grace.when())
+        return alive.deadline if grace is None else min(alive.deadline, grace[0])
 
     def present_runs(self) -> set[str]:
         """The runs that somebody is connected for."""
@@ -175,20 +175,21 @@ class Clients:
     def _begin_grace(self, lease: int, grace_s: float) -> None:
         self._lift(lease)
         if (alive := self._hub.engine.leases.get(lease)) is not None:
-            timer = self._loop.call_later(grace_s, self._grace_over, lease, grace_s, alive.deadline)
-            self._graces[lease] = timer
+            # Not every loop's timers can be asked when they are due.
+            due = self._loop.time() + grace_s
+            self._graces[lease] = due, self._loop.call_at(due, self._grace_over, lease, grace_s, alive.deadline)
 
     def _lift(self, lease: int) -> None:
         """The session has its full time again."""
-        if (timer := self._graces.pop(lease, None)) is not None:
-            timer.cancel()
+        if (grace := self._graces.pop(lease, None)) is not None:
+            grace[1].cancel()
 
     def _grace_over(self, lease: int, grace_s: float, deadline: float) -> None:
-        timer = self._graces.pop(lease)
+        due, _ = self._graces.pop(lease)
         alive = self._hub.engine.leases.get(lease)
         if alive is None or alive.deadline > deadline:
             return  # it has ended, or was renewed
-        if self._loop.time() > timer.when() + LATE_S:
+        if self._loop.time() > due + LATE_S:
             mark("server.stood_still")
             self._begin_grace(lease, grace_s)
         else:

@@ -338,7 +338,7 @@ class Connection(asyncio.Protocol):
                     self.send(answer)
             case Await():
                 if self._awaiting is None:
-                    self._awaiting = Awaiting(house.hub, self)
+                    self._awaiting = Awaiting(house.hub, self, house.door, peer_of(self._transport))
                 self._awaiting.take(message)
             case WatchStart(number, prefix, after):
                 self._start_watch(number, prefix, after)

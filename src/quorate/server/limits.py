@@ -31,7 +31,9 @@ class ServerLimits:
     max_frame: int = DEFAULT_LIMIT
     max_leases: int = 200_000
     max_watches: int = 10_000
-    """Of one connection."""
+    """Of one connection, and requests of it that wait."""
+    max_waits: int = 1_000_000
+    """Keys that one connection waits for at a time."""
     max_failed_logins: int = 50
     """Of one source, within a minute; then it is refused for `login_block_s`."""
     login_block_s: float = 60.0

@@ -37,6 +37,7 @@ class Refusal(enum.Enum):
     FRAME = "frame"
     LEASES = "leases"
     WATCHES = "watches"
+    WAITS = "waits"
     SLOW = "slow"
 
 

@@ -9,6 +9,7 @@ from quorate.backends.contract import Backend
 from quorate.errors import QuorateError, SettingsError
 from quorate.observe.doctor import etcd, tcp
 from quorate.observe.doctor.checks import Check, checks_of, failed, ok, skipped, warning
+from quorate.observe.doctor.launcher import check_launcher
 from quorate.observe.explain import MEND, SAME_SETTINGS, mismatch_sentence, refusal_sentence
 from quorate.observe.follower import look
 from quorate.observe.opening import Target, opened, read_target
@@ -55,6 +56,7 @@ async def diagnose(url: str, limit_s: float) -> AsyncIterator[Check]:
         for check in _check_run(target, report):
             yield check
     yield _check_files(report)
+    yield check_launcher()
 
 
 async def _check_backend(backend: Backend, key: str) -> Check:
