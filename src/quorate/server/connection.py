@@ -25,6 +25,7 @@ from quorate.server.door import Door, peer_of, shown
 from quorate.server.hub import Hub
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
+from quorate.server.traffic import Traffic
 from quorate.wire.frames import GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
 from quorate.wire.handshake import Accepted, Versions, judge, stranger_line
 from quorate.wire.messages import (
@@ -59,15 +60,6 @@ MOST_SOON_S = 1.0
 NODES = "nodes"
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
-
-
-class Traffic:
-    """What went over all connections of a server."""
-
-    __slots__ = ("bytes_in", "bytes_out", "frames_in", "frames_out", "refused", "slow")
-
-    def __init__(self) -> None:
-        self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.refused = self.slow = 0
 
 
 class House(Protocol):
@@ -135,6 +127,7 @@ class Connection(asyncio.Protocol):
         """Frames are being taken in: what they are answered with goes out when that is done."""
         self._soon_due = False
         self._is_paused = False
+        self._paused_at = 0.0
         self._waiting_bytes = 0
         """What was pushed since the peer stopped reading."""
         self._is_over = False
@@ -190,6 +183,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_paused = True
+        self._paused_at = self._loop.time()
 
     def resume_writing(self) -> None:
         self._is_paused = False
@@ -295,6 +289,11 @@ class Connection(asyncio.Protocol):
     def is_paused(self) -> bool:
         """The peer has to read first."""
         return self._is_paused
+
+    @property
+    def lag(self) -> tuple[int, float]:
+        """How many messages wait for a peer that has to read first, and since when; (0, 0): none does."""
+        return (len(self._out), self._paused_at) if self._is_paused else (0, 0.0)
 
     @property
     def peer(self) -> str:

@@ -26,6 +26,7 @@ from quorate.kv.types import (
     Op,
     Origin,
     Result,
+    Revoke,
     Shorten,
 )
 from quorate.server.clients import Client
@@ -57,6 +58,7 @@ class DurableHub(Hub):
         else:
             now = self._loop.time()
         outcome, ended, entries = perform(engine, op, now, origin)
+        self.executed[type(op)] += 1
         for entry in entries:
             journal.append(entry)
         if ended:
@@ -65,6 +67,8 @@ class DurableHub(Hub):
             self._tell(outcome.events)
         if isinstance(op, Grant | Shorten):
             self.arm()
+        elif isinstance(op, Revoke):
+            self.on_revoked(op.lease)
         return outcome.result
 
     def _unchanged(self, op: KeepAlive | Shorten) -> LeaseResult:
