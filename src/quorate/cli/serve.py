@@ -113,6 +113,7 @@ def _serve_ours(
     sync: str | None,
     insecure: bool,
     metrics: str | None,
+    metrics_runs: int,
     events_file: str | None,
     events_size: int,
     **limits: float,
@@ -126,7 +127,7 @@ def _serve_ours(
     if sync is not None and data is None:
         raise click.UsageError("--sync says how data are kept: give the directory with --data, too")
     tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
-    with watched(metrics, events_file, events_size) as beside:
+    with watched(metrics, metrics_runs, events_file, events_size) as beside:
         run_loop(
             serve_until_told(
                 bind,
@@ -160,7 +161,7 @@ def _serve_etcd(
     from quorate.server.etcd_member import serve_etcd_until_told
     from quorate.server.process import print_event
 
-    with watched(None, events_file, events_size) as beside:
+    with watched(None, 0, events_file, events_size) as beside:
         asyncio.run(
             serve_etcd_until_told(
                 bind=bind,

@@ -30,6 +30,14 @@ def watching_options(command: Callable[..., None]) -> Callable[..., None]:
                 "address: on loopback. Needs quorate[dashboard].",
             ),
             click.option(
+                "--metrics-runs",
+                type=click.IntRange(min=0),
+                default=200,
+                show_default=True,
+                metavar="N",
+                help="With --metrics: so many runs are shown by name, the others together.",
+            ),
+            click.option(
                 "--events",
                 "events_file",
                 type=click.Path(dir_okay=False),
@@ -69,7 +77,7 @@ class Watched:
 
 
 @contextmanager
-def watched(metrics: str | None, events_file: str | None, events_size: int) -> Iterator[Watched]:
+def watched(metrics: str | None, metrics_runs: int, events_file: str | None, events_size: int) -> Iterator[Watched]:
     """For as long as the server runs. QuorateError if a file or an address cannot be used."""
     with ExitStack() as stack:
         sinks: tuple[Sink, ...] = ()
@@ -80,10 +88,10 @@ def watched(metrics: str | None, events_file: str | None, events_size: int) -> I
             events = JsonLines(events_file, max_bytes=events_size, tell=print_event)
             stack.callback(events.close)
             sinks = (events,)
-        yield Watched(sinks, _attaching(metrics, stack))
+        yield Watched(sinks, _attaching(metrics, metrics_runs, stack))
 
 
-def _attaching(metrics: str | None, stack: ExitStack) -> Callable[[Server], None]:
+def _attaching(metrics: str | None, most_runs: int, stack: ExitStack) -> Callable[[Server], None]:
     if metrics is None:
         return lambda _: None
     try:
@@ -95,7 +103,7 @@ def _attaching(metrics: str | None, stack: ExitStack) -> Callable[[Server], None
     host, port = metrics_address(metrics)
 
     def attach(server: Server) -> None:
-        listener = serve_metrics(server_registry(server), host, port)
+        listener = serve_metrics(server_registry(server, most_runs=most_runs), host, port)
         stack.callback(listener.close)
         server.emit(MetricsListen(run_id="", by=server.name, address=listener.address))
 
