@@ -25,9 +25,9 @@ server that is not scraped pays nothing.
 
 **How many series there are** does not depend on the number of nodes. Labels have the values that are listed, but for
 `run`: a process shows the first {MOST_RUNS} runs that came to it by name, and adds up all others under the empty run
-id. So sums over all runs are right, a server with ten thousand runs shows about {11 * MOST_RUNS:,} series of runs and
-not a hundred thousand, and which runs have names does not flicker. A run that is gone is not shown any more. Where run ids
-are new for every job, their names would still add up over months: `--metrics-runs 0` shows all runs together.
+id. So sums over all runs are right, a server with ten thousand runs shows about {10 * MOST_RUNS:,} series of runs and
+not a hundred thousand, and which runs have names does not flicker. A run that is gone is not shown any more. Where run
+ids are new for every job, their names would still add up over months: `--metrics-runs 0` shows all runs together.
 
 The usual metrics of a process (`process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and
 so on) are shown beside these.

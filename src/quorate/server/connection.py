@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -18,16 +18,27 @@ from quorate._marks import mark
 from quorate.backends.dial import tune
 from quorate.backends.forks import fileno_of
 from quorate.backends.ops import changes_something
-from quorate.kv.types import Batch, Deleted, Failure, FailureCode, Op, Origin, Put, PutDone, Txn, TxnResult, WatchTooOld
+from quorate.kv.types import (
+    Batch,
+    Deleted,
+    Failure,
+    FailureCode,
+    Op,
+    Origin,
+    Put,
+    PutDone,
+    Txn,
+    TxnResult,
+    WatchStarted,
+    WatchTooOld,
+)
 from quorate.server.awaiting import Awaiting
-from quorate.server.clients import Client, Clients
+from quorate.server.clients import Client
 from quorate.server.door import Door, peer_of, shown
-from quorate.server.hub import Hub
-from quorate.server.quota import Quota
+from quorate.server.house import House
 from quorate.server.refusals import Refusal
-from quorate.server.traffic import Traffic
 from quorate.wire.frames import GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
-from quorate.wire.handshake import Accepted, Versions, judge, stranger_line
+from quorate.wire.handshake import Accepted, judge, stranger_line
 from quorate.wire.messages import (
     NOW,
     Answer,
@@ -62,45 +73,15 @@ _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH
 """Ends of a connection that say nothing about the process at the other side."""
 
 
-class House(Protocol):
-    """The server, as far as a connection is concerned."""
-
-    hub: Hub
-    clients: Clients
-    traffic: Traffic
-    versions: Versions
-    tokens: tuple[str, ...]
-    door: Door
-    quota: Quota
-    generation: str
-    software: str
-    max_frame: int
-    max_txn_ops: int
-    max_txn_bytes: int
-    is_dedicated: bool
-    connections: dict[Connection, None]
-
-    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
-        """Why somebody who may come in cannot."""
-
-    def attend(self, run: str, is_returning: bool, client: str) -> bool:
-        """Somebody has come for a run; whether it is to make it, if it does not exist."""
-
-    def claimed(self, run: str, client: str, claim: bytes) -> None:
-        """A client of an earlier generation says where the run stood."""
-
-    def describe(self) -> dict[str, str]:
-        """For `Status`."""
-
-
 class _Pushed:
-    """A watch of a client."""
+    """A watch of a client; 0 is the id of one of the gallery's."""
 
-    __slots__ = ("connection", "id", "number")
+    __slots__ = ("connection", "id", "number", "prefix")
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: Connection, number: int, prefix: str) -> None:
         self.connection = connection
         self.number = number
+        self.prefix = prefix
         self.id = 0
 
     def push(self, batch: Batch) -> None:
@@ -196,7 +177,7 @@ class Connection(asyncio.Protocol):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         for watch in self._watches.values():
-            self._house.hub.unwatch(watch.id)
+            self._unwatch(watch)
         self._watches.clear()
         if self._awaiting is not None:
             self._awaiting.end()
@@ -356,9 +337,14 @@ class Connection(asyncio.Protocol):
         if len(self._watches) >= most:
             self._refuse_frame(f"a connection may watch {most} prefixes at most (--max-watches)", Refusal.WATCHES)
             return
-        watch = _Pushed(self, number)
+        watch = _Pushed(self, number, prefix)
         hub = self._house.hub
-        watch.id, started = hub.watch(watch, prefix, hub.engine.revision if after == NOW else after)
+        after = hub.engine.revision if after == NOW else after
+        started: WatchStarted | WatchTooOld
+        if self._client is not None and not self._client.run and after <= hub.engine.revision:
+            started = self._house.gallery.enter(self, number, prefix, after)
+        else:
+            watch.id, started = hub.watch(watch, prefix, after)
         if isinstance(started, WatchTooOld):
             self.send(WatchRefused(number, started.oldest))
             return
@@ -369,7 +355,13 @@ class Connection(asyncio.Protocol):
     def _stop_watch(self, number: int) -> None:
         watch = self._watches.pop(number, None)
         if watch is not None:
+            self._unwatch(watch)
+
+    def _unwatch(self, watch: _Pushed) -> None:
+        if watch.id:
             self._house.hub.unwatch(watch.id)
+        else:
+            self._house.gallery.leave(self, watch.number, watch.prefix)
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -384,6 +376,16 @@ class Connection(asyncio.Protocol):
             self._waiting_bytes += len(raw)
             if self._waiting_bytes > MOST_WAITING_BYTES and not self._is_over:
                 self._drop_slow()
+
+    @property
+    def keeps_up(self) -> bool:
+        """Nothing waits for it: it may be given a frame as it is."""
+        return not (self._out or self._is_paused or self._is_over)
+
+    def push_frame(self, data: bytes) -> None:
+        """A frame that was put together for several."""
+        if self._transport is not None:
+            self._write(data)
 
     def send(self, message: SentMessage) -> None:
         """Send with whatever else is to be sent in this turn of the loop."""

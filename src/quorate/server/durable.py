@@ -30,7 +30,8 @@ from quorate.kv.types import (
     Shorten,
 )
 from quorate.server.clients import Client
-from quorate.server.connection import Connection, House
+from quorate.server.connection import Connection
+from quorate.server.house import House
 from quorate.server.hub import Hub
 from quorate.server.journal import Journal
 from quorate.server.local import LocalBackend, LocalWatch

@@ -22,6 +22,7 @@ from quorate.server.accepting import Acceptor
 from quorate.server.clients import Clients
 from quorate.server.connection import Connection
 from quorate.server.door import Door, TlsDoorway
+from quorate.server.gallery import Gallery
 from quorate.server.hub import Hub
 from quorate.server.limits import ServerLimits
 from quorate.server.local import LocalBackend
@@ -87,6 +88,7 @@ class Server:
         self.connections: dict[Connection, None] = {}
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
         self.first_revision = self.hub.engine.revision
+        self.gallery = Gallery(self.hub, self.max_frame)
         self.quota = Quota(self.hub.engine, self.limits)
         self.clients = Clients(self.hub)
         self.runs = Runs(

@@ -144,7 +144,9 @@ SERVER_OPERATIONS = Metric(
 SERVER_COMMITS = Metric(
     "quorate_server_commits_total", _C, _AT, "Revisions of the store: operations that changed something."
 )
-SERVER_WATCHES = Metric("quorate_server_watches", _G, _AT, "Watches that are open.")
+SERVER_WATCHES = Metric(
+    "quorate_server_watches", _G, _AT, "Watches that are open; those who only look on share theirs."
+)
 SERVER_WATCH_LAG = Metric(
     "quorate_server_watch_lag_seconds", _G, _AT,
     "How long the slowest client has not read what waits for it; 0: all keep up.", unit="seconds",
