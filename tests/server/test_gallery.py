@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from quorate.kv.types import KeepAlive
+from quorate.kv.types import KeepAlive, Put, Txn
 from quorate.server import gallery
 from quorate.testing.disk import MemoryDisk
-from quorate.wire.messages import NOW, Do, WatchRefused, WatchStart, WatchStop
+from quorate.wire.messages import NOW, Answer, Do, WatchRefused, WatchStart, WatchStop
 from tests.server.durable_kit import serving_from
 from tests.server.kit import Raw, client_of, eventually, put, run, serving
 
@@ -147,5 +147,25 @@ def test_everybody_is_told_everything_once_and_in_order(seed, has_data, monkeypa
             await asyncio.gather(*tasks, return_exceptions=True)
             for client in clients:
                 await client.__aexit__(None, None, None)
+
+    run(main())
+
+
+def test_who_looks_on_is_told_of_a_change_before_any_answer_that_knows_of_it(monkeypatch):
+    monkeypatch.setattr(gallery, "GATHER_S", 3600.0)
+
+    async def main():
+        async with serving() as server, client_of(server.addresses[0]) as writer:
+            raw, _ = await Raw.welcomed(server)
+            raw.send(WatchStart(1, "/w/", NOW), WatchStart(2, "/w/a", NOW))
+            await eventually(lambda: len(server.gallery) == 2, "it looks on")
+            revisions = [await put(writer, "/w/a") for _ in range(3)]
+            raw.send(Do(1, Txn((), (Put("/w/a", b"mine"),))))
+            told = []
+            while not isinstance(message := await raw.next_message(), Answer):
+                told.append((message.watch, message.batch.revision))
+            own = message.result.revision
+            assert [revision for watch, revision in told if watch == 1] == [*revisions, own]
+            assert [revision for watch, revision in told if watch == 2] == [*revisions, own]
 
     run(main())

@@ -35,6 +35,7 @@ from quorate.kv.types import (
 from quorate.server.awaiting import Awaiting
 from quorate.server.clients import Client
 from quorate.server.door import Door, peer_of, shown
+from quorate.server.gallery import Pushed
 from quorate.server.house import House
 from quorate.server.refusals import Refusal
 from quorate.wire.frames import GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
@@ -73,21 +74,6 @@ _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH
 """Ends of a connection that say nothing about the process at the other side."""
 
 
-class _Pushed:
-    """A watch of a client; 0 is the id of one of the gallery's."""
-
-    __slots__ = ("connection", "id", "number", "prefix")
-
-    def __init__(self, connection: Connection, number: int, prefix: str) -> None:
-        self.connection = connection
-        self.number = number
-        self.prefix = prefix
-        self.id = 0
-
-    def push(self, batch: Batch) -> None:
-        self.connection.push(self.number, batch)
-
-
 class Connection(asyncio.Protocol):
     """From accepting a connection until it is closed."""
 
@@ -100,7 +86,8 @@ class Connection(asyncio.Protocol):
         self._framer = Framer()
         self._transport: asyncio.Transport | None = None
         self._client: Client | None = None
-        self._watches: dict[int, _Pushed] = {}
+        self._watches: dict[int, Pushed] = {}
+        self._looks_on = False
         self._awaiting: Awaiting | None = None
         self._out: list[SentMessage] = []
         self._flush_due = False
@@ -312,7 +299,7 @@ class Connection(asyncio.Protocol):
             case Do(seq, op):
                 origin = Origin(client.id, seq, acked) if changes_something(op) else None
                 answer = Answer(seq, house.hub.execute(op, origin))
-                if _is_of_a_node(op):
+                if not self._looks_on and _is_of_a_node(op):
                     self._send_soon(answer)
                 else:
                     self.send(answer)
@@ -337,11 +324,12 @@ class Connection(asyncio.Protocol):
         if len(self._watches) >= most:
             self._refuse_frame(f"a connection may watch {most} prefixes at most (--max-watches)", Refusal.WATCHES)
             return
-        watch = _Pushed(self, number, prefix)
+        watch = Pushed(self, number, prefix)
         hub = self._house.hub
         after = hub.engine.revision if after == NOW else after
         started: WatchStarted | WatchTooOld
         if self._client is not None and not self._client.run and after <= hub.engine.revision:
+            self._looks_on = True
             started = self._house.gallery.enter(self, number, prefix, after)
         else:
             watch.id, started = hub.watch(watch, prefix, after)
@@ -357,7 +345,7 @@ class Connection(asyncio.Protocol):
         if watch is not None:
             self._unwatch(watch)
 
-    def _unwatch(self, watch: _Pushed) -> None:
+    def _unwatch(self, watch: Pushed) -> None:
         if watch.id:
             self._house.hub.unwatch(watch.id)
         else:
@@ -389,6 +377,8 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: SentMessage) -> None:
         """Send with whatever else is to be sent in this turn of the loop."""
+        if self._looks_on and not isinstance(message, PushRaw):
+            self._house.gallery.flush()
         out = self._out
         out.append(message)
         if not self._flush_due:

@@ -2,7 +2,8 @@
 
 A node is told of a change at once, and of few. Whoever looks on is told of all changes of a run: of the first at once,
 then of what has gathered since, a few times a second. What is sent is put together once for all of them, so that ten
-cost hardly more than one. Each gets what any watch gets: every batch after the revision it asked for, in order, once.
+cost hardly more than one. Each gets what any watch gets: every batch after the revision it asked for, in order, once,
+and before any answer that knows of it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,21 @@ class Reader(Protocol):
         """A frame that was put together for several."""
 
 
+class Pushed:
+    """A watch of a client; 0 is the id of one that is in the gallery."""
+
+    __slots__ = ("connection", "id", "number", "prefix")
+
+    def __init__(self, connection: Reader, number: int, prefix: str) -> None:
+        self.connection = connection
+        self.number = number
+        self.prefix = prefix
+        self.id = 0
+
+    def push(self, batch: Batch) -> None:
+        self.connection.push(self.number, batch)
+
+
 class Gallery:
     """All who look on. Belongs to the loop it is made on."""
 
@@ -63,6 +79,11 @@ class Gallery:
             lane.open()
             lane.readers[reader, number] = None
         return started
+
+    def flush(self) -> None:
+        """Tell everybody what has gathered: whoever is answered has been told of all that the answer speaks of."""
+        for lane in list(self._lanes.values()):
+            lane.flush()
 
     def leave(self, reader: Reader, number: int, prefix: str) -> None:
         """Tell it no more. One that is not there is ignored."""
