@@ -4,11 +4,11 @@
     .venv/bin/python bench/watching.py --watchers pages     # ten pages of `quorate serve --http`
     .venv/bin/python bench/watching.py --watchers outside   # ten pages of one `quorate dashboard` beside the server
 
-One server and its nodes do rounds all the time; in every pair, one sample is watched and one is not, in turns first and
-second. A sample is the server's processor time, of all its threads, from telling the nodes to join again until they
-are in their round and a settle time has passed, so that what is told late counts too, divided by its rounds. The
-scraper reads `/metrics` every second. Followers are connections that draw the whole run, each for itself, as `quorate
-watch` does.
+Two servers, each with its own nodes: one is watched all the time, the other is not. In every pair each of them has a
+sample, in turns first and second, while the other rests. A sample is the server's processor time, of all its threads,
+from telling the nodes to join again until they are in their round and a settle time has passed, so that what is told
+late counts too, divided by its rounds. The scraper reads `/metrics` every five seconds. Followers are connections that
+draw the whole run, each for itself, as `quorate watch` does; pages read the events that browsers read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import statistics
 import sys
@@ -44,7 +45,7 @@ RUN = "bench-watching"
 DRIVERS = 4
 LIMIT_S = 120.0
 SETTLE_S = 1.0
-SCRAPE_S = 1.0
+SCRAPE_S = 5.0
 PAUSE_S = 0.1
 CALM_CORES = 0.3
 
@@ -131,26 +132,18 @@ def working(*works: Callable[[socket.socket], None]) -> Iterator[None]:
 
 
 class Stage:
-    """A server, its nodes, and how it is watched."""
+    """A server and its nodes, in a round."""
 
-    def __init__(self, nodes: int, watchers: str, count: int, stack: ExitStack) -> None:
-        self.metrics, page = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
-        options = ["--metrics", self.metrics, *(("--http", page) if watchers == "pages" else ())]
-        self._server, port = serve(*options)
+    def __init__(self, nodes: int, stack: ExitStack, *options: str) -> None:
+        self._server, self.port = serve(*options)
         stack.callback(end_all, [self._server])
         sizes = Sizes(RUN, nodes, nodes, join_timeout_s=int(LIMIT_S))
-        self._url = run_url(port, sizes)
+        self.url = run_url(self.port, sizes)
         hosted = [tuple(range(first, nodes, DRIVERS)) for first in range(min(DRIVERS, nodes))]
-        start = [partial(be_nodes, nodes=mine, url=self._url) for mine in hosted]
+        start = [partial(be_nodes, nodes=mine, url=self.url) for mine in hosted]
         self._crew = stack.enter_context(Crew(hosted, lambda number: fork(start[number])))
         self._crew.wait(What.READY, self._crew.nodes, self._deadline())
-        if watchers == "outside":
-            log = "/dev/null"
-            command = [sys.executable, "-m", "quorate", "dashboard", f"tcp://{HOST}:{port}", "--http", page]
-            stack.callback(end_all, [execute(command, log)])
-            _wait_listening(page)
-        watch = partial(follow, self._url, count) if watchers == "followers" else partial(read_pages, page, count)
-        self._works = (watch, partial(scrape, self.metrics)) if count else (partial(scrape, self.metrics),)
+        self.round()  # connects everybody, and fills whatever is filled once
 
     def _deadline(self) -> float:
         return time.monotonic() + LIMIT_S
@@ -160,15 +153,27 @@ class Stage:
         self._crew.tell(Do.JOIN, self._crew.nodes)
         self._crew.gather(self._crew.nodes, self._deadline())
 
-    def sample(self, rounds: int, is_watched: bool) -> float:
+    def sample(self, rounds: int) -> float:
         """Processor time of the server for a round."""
-        with working(*self._works if is_watched else ()):
-            usage.wait_calm([self._server.pid, *self._crew.pids], CALM_CORES, LIMIT_S)
-            before = usage.cpu_s(self._server.pid)
-            for _ in range(rounds):
-                self.round()
-                time.sleep(SETTLE_S)
-            return (usage.cpu_s(self._server.pid) - before) / rounds
+        usage.wait_calm([self._server.pid, *self._crew.pids], CALM_CORES, LIMIT_S)
+        before = usage.cpu_s(self._server.pid)
+        for _ in range(rounds):
+            self.round()
+            time.sleep(SETTLE_S)
+        return (usage.cpu_s(self._server.pid) - before) / rounds
+
+
+def watched_stage(nodes: int, watchers: str, count: int, stack: ExitStack) -> Stage:
+    """One with watchers and a scraper, which have seen the run."""
+    metrics, page = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
+    stage = Stage(nodes, stack, "--metrics", metrics, *(("--http", page) if watchers == "pages" else ()))
+    if watchers == "outside":
+        command = [sys.executable, "-m", "quorate", "dashboard", f"tcp://{HOST}:{stage.port}", "--http", page]
+        stack.callback(end_all, [execute(command, os.devnull)])
+        _wait_listening(page)
+    watch = partial(follow, stage.url, count) if watchers == "followers" else partial(read_pages, page, count)
+    stack.enter_context(working(*([watch] if count else []), partial(scrape, metrics)))
+    return stage
 
 
 def _wait_listening(address: str) -> None:
@@ -186,13 +191,14 @@ def measure(nodes: int, watchers: str, count: int, pairs: int, rounds: int) -> d
     plain: list[float] = []
     watched: list[float] = []
     with ExitStack() as stack:
-        stage = Stage(nodes, watchers, count, stack)
-        stage.round()  # connects everybody, and fills whatever is filled once
-        stage.round()
+        alone = Stage(nodes, stack)
+        looked_at = watched_stage(nodes, watchers, count, stack)
+        for stage in (alone, looked_at):
+            stage.sample(1)
         for pair in range(pairs):
-            order = (False, True) if pair % 2 == 0 else (True, False)
-            for is_watched in order:
-                (watched if is_watched else plain).append(stage.sample(rounds, is_watched))
+            both = [(alone, plain), (looked_at, watched)]
+            for stage, samples in both if pair % 2 == 0 else reversed(both):
+                samples.append(stage.sample(rounds))
             said = f"pair {pair + 1}: {plain[-1]:.3f} s alone, {watched[-1]:.3f} s watched"
             print(said, file=sys.stderr, flush=True)
     ratios = [one / other for one, other in zip(watched, plain, strict=True)]

@@ -127,7 +127,7 @@ def _serve_ours(
     if sync is not None and data is None:
         raise click.UsageError("--sync says how data are kept: give the directory with --data, too")
     tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
-    with watched(metrics, metrics_runs, events_file, events_size) as beside:
+    with watched(metrics, metrics_runs, events_file, events_size) as watch:
         run_loop(
             serve_until_told(
                 bind,
@@ -137,8 +137,8 @@ def _serve_ours(
                 insecure=insecure,
                 data=data,
                 sync=sync or "always",
-                sinks=beside.sinks,
-                attach=beside.attach,
+                sinks=watch.sinks,
+                attach=watch.attach,
             )
         )
 
@@ -161,7 +161,7 @@ def _serve_etcd(
     from quorate.server.etcd_member import serve_etcd_until_told
     from quorate.server.process import print_event
 
-    with watched(None, 0, events_file, events_size) as beside:
+    with watched(None, 0, events_file, events_size) as watch:
         asyncio.run(
             serve_etcd_until_told(
                 bind=bind,
@@ -171,6 +171,6 @@ def _serve_etcd(
                 binary=etcd_binary,
                 any_version=any_version,
                 more=etcd_options,
-                emit=Emitter(print_event, *beside.sinks),
+                emit=Emitter(print_event, *watch.sinks),
             )
         )
