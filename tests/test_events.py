@@ -21,7 +21,7 @@ def kinds() -> list[type[Event]]:
 
 def example(kind: type[Event]) -> Event:
     """An event of this kind with a value in every field."""
-    values = {str: "some words", int: 3, float: 1.5, tuple[str, ...]: ("one", "two")}
+    values = {str: "some words", int: 3, float: 1.5, float | None: 1.5, tuple[str, ...]: ("one", "two")}
     return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
 
 
@@ -50,6 +50,8 @@ def test_levels_are_those_that_operators_know():
         "BackendUnreachable",
         "ClientRefused",
         "DataGoesOn",
+        "EventsGoOn",
+        "EventsTrouble",
         "Hosting",
         "JoinFailed",
         "LogCut",

@@ -2,26 +2,26 @@
 
 QuorateError
 ├── SettingsError (ValueError)          fix the call, the URL or the option, then try again
-├── DataError                           a server's data cannot be used as they are: the text says what to do
-├── RendezvousError                     what the public API raises
+├── DataError                           do what the text says, or start with another directory
+├── RendezvousError                     what the public API raises: catch those below that you can act on
 │   ├── RendezvousClosedError           the run was closed: stop, or reopen it
-│   ├── RendezvousTimeoutError          the deadline passed: the text says who was missing
-│   ├── RendezvousConnectionError       the backend was never reached
-│   ├── RendezvousStateError            what the backend holds cannot be read
+│   ├── RendezvousTimeoutError          the text says who was missing: start them, or wait longer
+│   ├── RendezvousConnectionError       check endpoint, token and network: `quorate doctor` does
+│   ├── RendezvousStateError            look at the key that it names, or use another run id
 │   │   └── NewerSchemaError            ... because a newer version wrote it: upgrade this one
-│   ├── RendezvousGracefulExitError     this node was a spare of a run that ended: not a failure
-│   ├── SettingsMismatchError           this node's settings differ from those of the run
+│   ├── RendezvousGracefulExitError     this node was a spare of a run that ended: exit with success
+│   ├── SettingsMismatchError           give all nodes the same settings, or this one another run id
 │   ├── SessionLostError                this node's lease ended: join again
 │   └── ForkedProcessError              the object belongs to the parent process: make a new one
-├── StoreError                          what the round's key-value store raises
-│   ├── StoreTimeoutError (TimeoutError)    keys or ranks did not come in time: they are named
-│   └── StoreFencedError                the writer is no longer a member of that round
+├── StoreError                          what the round's store raises: the round may be over
+│   ├── StoreTimeoutError (TimeoutError)    look for those that it names, or wait longer
+│   └── StoreFencedError                join again: a newer round has a store of its own
 └── BackendError                        what a backend raises; it says what may be assumed
     ├── Unavailable                     it did not happen: try again
     ├── OutcomeUnknown                  it may have happened: read again before deciding
     └── Rejected                        it did not happen and never will: do not retry
         ├── LeaseGone                   ... because the lease has ended
-        ├── UnreadableState (RendezvousStateError)  ... because all that is there is damaged, or not ours
+        ├── UnreadableState (RendezvousStateError)  ... because it is damaged, or not ours: use another place
         └── HistoryGone                 ... because the watch starts before the kept history: scan again
 
 An error carries its data in attributes and a sentence in ``str()``: what was wanted, what was found, what to do next.

@@ -225,12 +225,15 @@ class RoundGivenUp(Event, frozen=True, kw_only=True):
 
 
 class RoundActive(Event, frozen=True, kw_only=True):
-    """All members confirmed; the round is current."""
+    """All members confirmed; the round is current. The times of its phases are those of the coordinator's clock."""
 
     level = logging.INFO
     round: int
     size: int
     reason: str
+    gather_s: float | None = None
+    last_call_s: float | None = None
+    confirm_s: float | None = None
 
     def text(self) -> str:
         return f"round {self.round} is active with {self.size} member{'s' * (self.size != 1)}: {self.reason}"
@@ -242,6 +245,7 @@ class RoundOver(Event, frozen=True, kw_only=True):
     level = logging.INFO
     round: int
     reason: str
+    lasted_s: float | None = None
 
     def text(self) -> str:
         return f"round {self.round} is over: {self.reason}"
@@ -316,6 +320,16 @@ class ServerListens(Event, frozen=True, kw_only=True):
 
     def text(self) -> str:
         return f"listening on {', '.join(self.addresses)}"
+
+
+class MetricsListen(Event, frozen=True, kw_only=True):
+    """A process shows its metrics to whoever asks there."""
+
+    level = logging.INFO
+    address: str
+
+    def text(self) -> str:
+        return f"shows metrics at http://{self.address}/metrics"
 
 
 class ServerStopped(Event, frozen=True, kw_only=True):
@@ -418,6 +432,28 @@ class SnapshotTaken(Event, frozen=True, kw_only=True):
 
     def text(self) -> str:
         return f"wrote a snapshot of {self.keys} keys ({self.bytes} bytes) in {self.took_s:.2f} s"
+
+
+class EventsTrouble(Event, frozen=True, kw_only=True):
+    """Events cannot be written to their file just now; nothing else stands still because of it."""
+
+    level = logging.WARNING
+    where: str
+    reason: str
+
+    def text(self) -> str:
+        return f"cannot write events to {self.where}: {self.reason}. They are lost until it can be written again"
+
+
+class EventsGoOn(Event, frozen=True, kw_only=True):
+    """Events are written to their file again."""
+
+    level = logging.WARNING
+    where: str
+    lost: int
+
+    def text(self) -> str:
+        return f"writes events to {self.where} again; {self.lost} were lost"
 
 
 class Hosting(Event, frozen=True, kw_only=True):

@@ -9,7 +9,9 @@ import pytest
 from quorate import aio
 from quorate.backends import schemes
 from quorate.cli import main
+from quorate.observe.metrics.table import TABLE
 from quorate.options import OPTIONS, Option
+from tests.tidy.reference import errors_page, events_page, metrics_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +74,8 @@ def _command_section(command: click.Command, path: str) -> str:
         if isinstance(param, click.Option):
             shown = param.metavar or ("" if param.is_flag else param.type.name.upper())
             names = ", ".join(f"`{name}`" for name in param.opts)
-            rows.append(f"| {names} {shown}".rstrip() + f" | {param.help or ''} |")
+            default = f" *Default: {param.default}.*" if param.show_default and param.default is not None else ""
+            rows.append(f"| {names} {shown}".rstrip() + f" | {param.help or ''}{default} |")
     if rows:
         text += "\n| option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
     return text + (f"\n```text\n{epilog}\n```\n" if epilog else "")
@@ -83,6 +86,9 @@ assert aio, "importing it registers the schemes that are there"
 PAGES = {
     "docs/options.md": lambda: options_page(OPTIONS, set(schemes._openers)),
     "docs/commands.md": lambda: COMMANDS_HEAD + commands_page(main),
+    "docs/metrics.md": lambda: metrics_page(TABLE),
+    "docs/events.md": events_page,
+    "docs/errors.md": errors_page,
 }
 
 

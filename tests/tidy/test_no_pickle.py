@@ -21,6 +21,7 @@ WALL_CLOCKS = frozenset(
 # reason; to decide anything is not. "module:" is the top of the module.
 WALL_CLOCK_ALLOWED: dict[str, str] = {
     "quorate.cli.show:wall": "what people are shown, and read in records",
+    "quorate.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
     "quorate.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
     "quorate.launcher.preflight:leave_note": "a time in a note that people read",
     "quorate.launcher.supervisor:Supervisor.__init__": "when a run was closed, for people",

@@ -280,11 +280,10 @@ async def _events(target: Target, timeout_s: float, follow: bool, as_json: bool)
 
 
 def _print_event(at: float | None, event: Event, as_json: bool) -> None:
-    import msgspec
-
     if as_json:
-        line = {"at": at, **msgspec.to_builtins(event), "text": event.text()}
-        click.echo(msgspec.json.encode(line).decode())
+        from quorate.observe.lines import event_line
+
+        click.echo(event_line(at, event).decode())
         return
     from quorate.cli.show import moment
 

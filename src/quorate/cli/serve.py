@@ -8,10 +8,11 @@ import click
 from click.core import ParameterSource
 
 from quorate.cli.serve_limits import limit_options
+from quorate.cli.serve_watching import watched, watching_options
 from quorate.settings import DEFAULT_PORTS
 
 _FILE = click.Path(exists=True, dir_okay=False)
-_BOTH = frozenset({"engine", "bind", "data"})
+_BOTH = frozenset({"engine", "bind", "data", "events_file", "events_size"})
 _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_options"})
 
 
@@ -52,6 +53,7 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
     "os: the end of the process, but not of the machine.",
 )
 @click.option("--insecure", is_flag=True, help="Serve an address that others can reach without asking who they are.")
+@watching_options
 @limit_options
 @click.option("--peers", metavar="A,B,C", help="etcd: the machines of the cluster, the same list on each of them.")
 @click.option("--member", metavar="A", help="etcd: which of --peers this one is, if that cannot be seen.")
@@ -75,7 +77,7 @@ def serve(engine: str, bind: str | None, data: str | None, **options: Any) -> No
     from quorate.errors import QuorateError
 
     _refuse_options_of_the_other(click.get_current_context(), engine)
-    of_etcd = {name: value for name, value in options.items() if name in _ETCD}
+    of_etcd = {name: value for name, value in options.items() if name in _ETCD | _BOTH}
     of_ours = {name: value for name, value in options.items() if name not in _ETCD}
     try:
         if engine == "etcd":
@@ -94,6 +96,8 @@ def _refuse_options_of_the_other(context: click.Context, engine: str) -> None:
             option = "what follows --" if name == "etcd_options" else f"--{name.replace('_', '-')}"
             if engine == "etcd":
                 advice = "etcd knows users and certificates of its own: give its options after --"
+                if name == "metrics":
+                    advice = "etcd has metrics of its own, at /metrics where it listens"
                 raise click.UsageError(f"{option} is not for --engine etcd: {advice}, or leave it out")
             raise click.UsageError(f"{option} is for --engine etcd: give that too, or leave it out")
 
@@ -108,6 +112,10 @@ def _serve_ours(
     tls_ca: str | None,
     sync: str | None,
     insecure: bool,
+    metrics: str | None,
+    metrics_runs: int,
+    events_file: str | None,
+    events_size: int,
     **limits: float,
 ) -> None:
     from quorate.backends.tls import TlsFiles
@@ -119,11 +127,20 @@ def _serve_ours(
     if sync is not None and data is None:
         raise click.UsageError("--sync says how data are kept: give the directory with --data, too")
     tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
-    run_loop(
-        serve_until_told(
-            bind, token_file, tls=tls, limits=limits_of(limits), insecure=insecure, data=data, sync=sync or "always"
+    with watched(metrics, metrics_runs, events_file, events_size) as watch:
+        run_loop(
+            serve_until_told(
+                bind,
+                token_file,
+                tls=tls,
+                limits=limits_of(limits),
+                insecure=insecure,
+                data=data,
+                sync=sync or "always",
+                sinks=watch.sinks,
+                attach=watch.attach,
+            )
         )
-    )
 
 
 def _serve_etcd(
@@ -135,6 +152,8 @@ def _serve_etcd(
     etcd_binary: str | None,
     any_version: bool,
     etcd_options: tuple[str, ...],
+    events_file: str | None,
+    events_size: int,
 ) -> None:
     import asyncio
 
@@ -142,15 +161,16 @@ def _serve_etcd(
     from quorate.server.etcd_member import serve_etcd_until_told
     from quorate.server.process import print_event
 
-    asyncio.run(
-        serve_etcd_until_told(
-            bind=bind,
-            peers=peers,
-            member=member,
-            data=data,
-            binary=etcd_binary,
-            any_version=any_version,
-            more=etcd_options,
-            emit=Emitter(print_event),
+    with watched(None, 0, events_file, events_size) as watch:
+        asyncio.run(
+            serve_etcd_until_told(
+                bind=bind,
+                peers=peers,
+                member=member,
+                data=data,
+                binary=etcd_binary,
+                any_version=any_version,
+                more=etcd_options,
+                emit=Emitter(print_event, *watch.sinks),
+            )
         )
-    )

@@ -51,9 +51,19 @@ def recorded(report: Report) -> list[Recorded]:
     past: list[Recorded] = []
     for one in report.rounds:
         at = one.active_at
-        past.append(Recorded(at, RoundActive(run_id=run, by=by, round=one.number, size=one.size, reason=one.why)))
+        active = RoundActive(
+            run_id=run,
+            by=by,
+            round=one.number,
+            size=one.size,
+            reason=one.why,
+            gather_s=one.gather_s,
+            last_call_s=one.last_call_s,
+            confirm_s=one.confirm_s,
+        )
+        past.append(Recorded(at, active))
         if one.ended:
-            over = RoundOver(run_id=run, by=by, round=one.number, reason=one.ended)
+            over = RoundOver(run_id=run, by=by, round=one.number, reason=one.ended, lasted_s=one.lasted_s)
             past.append(Recorded(at + one.lasted_s if one.lasted_s is not None else None, over))
     past += [
         Recorded(None, NodeHeldBack(run_id=run, by=by, node=held.name, hold_s=held.hold_s, reason=held.why))
@@ -197,7 +207,8 @@ class Happenings:
         for number, one in scene.histories.items():
             if one.ended and number not in self._ended:
                 self._ended.add(number)
-                self._add(RoundOver(run_id=self._run, by=self._by, round=number, reason=one.ended))
+                over = RoundOver(run_id=self._run, by=self._by, round=number, reason=one.ended, lasted_s=one.lasted_s)
+                self._add(over)
 
     def _refusals(self, scene: Scene, key: str) -> None:
         for name, (one, _) in scene.refusals.items():

@@ -117,6 +117,11 @@ class Coordinator:
         self._announced = 0
         self._knows_the_past = False
 
+    @property
+    def view(self) -> View:
+        """What it knows of the run, to be read and not kept."""
+        return self._view
+
     async def run(self) -> str:
         """Lead until deposed."""
         stale = True
@@ -164,9 +169,17 @@ class Coordinator:
             return
         if record.number > self._announced:
             self._announced = record.number
+            report = self._reports.of(record.number)
             self._emit(
                 RoundActive(
-                    run_id=self._keys.run_id, by=self._name, round=record.number, size=record.size, reason=record.why
+                    run_id=self._keys.run_id,
+                    by=self._name,
+                    round=record.number,
+                    size=record.size,
+                    reason=record.why,
+                    gather_s=report.gather_s if report else None,
+                    last_call_s=report.last_call_s if report else None,
+                    confirm_s=report.confirm_s if report else None,
                 )
             )
 
@@ -422,7 +435,8 @@ class Coordinator:
             await self._write(Put(self._keys.history(number), encode(report), self._data_lease))
             self._reports.keep(report)
         self._noticed_end_of = number
-        self._emit(RoundOver(run_id=self._keys.run_id, by=self._name, round=number, reason=why))
+        lasted_s = report.lasted_s if report is not None else None
+        self._emit(RoundOver(run_id=self._keys.run_id, by=self._name, round=number, reason=why, lasted_s=lasted_s))
 
     # --- telling ------------------------------------------------------------------------------------------------------
 

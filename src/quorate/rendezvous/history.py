@@ -84,6 +84,10 @@ class Reports:
         lasted_s = None if since is None else round(now - since, 3)
         return msgspec.structs.replace(report, ended=why, lasted_s=lasted_s), why
 
+    def of(self, number: int) -> HistoryRecord | None:
+        """The report of a round, if it is kept."""
+        return self._kept.get(number)
+
     def keep(self, report: HistoryRecord) -> None:
         """A report was written."""
         self._kept[report.number] = report

@@ -10,8 +10,9 @@ stood still (stopped, starved, busy) begins again: whoever came back meanwhile c
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +27,17 @@ MASS_WINDOW_S = 1.0
 """More than so many sessions, and more than this share of all, within this time: not the nodes died."""
 LATE_S = 0.1
 """A grace whose end is noticed later than this was over while nobody here could hear anything."""
+
+
+class Ended(enum.Enum):
+    """How a session ended."""
+
+    LEFT = "left"
+    """Its client ended it."""
+    DISCONNECTED = "disconnected"
+    """The connection was closed by the peer, and the grace is over: the process died."""
+    SILENT = "silent"
+    """It was not renewed in time: paused, starved, or cut off."""
 
 
 class Line(Protocol):
@@ -63,6 +75,13 @@ class Clients:
         """The runs in which some session lived when that was last looked at, and those that had one since."""
         self.on_alive: Callable[[], None] = lambda: None
         """Called when a run that had no session gets one."""
+        self.ended: dict[Ended, int] = dict.fromkeys(Ended, 0)
+        """How many sessions ended how; counted when that is noticed, at most some seconds later."""
+        self.reconnects = 0
+        """Clients that came back: those that were known, or that had sessions to go on with."""
+        self._how: dict[int, Ended] = {}
+        """How leases ended that may be sessions, until the next sweep."""
+        hub.on_revoked = self._revoked
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -75,12 +94,13 @@ class Clients:
         """Sessions that were not seen to end: an upper bound, brought down whenever a client comes or goes."""
         return self._session_count
 
-    def came(self, client_id: str, run: str, line: Line, held: Iterable[Held]) -> tuple[Client, tuple[int, ...]]:
+    def came(self, client_id: str, run: str, line: Line, held: Sequence[Held]) -> tuple[Client, tuple[int, ...]]:
         """A client connected, perhaps again: its sessions go on with their full time. Those that have ended are told.
 
         Its earlier connection, if there still is one, is replaced: what that had not delivered yet never counts.
         """
         client = self._clients.get(client_id)
+        self.reconnects += client is not None or bool(held)
         if client is None:
             client = self._clients[client_id] = Client(client_id, run)
         elif client.line is not None:
@@ -148,12 +168,17 @@ class Clients:
             self._forget_ended(client)
             if client.line is None and not client.sessions:
                 del self._clients[client.id]
+        self._how.clear()
 
     def _forget_ended(self, client: Client) -> None:
         leases = self._hub.engine.leases
         for lease in [lease for lease in client.sessions if leases.get(lease) is None]:
             del client.sessions[lease]
             self._session_count -= 1
+            self.ended[self._how.pop(lease, Ended.SILENT)] += 1
+
+    def _revoked(self, lease: int) -> None:
+        self._how.setdefault(lease, Ended.LEFT)
 
     def _shorten(self, lease: int, grace_s: float) -> None:
         """Let a session end soon, unless too many go at once: then all of them keep their full time."""
@@ -193,5 +218,6 @@ class Clients:
             mark("server.stood_still")
             self._begin_grace(lease, grace_s)
         else:
+            self._how.setdefault(lease, Ended.DISCONNECTED)
             self._hub.execute(Shorten(lease, 0.0))
             self._hub.execute(Tick())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -18,15 +18,28 @@ from quorate._marks import mark
 from quorate.backends.dial import tune
 from quorate.backends.forks import fileno_of
 from quorate.backends.ops import changes_something
-from quorate.kv.types import Batch, Deleted, Failure, FailureCode, Op, Origin, Put, PutDone, Txn, TxnResult, WatchTooOld
+from quorate.kv.types import (
+    Batch,
+    Deleted,
+    Failure,
+    FailureCode,
+    Op,
+    Origin,
+    Put,
+    PutDone,
+    Txn,
+    TxnResult,
+    WatchStarted,
+    WatchTooOld,
+)
 from quorate.server.awaiting import Awaiting
-from quorate.server.clients import Client, Clients
+from quorate.server.clients import Client
 from quorate.server.door import Door, peer_of, shown
-from quorate.server.hub import Hub
-from quorate.server.quota import Quota
+from quorate.server.gallery import Pushed
+from quorate.server.house import House
 from quorate.server.refusals import Refusal
 from quorate.wire.frames import GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
-from quorate.wire.handshake import Accepted, Versions, judge, stranger_line
+from quorate.wire.handshake import Accepted, judge, stranger_line
 from quorate.wire.messages import (
     NOW,
     Answer,
@@ -61,60 +74,6 @@ _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH
 """Ends of a connection that say nothing about the process at the other side."""
 
 
-class Traffic:
-    """What went over all connections of a server."""
-
-    __slots__ = ("bytes_in", "bytes_out", "frames_in", "frames_out", "refused", "slow")
-
-    def __init__(self) -> None:
-        self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.refused = self.slow = 0
-
-
-class House(Protocol):
-    """The server, as far as a connection is concerned."""
-
-    hub: Hub
-    clients: Clients
-    traffic: Traffic
-    versions: Versions
-    tokens: tuple[str, ...]
-    door: Door
-    quota: Quota
-    generation: str
-    software: str
-    max_frame: int
-    max_txn_ops: int
-    max_txn_bytes: int
-    is_dedicated: bool
-    connections: dict[Connection, None]
-
-    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
-        """Why somebody who may come in cannot."""
-
-    def attend(self, run: str, is_returning: bool, client: str) -> bool:
-        """Somebody has come for a run; whether it is to make it, if it does not exist."""
-
-    def claimed(self, run: str, client: str, claim: bytes) -> None:
-        """A client of an earlier generation says where the run stood."""
-
-    def describe(self) -> dict[str, str]:
-        """For `Status`."""
-
-
-class _Pushed:
-    """A watch of a client."""
-
-    __slots__ = ("connection", "id", "number")
-
-    def __init__(self, connection: Connection, number: int) -> None:
-        self.connection = connection
-        self.number = number
-        self.id = 0
-
-    def push(self, batch: Batch) -> None:
-        self.connection.push(self.number, batch)
-
-
 class Connection(asyncio.Protocol):
     """From accepting a connection until it is closed."""
 
@@ -127,7 +86,8 @@ class Connection(asyncio.Protocol):
         self._framer = Framer()
         self._transport: asyncio.Transport | None = None
         self._client: Client | None = None
-        self._watches: dict[int, _Pushed] = {}
+        self._watches: dict[int, Pushed] = {}
+        self._looks_on = False
         self._awaiting: Awaiting | None = None
         self._out: list[SentMessage] = []
         self._flush_due = False
@@ -135,6 +95,7 @@ class Connection(asyncio.Protocol):
         """Frames are being taken in: what they are answered with goes out when that is done."""
         self._soon_due = False
         self._is_paused = False
+        self._paused_at = 0.0
         self._waiting_bytes = 0
         """What was pushed since the peer stopped reading."""
         self._is_over = False
@@ -190,6 +151,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_paused = True
+        self._paused_at = self._loop.time()
 
     def resume_writing(self) -> None:
         self._is_paused = False
@@ -202,7 +164,7 @@ class Connection(asyncio.Protocol):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         for watch in self._watches.values():
-            self._house.hub.unwatch(watch.id)
+            self._unwatch(watch)
         self._watches.clear()
         if self._awaiting is not None:
             self._awaiting.end()
@@ -297,6 +259,11 @@ class Connection(asyncio.Protocol):
         return self._is_paused
 
     @property
+    def lag(self) -> tuple[int, float]:
+        """How many messages wait for a peer that has to read first, and since when; (0, 0): none does."""
+        return (len(self._out), self._paused_at) if self._is_paused else (0, 0.0)
+
+    @property
     def peer(self) -> str:
         """The other side's address, for people."""
         return shown(peer_of(self._transport))
@@ -332,7 +299,7 @@ class Connection(asyncio.Protocol):
             case Do(seq, op):
                 origin = Origin(client.id, seq, acked) if changes_something(op) else None
                 answer = Answer(seq, house.hub.execute(op, origin))
-                if _is_of_a_node(op):
+                if not self._looks_on and _is_of_a_node(op):
                     self._send_soon(answer)
                 else:
                     self.send(answer)
@@ -357,9 +324,15 @@ class Connection(asyncio.Protocol):
         if len(self._watches) >= most:
             self._refuse_frame(f"a connection may watch {most} prefixes at most (--max-watches)", Refusal.WATCHES)
             return
-        watch = _Pushed(self, number)
+        watch = Pushed(self, number, prefix)
         hub = self._house.hub
-        watch.id, started = hub.watch(watch, prefix, hub.engine.revision if after == NOW else after)
+        after = hub.engine.revision if after == NOW else after
+        started: WatchStarted | WatchTooOld
+        if self._client is not None and not self._client.run and after <= hub.engine.revision:
+            self._looks_on = True
+            started = self._house.gallery.enter(self, number, prefix, after)
+        else:
+            watch.id, started = hub.watch(watch, prefix, after)
         if isinstance(started, WatchTooOld):
             self.send(WatchRefused(number, started.oldest))
             return
@@ -370,7 +343,13 @@ class Connection(asyncio.Protocol):
     def _stop_watch(self, number: int) -> None:
         watch = self._watches.pop(number, None)
         if watch is not None:
+            self._unwatch(watch)
+
+    def _unwatch(self, watch: Pushed) -> None:
+        if watch.id:
             self._house.hub.unwatch(watch.id)
+        else:
+            self._house.gallery.leave(self, watch.number, watch.prefix)
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -386,8 +365,20 @@ class Connection(asyncio.Protocol):
             if self._waiting_bytes > MOST_WAITING_BYTES and not self._is_over:
                 self._drop_slow()
 
+    @property
+    def keeps_up(self) -> bool:
+        """Nothing waits for it: it may be given a frame as it is."""
+        return not (self._out or self._is_paused or self._is_over)
+
+    def push_frame(self, data: bytes) -> None:
+        """A frame that was put together for several."""
+        if self._transport is not None:
+            self._write(data)
+
     def send(self, message: SentMessage) -> None:
         """Send with whatever else is to be sent in this turn of the loop."""
+        if self._looks_on and not isinstance(message, PushRaw):
+            self._house.gallery.flush()
         out = self._out
         out.append(message)
         if not self._flush_due:

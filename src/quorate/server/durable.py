@@ -26,10 +26,12 @@ from quorate.kv.types import (
     Op,
     Origin,
     Result,
+    Revoke,
     Shorten,
 )
 from quorate.server.clients import Client
-from quorate.server.connection import Connection, House
+from quorate.server.connection import Connection
+from quorate.server.house import House
 from quorate.server.hub import Hub
 from quorate.server.journal import Journal
 from quorate.server.local import LocalBackend, LocalWatch
@@ -57,6 +59,7 @@ class DurableHub(Hub):
         else:
             now = self._loop.time()
         outcome, ended, entries = perform(engine, op, now, origin)
+        self.executed[type(op)] += 1
         for entry in entries:
             journal.append(entry)
         if ended:
@@ -65,6 +68,8 @@ class DurableHub(Hub):
             self._tell(outcome.events)
         if isinstance(op, Grant | Shorten):
             self.arm()
+        elif isinstance(op, Revoke):
+            self.on_revoked(op.lease)
         return outcome.result
 
     def _unchanged(self, op: KeepAlive | Shorten) -> LeaseResult:

@@ -6,12 +6,29 @@ Everything is executed by the one thread of the loop, in the order it arrives. L
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
 from quorate.kv.engine import DEFAULT_HISTORY, Engine
-from quorate.kv.types import Batch, Grant, Op, Origin, Result, Shorten, Tick, WatchEvent, WatchStarted, WatchTooOld
+from quorate.kv.types import (
+    Add,
+    Batch,
+    Grant,
+    KeepAlive,
+    Op,
+    Origin,
+    Result,
+    Revoke,
+    Shorten,
+    Tick,
+    Txn,
+    WatchEvent,
+    WatchStarted,
+    WatchTooOld,
+)
+
+OPERATIONS: tuple[type[Op], ...] = (Txn, Add, Grant, KeepAlive, Revoke, Shorten, Tick)
 
 
 class Listener(Protocol):
@@ -32,15 +49,22 @@ class Hub:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         """When the timer is due. Not every loop's timers can be asked."""
+        self.executed: dict[type[Op], int] = dict.fromkeys(OPERATIONS, 0)
+        """How many operations of each kind."""
+        self.on_revoked: Callable[[int], None] = lambda _: None
+        """Called with each lease that is ended by whoever holds it."""
         self.arm()
 
     def execute(self, op: Op, origin: Origin | None = None) -> Result:
         """Execute now; whoever watches what changed is told before this returns."""
         outcome = self.engine.apply(op, self._loop.time(), origin)
+        self.executed[type(op)] += 1
         if outcome.events:
             self._tell(outcome.events)
         if isinstance(op, (Grant, Shorten)):
             self.arm()
+        elif isinstance(op, Revoke):
+            self.on_revoked(op.lease)
         return outcome.result
 
     def watch(self, listener: Listener, prefix: str, after: int) -> tuple[int, WatchStarted | WatchTooOld]:

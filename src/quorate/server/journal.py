@@ -104,7 +104,10 @@ class Journal:
         self._reviving: asyncio.Task[None] | None = None
         self._not_before = float("-inf")
         self.commits = 0
+        self.commit_s = 0.0
+        """So long all commits together have taken."""
         self.snapshots = 0
+        self._began_at = 0.0
 
     # --- for whoever executes -----------------------------------------------------------------------------------------
 
@@ -117,6 +120,11 @@ class Journal:
     def is_failing(self) -> bool:
         """Nothing may be executed that has to be kept."""
         return bool(self.trouble)
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Bytes and entries of the log since the last snapshot, and bytes of that."""
+        return self._log_bytes, self._log_entries, self._snapshot_bytes
 
     def append(self, entry: Entry) -> None:
         """It was executed just now."""
@@ -159,6 +167,7 @@ class Journal:
         self._log_bytes += len(data)
         self._log_entries += len(entries)
         captured = capture(self._engine) if self._wants_snapshot() else None
+        self._began_at = self._loop.time()
         self._stall = self._loop.call_later(self._bounds.stall_s, self._stalled)
         self._committer.submit(
             partial(_write, self._file, data, self.sync is Sync.ALWAYS), partial(self._committed, upto, captured)
@@ -173,6 +182,7 @@ class Journal:
             self._fail(error)
             return
         self.commits += 1
+        self.commit_s += self._loop.time() - self._began_at
         self._keep(upto)
         if captured is not None:
             self._rotate(upto, captured)

@@ -9,14 +9,14 @@ import ipaddress
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from quorate.backends.tls import TlsFiles
 from quorate.errors import QuorateError
-from quorate.events import Emitter, Event, SecurityNotice
+from quorate.events import Emitter, Event, SecurityNotice, Sink
 from quorate.server.credentials import Credentials
 from quorate.server.limits import ServerLimits, fit_open_files
 from quorate.server.server import Server, first_revision
@@ -40,8 +40,12 @@ async def serve_until_told(
     insecure: bool = False,
     data: str | None = None,
     sync: str = "always",
+    sinks: Iterable[Sink] = (),
+    attach: Callable[[Server], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again.
+
+    `sinks` get its events beside stderr; `attach` is called with the server before it listens.
 
     BindError or Rejected, before anything is served: the address or a file cannot be used, or others could reach the
     address and would not be asked who they are (unless `insecure`).
@@ -51,7 +55,8 @@ async def serve_until_told(
     notices = credentials.warnings() + _exposed(one, credentials, insecure)
     fitted, too_few = fit_open_files(limits or ServerLimits())
     gc.disable()  # what is read now stays
-    make: Callable[..., Server] = Server if data is None else _with_data(data, sync)
+    emit = Emitter(print_event, *sinks)
+    make: Callable[..., Server] = Server if data is None else _with_data(data, sync, emit)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT)
@@ -60,9 +65,10 @@ async def serve_until_told(
         token=credentials.tokens,
         tls=credentials.server_context(),
         limits=fitted,
-        emit=Emitter(print_event),
+        emit=emit,
         is_dedicated=True,
     )
+    attach(server)
     told = asyncio.Event()
     why = ["it was told to"]
 
@@ -101,16 +107,14 @@ def _exposed(one: socket.socket, credentials: Credentials, insecure: bool) -> li
     return [f"whoever reaches {address} can join and change every run here (--insecure)"]
 
 
-def _with_data(data: str, sync: str) -> Callable[..., Server]:
+def _with_data(data: str, sync: str, emit: Emitter) -> Callable[..., Server]:
     """A server that goes on from a directory. DataError says why it cannot."""
     from quorate.server.data import open_data
     from quorate.server.disk import Directory
     from quorate.server.durable import DurableServer
     from quorate.server.journal import Sync
 
-    engine, journal = open_data(
-        Directory(data), sync=Sync(sync), emit=Emitter(print_event), first_revision=first_revision()
-    )
+    engine, journal = open_data(Directory(data), sync=Sync(sync), emit=emit, first_revision=first_revision())
     return partial(DurableServer, engine, journal)
 
 

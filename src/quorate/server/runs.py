@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from urllib.parse import unquote
 
 import msgspec
@@ -22,6 +22,7 @@ from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import ClaimRecord, ConfigRecord, CoordinatorRecord, decode, encode
 from quorate.rendezvous.returning import Returning
+from quorate.rendezvous.view import View
 from quorate.server.clients import Clients
 from quorate.server.hub import Hub
 from quorate.server.local import LocalBackend
@@ -44,6 +45,7 @@ class Run:
         self.keys = RunKeys(PREFIX, run_id)
         self.returning = returning
         self.task = task
+        self.coordinator: Coordinator | None = None
         self._config: tuple[int, ConfigRecord] | None = None
         self._turn_of, self._turn_at = "", float("-inf")
 
@@ -98,6 +100,10 @@ class Runs:
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._runs
 
+    def views(self) -> Iterator[tuple[str, View]]:
+        """What the coordinators know, in the order in which the runs came; for whoever looks on."""
+        return ((run_id, run.coordinator.view) for run_id, run in self._runs.items() if run.coordinator is not None)
+
     def start(self) -> None:
         """Begin to look after runs, those included that a restored store knows."""
         control = f"/{PREFIX}/"
@@ -149,6 +155,8 @@ class Runs:
                 coordinator = Coordinator(
                     self._backend, keys, term, self._name, self._emit, Backoff(self._rng), self._wall, returning
                 )
+                if (run := self._runs.get(keys.run_id)) is not None:
+                    run.coordinator = coordinator
                 reason = await coordinator.run()
             except Exception as error:
                 mark("server.coordinator_failed")

@@ -22,14 +22,16 @@ from quorate.kv.engine import DEFAULT_HISTORY, Engine
 from quorate.server.accepting import Acceptor
 from quorate.server.awake import Awake, WakefulConnection
 from quorate.server.clients import Clients
-from quorate.server.connection import Connection, Traffic
+from quorate.server.connection import Connection
 from quorate.server.door import Door, TlsDoorway
+from quorate.server.gallery import Gallery
 from quorate.server.hub import Hub
 from quorate.server.limits import ServerLimits
 from quorate.server.local import LocalBackend
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
 from quorate.server.runs import Runs
+from quorate.server.traffic import Traffic
 from quorate.urls import format_endpoint
 from quorate.wire.handshake import Versions
 
@@ -88,6 +90,8 @@ class Server:
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
+        self.first_revision = self.hub.engine.revision
+        self.gallery = Gallery(self.hub, self.max_frame)
         self.quota = Quota(self.hub.engine, self.limits)
         self.clients = Clients(self.hub)
         self.runs = Runs(
@@ -154,6 +158,16 @@ class Server:
         if self.addresses:
             self.emit(ServerStopped(run_id="", by=self.name, reason=why))
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that it serves on, and that alone may look into it."""
+        return self._loop
+
+    @property
+    def up_s(self) -> float:
+        """For how long it has been there."""
+        return self._loop.time() - self._started_at
+
     async def settle(self) -> None:
         """Return when what was executed may be told."""
 
@@ -201,7 +215,7 @@ class Server:
         return {
             "software": self.software,
             "generation": self.generation,
-            "up_s": f"{self._loop.time() - self._started_at:.1f}",
+            "up_s": f"{self.up_s:.1f}",
             "connections": str(len(self.connections)),
             "runs": str(len(self.runs)),
             "keys": str(len(engine.items)),

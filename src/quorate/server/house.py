@@ -1,0 +1,49 @@
+"""The server, as far as a connection is concerned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from quorate.server.clients import Clients
+from quorate.server.door import Door
+from quorate.server.gallery import Gallery
+from quorate.server.hub import Hub
+from quorate.server.quota import Quota
+from quorate.server.refusals import Refusal
+from quorate.server.traffic import Traffic
+from quorate.wire.handshake import Versions
+
+if TYPE_CHECKING:
+    from quorate.server.connection import Connection
+
+
+class House(Protocol):
+    """The server, as far as a connection is concerned."""
+
+    hub: Hub
+    gallery: Gallery
+    clients: Clients
+    traffic: Traffic
+    versions: Versions
+    tokens: tuple[str, ...]
+    door: Door
+    quota: Quota
+    generation: str
+    software: str
+    max_frame: int
+    max_txn_ops: int
+    max_txn_bytes: int
+    is_dedicated: bool
+    connections: dict[Connection, None]
+
+    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
+        """Why somebody who may come in cannot."""
+
+    def attend(self, run: str, is_returning: bool, client: str) -> bool:
+        """Somebody has come for a run; whether it is to make it, if it does not exist."""
+
+    def claimed(self, run: str, client: str, claim: bytes) -> None:
+        """A client of an earlier generation says where the run stood."""
+
+    def describe(self) -> dict[str, str]:
+        """For `Status`."""

@@ -1,0 +1,83 @@
+"""The names of metrics follow the conventions of Prometheus, and every metric that is defined is shown by somebody."""
+
+import re
+
+import pytest
+
+from quorate.observe.metrics.table import TABLE, Kind, Metric, Shown
+
+BASE_UNITS = ("seconds", "bytes")
+OTHER_UNITS = (
+    "milliseconds",
+    "ms",
+    "minutes",
+    "hours",
+    "kilobytes",
+    "kib",
+    "mib",
+    "megabytes",
+    "percent",
+    "microseconds",
+)
+TAKEN = ("le", "quantile", "job", "instance")
+RESERVED_ENDS = ("_count", "_sum", "_bucket", "_created")
+
+
+def complaints(metric: Metric) -> list[str]:
+    """What `promtool check metrics` would say of a metric, and a little more."""
+    name, found = metric.name, []
+    if not re.fullmatch(r"quorate_[a-z0-9]+(_[a-z0-9]+)*", name):
+        found.append("a name is quorate_ and words in lower case with single underscores between")
+    if (metric.kind is Kind.COUNTER) != name.endswith("_total"):
+        found.append("counters, and only they, end in _total")
+    if name.endswith(RESERVED_ENDS):
+        found.append("histograms and summaries have such names for their parts")
+    words = name.removesuffix("_total").split("_")
+    if any(word in OTHER_UNITS for word in words):
+        found.append("the unit is not a base unit")
+    if [word for word in words if word in BASE_UNITS] != [metric.unit] * bool(metric.unit):
+        found.append("the unit of the name is that of the definition")
+    if metric.unit and words[-1] != metric.unit:
+        found.append("the unit is at the end")
+    if metric.kind.value in words or any(kind.value in words for kind in Kind):
+        found.append("the type is not part of the name")
+    if not all(re.fullmatch(r"[a-z][a-z_]*", label) and label not in TAKEN for label in metric.labels):
+        found.append("a label is not a word, or is taken")
+    if (metric.kind is Kind.HISTOGRAM) != bool(metric.buckets) or list(metric.buckets) != sorted(set(metric.buckets)):
+        found.append("histograms, and only they, have buckets, in order")
+    if not metric.meaning.endswith(".") or metric.meaning[0].islower():
+        found.append("the meaning is a sentence")
+    return found
+
+
+@pytest.mark.parametrize("metric", TABLE, ids=lambda metric: metric.name)
+def test_names_follow_the_conventions(metric):
+    assert complaints(metric) == []
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        Metric("quorate_joins", Kind.COUNTER, Shown.NODE, "Joins."),
+        Metric("joins_total", Kind.COUNTER, Shown.NODE, "Joins."),
+        Metric("quorate_nodes_total", Kind.GAUGE, Shown.NODE, "Nodes."),
+        Metric("quorate_wait_ms", Kind.GAUGE, Shown.NODE, "A wait."),
+        Metric("quorate_wait_seconds", Kind.GAUGE, Shown.NODE, "A wait."),
+        Metric("quorate_seconds_waited", Kind.GAUGE, Shown.NODE, "A wait.", unit="seconds"),
+        Metric("quorate_wait_count", Kind.GAUGE, Shown.NODE, "Waits."),
+        Metric("quorate_gauge", Kind.GAUGE, Shown.NODE, "A gauge."),
+        Metric("quorate_waitS", Kind.GAUGE, Shown.NODE, "Waits."),
+        Metric("quorate_waits", Kind.GAUGE, Shown.NODE, "Waits.", {"Node": "a"}),
+        Metric("quorate_waits", Kind.GAUGE, Shown.NODE, "Waits.", {"job": "a"}),
+        Metric("quorate_waits", Kind.HISTOGRAM, Shown.NODE, "Waits."),
+        Metric("quorate_waits", Kind.GAUGE, Shown.NODE, "waits"),
+    ],
+    ids=lambda metric: metric.name,
+)
+def test_wrong_name_is_caught(metric):
+    assert complaints(metric)
+
+
+def test_names_are_there_once():
+    names = [metric.name for metric in TABLE]
+    assert len(names) == len(set(names)) > 50

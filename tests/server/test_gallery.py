@@ -1,0 +1,171 @@
+"""Those who only look on share one watch, and each is told everything in order, once, as by a watch of its own."""
+
+import asyncio
+import random
+
+import pytest
+
+from quorate.kv.types import KeepAlive, Put, Txn
+from quorate.server import gallery
+from quorate.testing.disk import MemoryDisk
+from quorate.wire.messages import NOW, Answer, Do, WatchRefused, WatchStart, WatchStop
+from tests.server.durable_kit import serving_from
+from tests.server.kit import Raw, client_of, eventually, put, run, serving
+
+
+def test_many_who_look_on_share_one_watch_and_nodes_have_their_own():
+    async def main():
+        async with serving() as server:
+            raws = [(await Raw.welcomed(server, client=f"looks{number}"))[0] for number in range(5)]
+            for raw in raws:
+                raw.send(WatchStart(1, "/w/", NOW), WatchStart(2, "/other/", NOW))
+            await eventually(lambda: len(server.gallery) == 10, "all look on")
+            assert server.hub.watch_count == 2
+            coordinator = server.hub.watch_count
+            node, _ = await Raw.welcomed(server, client="node", run="r")
+            node.send(WatchStart(1, "/w/", NOW), WatchStart(2, "/w/", NOW), Do(1, KeepAlive(1)))
+            await node.answer(1)
+            assert server.hub.watch_count >= coordinator + 2
+            assert len(server.gallery) == 10
+            raws[0].send(WatchStop(1))
+            for raw in raws[1:]:
+                raw.close()
+            await eventually(lambda: len(server.gallery) == 1, "one is left")
+            raws[0].send(WatchStop(2))
+            await eventually(lambda: len(server.gallery) == 0, "none is")
+
+    run(main())
+
+
+def test_first_change_is_told_at_once_and_what_follows_gathers_until_somebody_enters(monkeypatch):
+    monkeypatch.setattr(gallery, "GATHER_S", 3600.0)
+
+    async def main():
+        async with serving() as server:
+            one, _ = await Raw.welcomed(server, client="one")
+            one.send(WatchStart(1, "/w/", NOW))
+            await eventually(lambda: len(server.gallery) == 1, "it looks on")
+            async with client_of(server.addresses[0]) as writer:
+                first = await put(writer, "/w/a")
+                assert [(push.watch, push.batch.revision) for push in await pushes(one, 1)] == [(1, first)]
+                later = [await put(writer, "/w/b"), await put(writer, "/w/c")]
+                other, _ = await Raw.welcomed(server, client="other")
+                other.send(WatchStart(7, "/w/", first))
+                assert [push.batch.revision for push in await pushes(one, 2)] == later
+                assert [(push.watch, push.batch.revision) for push in await pushes(other, 2)] == [
+                    (7, later[0]),
+                    (7, later[1]),
+                ]
+
+    run(main())
+
+
+async def pushes(raw, count):
+    return [await raw.next_message() for _ in range(count)]
+
+
+def test_what_is_no_longer_kept_is_refused_and_leaves_nothing_behind():
+    async def main():
+        async with serving(history=2) as server:
+            async with client_of(server.addresses[0]) as writer:
+                for _ in range(5):
+                    last = await put(writer, "/w/a")
+            raw, _ = await Raw.welcomed(server)
+            raw.send(WatchStart(1, "/w/", last - 4))
+            refused = await raw.next_message()
+            assert isinstance(refused, WatchRefused)
+            assert (len(server.gallery), server.hub.watch_count) == (0, 0)
+            raw.send(WatchStart(2, "/w/", last + 2))  # of the future: a watch of its own
+            await eventually(lambda: server.hub.watch_count == 1, "it watches")
+            assert len(server.gallery) == 0
+            async with client_of(server.addresses[0]) as writer:
+                revisions = [await put(writer, "/w/a") for _ in range(3)]
+            (push,) = await pushes(raw, 1)
+            assert push.batch.revision == revisions[2]
+
+    run(main())
+
+
+def test_frame_that_is_too_large_for_all_is_sent_in_parts(monkeypatch):
+    monkeypatch.setattr(gallery, "GATHER_S", 0.2)
+
+    async def main():
+        async with serving() as server:
+            server.max_frame = server.gallery._max_frame = 1000
+            raw, _ = await Raw.welcomed(server)
+            raw.send(WatchStart(1, "/w/", NOW))
+            await eventually(lambda: len(server.gallery) == 1, "it looks on")
+            async with client_of(server.addresses[0]) as writer:
+                revisions = [await put(writer, "/w/a", bytes(300)) for _ in range(20)]
+            assert [push.batch.revision for push in await pushes(raw, 20)] == revisions
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("has_data", [False, True])
+def test_everybody_is_told_everything_once_and_in_order(seed, has_data, monkeypatch):
+    monkeypatch.setattr(gallery, "GATHER_S", 0.01)
+    rng = random.Random(seed)
+
+    async def main():
+        async with (
+            serving_from(MemoryDisk()) if has_data else serving() as server,
+            client_of(server.addresses[0]) as writer,
+        ):
+            first = await put(writer, "/w/begin")
+            told = {}
+            clients, watches, tasks = [], [], []
+
+            async def collect(name, watch):
+                async for batch in watch:
+                    told[name].append(batch.revision)
+
+            revisions = []
+            for step in range(60):
+                revisions.append(
+                    await put(writer, rng.choice(["/w/a", "/w/b", "/elsewhere"]), b"x" * rng.randrange(2000))
+                )
+                if rng.random() < 0.3:
+                    client = client_of(server.addresses[0])
+                    backend = await client.__aenter__()
+                    clients.append(client)
+                    after = rng.choice([first, revisions[-1], rng.choice(revisions)])
+                    told[step] = []
+                    watches.append((step, after, backend.watch("/w/", after)))
+                    tasks.append(asyncio.create_task(collect(step, watches[-1][2])))
+                if rng.random() < 0.1:
+                    rng.choice(list(server.connections)).replaced()  # it comes back, and goes on where it was
+                await asyncio.sleep(rng.choice([0, 0, 0.01]))
+            end = await put(writer, "/w/end")
+            await eventually(lambda: all(seen and seen[-1] == end for seen in told.values()), "all have seen the end")
+            items = server.hub.engine.history.after(first - 1, "/w/")
+            for name, after, _ in watches:
+                assert told[name] == [batch.revision for batch in items if batch.revision > after]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for client in clients:
+                await client.__aexit__(None, None, None)
+
+    run(main())
+
+
+def test_who_looks_on_is_told_of_a_change_before_any_answer_that_knows_of_it(monkeypatch):
+    monkeypatch.setattr(gallery, "GATHER_S", 3600.0)
+
+    async def main():
+        async with serving() as server, client_of(server.addresses[0]) as writer:
+            raw, _ = await Raw.welcomed(server)
+            raw.send(WatchStart(1, "/w/", NOW), WatchStart(2, "/w/a", NOW))
+            await eventually(lambda: len(server.gallery) == 2, "it looks on")
+            revisions = [await put(writer, "/w/a") for _ in range(3)]
+            raw.send(Do(1, Txn((), (Put("/w/a", b"mine"),))))
+            told = []
+            while not isinstance(message := await raw.next_message(), Answer):
+                told.append((message.watch, message.batch.revision))
+            own = message.result.revision
+            assert [revision for watch, revision in told if watch == 1] == [*revisions, own]
+            assert [revision for watch, revision in told if watch == 2] == [*revisions, own]
+
+    run(main())

@@ -1,0 +1,160 @@
+"""The pages of reference that are made from definitions: metrics, events, errors. One function a page, text out."""
+
+import ast
+import inspect
+import logging
+import re
+
+import msgspec
+
+from quorate import errors, events
+from quorate.events import Event
+from quorate.observe.lines import FIELDS
+from quorate.observe.metrics.table import MOST_RUNS, Metric, Shown
+from tests.tidy.sources import modules
+
+METRICS_HEAD = f"""# Metrics
+
+Prometheus reads them at `/metrics`: of a server with `quorate serve --metrics [ADDR:]PORT` (and where its web page is
+served), of any process with `quorate.observe.metrics`, which needs the extra `dashboard`. What to alert on, and what
+to do then, is in [operations.md](operations.md); rules to begin with are in
+[examples/prometheus](../examples/prometheus/alerts.yml).
+
+Nothing is counted for the sake of metrics but with plain additions, and nothing is added up before somebody asks: a
+server that is not scraped pays nothing.
+
+**How many series there are** does not depend on the number of nodes. Labels have the values that are listed, but for
+`run`: a process shows the first {MOST_RUNS} runs that came to it by name, and adds up all others under the empty run
+id. So sums over all runs are right, a server with ten thousand runs shows about {10 * MOST_RUNS:,} series of runs and
+not a hundred thousand, and which runs have names does not flicker. A run that is gone is not shown any more. Where run
+ids are new for every job, their names would still add up over months: `--metrics-runs 0` shows all runs together.
+
+The usual metrics of a process (`process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and
+so on) are shown beside these.
+"""
+SECTIONS = {
+    Shown.SERVER: ("The server", "Of an embedded server; for etcd, see its own `/metrics`."),
+    Shown.DATA: ("The data of a server", "Only with `--data`."),
+    Shown.RUN: (
+        "Runs",
+        "Of a server: the runs that it attends to, as its coordinators see them. Of whoever follows runs, on any "
+        "backend: those that it follows.",
+    ),
+    Shown.DECISIONS: (
+        "Decisions",
+        "Counted by whoever decides, once: the server, or on other backends the node that is elected. Sums over all "
+        "processes are right.",
+    ),
+    Shown.NODE: ("A node", "Of one node: `NodeMetrics`."),
+}
+
+
+def metrics_page(table: tuple[Metric, ...]) -> str:
+    """docs/metrics.md."""
+    text = METRICS_HEAD
+    for shown, (title, words) in SECTIONS.items():
+        text += f"\n## {title}\n\n{words}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n"
+        for one in table:
+            if one.shown is shown:
+                labels = "; ".join(f"`{label}`: {values}" for label, values in one.labels.items())
+                text += f"| `{one.name}` | {one.kind.value} | {labels} | {one.meaning} |\n"
+    return text
+
+
+EVENTS_HEAD = """# Events
+
+Everything that is ever said, once, by whoever knows it first hand. An event is a value with fields; `str()` of it is
+the sentence for people. Sinks get them: the `quorate` logger (silent until an application configures logging),
+callables (`create_handler(url, sinks=[call])`), and a file of JSON lines (`quorate.observe.sinks.JsonLines`, `quorate
+serve --events FILE`). `quorate serve` says those of level info and above on stderr.
+
+A line of JSON has `at` (seconds since 1970 by the clock of whoever wrote it), `event` (the name below), the fields,
+`level` and `text` (the sentence). Fields are added, never renamed. `quorate events URL --follow --json` prints the
+same. The file is rotated by size and a bounded number of old ones is kept; whoever emits an event never waits for the
+disk. When it cannot be written, events are lost, the job goes on, and that is said once.
+
+Every event has `run_id` and `by`. The fields:
+
+| field | meaning |
+|---|---|
+"""
+
+
+def event_sections(module_source: str) -> dict[str, list[str]]:
+    """Heading -> the names of the events below it, from the comments that divide the module."""
+    sections: dict[str, list[str]] = {}
+    heading = ""
+    for line in module_source.splitlines():
+        if found := re.fullmatch(r"# --- (.+?) -+", line):
+            heading = found[1]
+        elif found := re.match(r"class (\w+)\(Event,", line):
+            sections.setdefault(heading, []).append(found[1])
+    return sections
+
+
+def fields_of(kind: type[Event]) -> list[str]:
+    """Beyond those that every event has."""
+    return [field.name for field in msgspec.structs.fields(kind) if field.name not in ("run_id", "by")]
+
+
+def events_page() -> str:
+    """docs/events.md."""
+    text = EVENTS_HEAD + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in FIELDS.items())
+    for heading, names in event_sections(inspect.getsource(events)).items():
+        text += f"\n## {heading[0].upper()}{heading[1:]}\n\n| event | level | fields | meaning |\n|---|---|---|---|\n"
+        for name in names:
+            kind = getattr(events, name)
+            level = logging.getLevelName(kind.level).lower()
+            fields = ", ".join(f"`{field}`" for field in fields_of(kind))
+            text += f"| `{name}` | {level} | {fields} | {_one_line(kind.__doc__)} |\n"
+    return text
+
+
+ERRORS_HEAD = """# Errors
+
+Split by what whoever catches them should do. All are `quorate.QuorateError`. An error carries its data in attributes
+and a sentence in `str()`: what was wanted, what was found, what to do next. The text of an error that you see is more
+precise than this page.
+
+| error | also a | meaning | what to do |
+|---|---|---|---|
+"""
+
+
+def advice_of(tree: str) -> dict[str, tuple[int, str]]:
+    """Class -> its depth and what to do, from the tree at the top of errors.py."""
+    lines = re.findall(r"^([│├└─ ]*)([A-Z]\w+)(?: \(\w+\))?(?: {2,}(.+))?$", tree, flags=re.MULTILINE)
+    return {name: (len(stem) // 4, advice) for stem, name, advice in lines}
+
+
+def errors_page() -> str:
+    """docs/errors.md."""
+    text = ERRORS_HEAD
+    tree = advice_of(errors.__doc__ or "")
+    for name, (depth, advice) in tree.items():
+        kind = getattr(errors, name)
+        bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__ if base is not Exception)
+        advice = re.sub(r"^\.\.\. because", "as above, because", advice)
+        text += f"| {'· ' * depth}`{name}` | {bases} | {_one_line(kind.__doc__)} | {advice or '-'} |\n"
+    text += "\n## Of commands and parts\n\nThey end a command with the sentence; few programs meet them.\n\n"
+    text += "| error | where | meaning |\n|---|---|---|\n"
+    for module, name, words in sorted(elsewhere(modules(), set(tree))):
+        text += f"| `{name}` | `{module}` | {words} |\n"
+    return text
+
+
+def elsewhere(sources: dict[str, str], known: set[str]) -> list[tuple[str, str, str]]:
+    """Module, name and meaning of the error classes that are defined outside errors.py."""
+    return [
+        (module, node.name, _one_line(ast.get_docstring(node)))
+        for module, source in sources.items()
+        if module != "quorate.errors" and not module.startswith("quorate.testing")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef) and known & {base.id for base in node.bases if isinstance(base, ast.Name)}
+    ]
+
+
+def _one_line(text: str | None) -> str:
+    """The first paragraph of a docstring, fit for a table."""
+    first = inspect.cleandoc(text or "").split("\n\n")[0]
+    return " ".join(first.split()).replace("|", "\\|")
