@@ -16,7 +16,7 @@ from tests.backends.etcd.kit import EtcdCluster, needs
 from tests.e2e.conftest import network, stage
 from tests.e2e.etcd_world import three
 from tests.e2e.kit import Stage
-from tests.scenarios.page import FAILED, SKIPPED, Outcome, note, verdict_of
+from tests.scenarios.page import BACKENDS, FAILED, SKIPPED, Outcome, note, verdict_of
 from tests.scenarios.places import Place, on_etcd, on_tcp
 from tests.scenarios.record import Recorder
 
@@ -43,7 +43,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     matched = _name.match(item.name)
-    if matched and is_asked_for(item.config) and (report.when == "call" or (report.when == "setup" and report.outcome != "passed")):
+    if (
+        matched
+        and is_asked_for(item.config)
+        and (report.when == "call" or (report.when == "setup" and report.outcome != "passed"))
+    ):
         note(outcome_of(item, report, int(matched[1])))
     return report
 
@@ -74,10 +78,10 @@ def _first_line(report: pytest.TestReport) -> str:
 
 
 def backend_of(item: pytest.Item) -> str:
-    """Where a test is played: where its place is, or on etcd if it has a cluster of its own, or on tcp."""
+    """Where a test is played: its parameter says so, or it is etcd if it has a cluster of its own, or else tcp."""
     callspec = getattr(item, "callspec", None)
-    place = callspec.params.get("place") if callspec is not None else None
-    return str(place or ("etcd" if "cluster" in getattr(item, "fixturenames", ()) else "tcp"))
+    named = [value for value in callspec.params.values() if value in BACKENDS] if callspec is not None else []
+    return str(named[0]) if named else "etcd" if "cluster" in getattr(item, "fixturenames", ()) else "tcp"
 
 
 @pytest.fixture

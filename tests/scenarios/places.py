@@ -33,7 +33,9 @@ class Place:
         """The URL of a node of a run (a new one). A third of the time to live is the interval of renewals."""
         each_s = (ttl_s or self.ttl_s) / 3
         timeouts = "" if "join_timeout" in options else "&join_timeout=120"
-        return f"{run or self.run()}?{options}&{QUICK}&keep_alive_interval={each_s:g}&keep_alive_max_attempt=3{timeouts}"
+        return (
+            f"{run or self.run()}?{options}&{QUICK}&keep_alive_interval={each_s:g}&keep_alive_max_attempt=3{timeouts}"
+        )
 
 
 def on_tcp(stage: Stage) -> Place:

@@ -43,7 +43,9 @@ def test_row_01_second_agent_is_stopped_by_ctrl_c_and_started_again_twenty_times
     job.check_agreement()
     assert {fact["restarts"] for fact in first.all("start")} == {0}
     assert "Closed" not in first.said
-    row("20 times Ctrl-C and the same command again: 20 times a round of one and then of two, no error, no restart used")
+    row(
+        "20 times Ctrl-C and the same command again: 20 times a round of one and then of two, no error, no restart used"
+    )
     row("the longest time from Ctrl-C until the first agent had a worker in a round of its own", max(gaps))
 
 
@@ -86,7 +88,9 @@ def ranks_of(stage: Stage, place: Place, asked: dict[str, str], options: str) ->
 
 
 @pytest.mark.parametrize("place", ["tcp"], indirect=True)
-def test_row_13_torchrun_keeps_the_natural_order_and_the_rank_that_is_asked_for(row: Recorder, job: Job, tmp_path: Path):
+def test_row_13_torchrun_keeps_the_natural_order_and_the_rank_that_is_asked_for(
+    row: Recorder, job: Job, tmp_path: Path
+):
     agents = {name: job.agent(name, "3") for name in ("node10", "node2", "node1")}
     assert {name: agent.started(3)["node"] for name, agent in agents.items()} == {"node1": 0, "node2": 1, "node10": 2}
     job.finish(*agents.values())
@@ -114,7 +118,10 @@ def test_row_25_late_node_that_is_not_rank_0_gets_the_address_of_the_new_round(r
     assert start["rank"] == 2
     assert start["port"] not in ports, "each round has a store of its own"
     met = [agent.met(3) for agent in (*first, late)]
-    row("a late agent, rank 2, asked to join until its worker was started with the address of the new round", start["at"] - asked_at)
+    row(
+        "a late agent, rank 2, asked to join until its worker was started with the address of the new round",
+        start["at"] - asked_at,
+    )
     row("until all three had done a collective", max(fact["at"] for fact in met) - asked_at)
     job.finish(*first, late)
     job.check_agreement()
@@ -146,7 +153,9 @@ def test_row_28_workers_of_torchrun_are_told_the_same_size_whoever_is_killed_whe
     job.check_agreement()
     starts = [fact for agent in job.agents for fact in agent.all("start")]
     rounds = {fact["port"] for fact in starts}
-    row(f"12 agents killed at random moments: {len(starts)} workers in {len(rounds)} rounds, all told the same size as their peers")
+    row(
+        f"12 agents killed at random moments: {len(starts)} workers in {len(rounds)} rounds, all told the same size as their peers"
+    )
 
 
 def test_row_28_members_agree_whoever_is_killed_at_the_wrong_moment(row: Recorder, stage: Stage, place: Place):
@@ -170,7 +179,9 @@ def test_row_28_members_agree_whoever_is_killed_at_the_wrong_moment(row: Recorde
         assert time.monotonic() < deadline, "\n".join(node.story for node in alive.values())
         time.sleep(0.05)
     rounds = agreed(everybody)
-    row(f"{kills} kills at random moments, {len(rounds)} rounds that somebody returned from: one list of members for each")
+    row(
+        f"{kills} kills at random moments, {len(rounds)} rounds that somebody returned from: one list of members for each"
+    )
     row("the last kill's node asked to join until there was a round of three", time.monotonic() - healed_at)
 
 
