@@ -60,8 +60,8 @@ ROWS = _rows(
     ),
     (
         "A process that stands still",
-        "An agent is stopped for ten seconds (a debugger, a lock, a full disk), is expelled without a word, and goes on "
-        "training for nobody.",
+        "An agent stands still for ten seconds (a debugger, a lock, a full disk), is expelled without a word, and goes "
+        "on training for nobody.",
         "Within the time to live nothing happens. Beyond it the node is told, and joins again.",
         "the code of others",
     ),
