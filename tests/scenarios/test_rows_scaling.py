@@ -69,9 +69,8 @@ def batch(row: Recorder, stage: Stage, place: Place, window_s: float, pause_s: f
         time.sleep(pause_s)
     facts = one_round([a, b, *new], above=number)
     assert [len(node.all("round")) for node in (a, b)] == [2, 2], "one restart for all five"
-    row(
-        f"five nodes came{f' {before_s:g} s later' if before_s else ''}, {pause_s:g} s apart: one new round of seven, so one restart"
-    )
+    when = f"{before_s:g} s later " if before_s else ""
+    row(f"five nodes came {when}{pause_s:g} s apart: one new round of seven, so one restart")
     row("the first of them asked until all were in", last(facts) - asked_at, 5 * pause_s + window_s + 1)
 
 
@@ -180,10 +179,8 @@ def test_row_19_restart_budget_is_one_number_for_the_run(row: Recorder, stage: S
     said = "\n".join(line for one in both for line in (*one.errors, *(str(fact) for fact in one.facts)))
     starts = said.count("worker 1 ")
     assert starts == budget + 1, said
-    row(
-        f"with --max-restarts {budget} a worker that always fails was started {starts} times in all, on two nodes; both launchers gave up",
-        time.monotonic() - began_at,
-    )
+    row(f"--max-restarts {budget}: a worker that always fails was started {starts} times in all, on two nodes")
+    row("both launchers gave up", time.monotonic() - began_at)
     again = launcher("a")
     assert again.wait_exit(60) != 0, "leaving and joining again gives no new budget"
     row("a launcher that was started again got no budget of its own")

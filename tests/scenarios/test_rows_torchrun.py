@@ -147,14 +147,14 @@ def test_row_28_workers_of_torchrun_are_told_the_same_size_whoever_is_killed_whe
         time.sleep(draw.uniform(0.0, 2.0))  # the wrong moment
         alive[name] = start(name)
         time.sleep(draw.uniform(0.0, 2.0))
-    since = time.monotonic()
-    for agent in list(alive.values())[:1]:
-        agent.wait("start", lambda fact: fact["nodes"] >= 2 and (fact["at"] > since or agent.popen.poll() is None))
+    for agent in alive.values():
+        agent.wait_line("asks to join")
     job.check_agreement()
     starts = [fact for agent in job.agents for fact in agent.all("start")]
     rounds = {fact["port"] for fact in starts}
+    assert len(rounds) > 5, "there was nothing to agree on"
     row(
-        f"12 agents killed at random moments: {len(starts)} workers in {len(rounds)} rounds, all told the same size as their peers"
+        f"12 agents killed at random moments: {len(starts)} workers in {len(rounds)} rounds, told the same as their peers"
     )
 
 
@@ -179,9 +179,7 @@ def test_row_28_members_agree_whoever_is_killed_at_the_wrong_moment(row: Recorde
         assert time.monotonic() < deadline, "\n".join(node.story for node in alive.values())
         time.sleep(0.05)
     rounds = agreed(everybody)
-    row(
-        f"{kills} kills at random moments, {len(rounds)} rounds that somebody returned from: one list of members for each"
-    )
+    row(f"{kills} kills at random moments, {len(rounds)} rounds that somebody was in: one list of members for each")
     row("the last kill's node asked to join until there was a round of three", time.monotonic() - healed_at)
 
 
