@@ -1,7 +1,7 @@
 """What the tests of the rows are given, and how their outcomes get onto the page.
 
 They run only when they are asked for: `-m scenarios`, which is what `make scenarios` does. Then each outcome is written
-down as soon as it is there.
+down as soon as it is there. Those marked `quick` run with all other tests, too, on tcp, and nothing is written down.
 """
 
 import datetime
@@ -33,10 +33,14 @@ def is_asked_for(config: pytest.Config) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if is_asked_for(config):
         return
-    rows = [item for item in items if item.get_closest_marker("scenarios") is not None]
+    rows = [item for item in items if item.get_closest_marker("scenarios") is not None and not is_quick(item)]
     if rows:
         config.hook.pytest_deselected(items=rows)
         items[:] = [item for item in items if item not in set(rows)]
+
+
+def is_quick(item: pytest.Item) -> bool:
+    return item.get_closest_marker("quick") is not None and backend_of(item) == "tcp"
 
 
 @pytest.hookimpl(wrapper=True)

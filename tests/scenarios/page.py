@@ -18,6 +18,7 @@ from tests.scenarios.rows import ROWS, Row
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "scenarios.json"
 PAGE = ROOT / "docs" / "scenarios.md"
+LOCK = Path(tempfile.gettempdir()) / "quorate-scenarios.lock"
 BACKENDS = ("tcp", "etcd")
 KEPT, MISSED, FAILED, SKIPPED = "kept", "missed", "failed", "skipped"
 WORST_FIRST = (FAILED, MISSED, SKIPPED, KEPT)
@@ -83,14 +84,13 @@ def read(data: Path = DATA) -> list[Outcome]:
 
 def note(outcome: Outcome, known_tests: Iterable[str] | None = None, data: Path = DATA, page: Path = PAGE) -> None:
     """Replace what is known of one test, forget tests that are no more, and write both files."""
-    known = set(tests_there_are() if known_tests is None else known_tests)
-    with (data.parent / ".scenarios.lock").open("w") as lock:
+    known = set(row_tests() if known_tests is None else known_tests)
+    with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kept = [one for one in read(data) if one.test != outcome.test and one.test.partition("[")[0] in known]
         outcomes = sorted([*kept, outcome], key=lambda one: (one.row, BACKENDS.index(one.backend), one.test))
         replace(data, msgspec.json.format(msgspec.json.encode(outcomes), indent=1).decode() + "\n")
         replace(page, render(outcomes))
-    (data.parent / ".scenarios.lock").unlink(missing_ok=True)
 
 
 def replace(path: Path, text: str) -> None:
@@ -101,7 +101,7 @@ def replace(path: Path, text: str) -> None:
     os.replace(new.name, path)
 
 
-def tests_there_are() -> list[str]:
+def row_tests() -> list[str]:
     """The names of all tests of rows, without parameters."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("test_rows_*.py"))]
     return [name for text in texts for name in re.findall(r"^def (test_row_\d\d_\w+)", text, re.MULTILINE)]

@@ -57,6 +57,7 @@ def test_row_01_node_is_interrupted_and_started_again_twenty_times(row: Recorder
     row("the longest time from asking to join again until both were in a round", max(waits), place.loss_s)
 
 
+@pytest.mark.quick
 def test_row_03_survivors_of_a_killed_member_are_told_and_re_form(row: Recorder, stage: Stage, place: Place):
     a, b, c = stage.nodes(place.url("min_nodes=2&max_nodes=3"), "a", "b", "c")
     number = one_round([a, b, c])[0]["round"]
@@ -67,6 +68,7 @@ def test_row_03_survivors_of_a_killed_member_are_told_and_re_form(row: Recorder,
     row("until they were in a round of two", last(one_round([a, b], above=number)) - killed_at)
 
 
+@pytest.mark.quick
 def test_row_04_spare_takes_the_place_of_a_killed_member(row: Recorder, stage: Stage, place: Place):
     url = place.url("min_nodes=2&max_nodes=2")
     a, b = stage.nodes(url, "a", "b")
@@ -205,6 +207,7 @@ def test_row_07_stall_within_the_time_to_live_is_not_noticed_and_beyond_it_is_to
     row("until it was a member again", last(one_round([a, b, c], above=second)) - going_at)
 
 
+@pytest.mark.quick
 def test_row_07_machine_whose_cable_is_pulled_knows_that_it_is_out(row: Recorder, network: Stage):
     """No end of a connection is seen by anybody: only time passes."""
     ttl_s = 6.0

@@ -128,6 +128,7 @@ def test_row_22_error_event_and_why_say_the_same(row: Recorder, stage: Stage, pl
     row("its time-out was 20 s, and it gave up after", error["took_s"], 20 + 1)
 
 
+@pytest.mark.quick
 def test_row_23_jobs_with_different_ids_do_not_mix(row: Recorder, stage: Stage, place: Place):
     runs = [place.run(), place.run()]
     jobs = [stage.nodes(place.url("min_nodes=2", run), "a", "b") for run in runs]

@@ -154,7 +154,7 @@ def test_row_28_workers_of_torchrun_are_told_the_same_size_whoever_is_killed_whe
     rounds = {fact["port"] for fact in starts}
     assert len(rounds) > 5, "there was nothing to agree on"
     row(
-        f"12 agents killed at random moments: {len(starts)} workers in {len(rounds)} rounds, told the same as their peers"
+        f"12 agents killed at random moments: {len(starts)} workers in {len(rounds)} rounds, told what their peers were"
     )
 
 

@@ -14,7 +14,7 @@ FORBIDDEN = tuple(
         r"(?<![\w.-])/" + "work" + r"\b/?(?![\w-]*\.)",
         r"\bissue" + r" ?#",
         r"\bwork" + r"places?\b",
-        r"\b(DESI" + r"GN|STY" + r"LE|TEST" + r"ING|COM" + r"PAT|SCENA" + r"RIOS|ANCH" + r"ORS)(\.md\b| sections?\b)",
+        r"\b(DESI" + r"GN|STY" + r"LE|TEST" + r"ING|COM" + r"PAT|(?-i:SCENA" + r"RIOS)|ANCH" + r"ORS)(\.md\b| sections?\b)",
         r"\bmodel/mo" + r"del\.py\b",
         r"\b(cla" + r"ude|anth" + r"ropic|sub-?" + r"agents?|language mo" + r"dels?)\b",
     )
@@ -57,6 +57,6 @@ def test_foreign_word_is_caught(text):
     assert foreign_words("a.txt", f"first line\n{text}\n") != []
 
 
-@pytest.mark.parametrize("text", ["a shared store", "the workers' work/life", "src/work/x", "design", "this issue"])
+@pytest.mark.parametrize("text", ["a shared store", "docs/scenarios.md", "the workers' work/life", "src/work/x", "design", "this issue"])
 def test_ordinary_word_is_not_caught(text):
     assert foreign_words("a.txt", text) == []
