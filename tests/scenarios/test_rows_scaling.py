@@ -1,7 +1,5 @@
 """Nodes that come and go in numbers: loops of failures, batches, falling below the minimum, a thousand at once."""
 
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,8 +8,8 @@ import pytest
 
 from quorate.bench.plan import Bench, Case, Side
 from quorate.bench.runner import run_case
-from tests.e2e.kit import HERE, Process, Stage
-from tests.e2e.operating import until_said
+from tests.e2e.kit import Fact, Process, Stage
+from tests.e2e.operating import command, until_said
 from tests.e2e.test_many import form
 from tests.scenarios.places import Place
 from tests.scenarios.record import Recorder
@@ -103,84 +101,97 @@ def test_row_17_round_forms_when_the_minimum_is_back(row: Recorder, stage: Stage
 # --- row 12 -----------------------------------------------------------------------------------------------------------
 
 
-def test_row_12_thousand_nodes_start_at_once_and_the_cost_is_linear(row: Recorder):
+def test_row_12_thousand_nodes_start_at_once_and_the_cost_is_linear(row: Recorder, stage: Stage, place: Place):
+    few, many, crews = 250, 1000, 4
     took: dict[int, float] = {}
-    for nodes in (250, 1000):
-        outcome = run_case(Case(Bench.RENDEZVOUS, Side.QUORATE, nodes=nodes, repeat=1), lambda text: None)
-        assert outcome.failed == ""
-        released, together = outcome.samples
-        assert released.value is not None, released.why_none
-        assert together.value is not None, together.why_none
-        row(f"{nodes} nodes: last arrival until all were released", released.value / 1000)
-        took[nodes] = together.value / 1000
-        row(f"{nodes} nodes connect and join at once: until the last was in", took[nodes])
-    row(f"four times as many nodes took {took[1000] / took[250]:.1f} times as long")
-    assert took[1000] < 4 * took[250] * (2 + row.load.per_core), took
+    for count in (few, many):
+        url = place.url(f"min_nodes={count}&join_timeout=180&confirm_timeout=60", ttl_s=60.0)
+        nodes = [stage.node(url, f"crew{number}", "many", str(count // crews)) for number in range(crews)]
+        took[count] = form(nodes, count)
+        row(f"{count} nodes, each with a session of its own, join at once: until the last was in", took[count])
+        for node in nodes:
+            node.kill()
+    row(f"{many // few} times as many nodes took {took[many] / took[few]:.1f} times as long")
+    assert took[many] < 2 * (1 + row.load.per_core) * took[few] * many / few, took
 
 
-def test_row_12_many_nodes_start_at_once_on_etcd(row: Recorder, stage: Stage, place: Place):
-    count, crews = (400, 4)
-    url = place.url(f"min_nodes={count}&join_timeout=180", ttl_s=30.0)
-    nodes = [stage.node(url, f"crew{number}", "many", str(count // crews)) for number in range(crews)]
-    row(f"{count} nodes in {crews} processes connect and join at once: until the last was in", form(nodes, count))
+def test_row_12_last_of_a_thousand_nodes_releases_all(row: Recorder):
+    """As `quorate bench rendezvous` measures it."""
+    outcome = run_case(Case(Bench.RENDEZVOUS, Side.QUORATE, nodes=1000, repeat=1), lambda text: None)
+    assert outcome.failed == ""
+    released, together = outcome.samples
+    for sample in (released, together):
+        assert sample.value is not None, sample.why_none
+        row(f"`quorate bench rendezvous --nodes 1000`, {sample.measure}", sample.value)
 
 
 # --- row 19 -----------------------------------------------------------------------------------------------------------
 
-
-def has_run_command() -> bool:
-    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")}
-    argv = [sys.executable, "-m", "quorate", "run", "--help"]
-    return subprocess.run(argv, capture_output=True, timeout=60, env=env, check=False).returncode == 0
-
-
 WORKER = """
-import os, sys, time
-print("worker", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
-time.sleep(0.5)
-sys.exit(17 if os.environ["RANK"] == "1" else 0 if os.path.exists(sys.argv[1]) else time.sleep(600))
+import json, os, pathlib, sys, time
+rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print(json.dumps({"kind": "worker", "at": time.monotonic(), "rank": rank, "restarts": restarts}), flush=True)
+fail = pathlib.Path(sys.argv[1]) / f"fail-{restarts}"
+launcher = os.getppid()
+while os.getppid() == launcher:
+    if rank == 1 and fail.exists():
+        sys.exit(17)
+    time.sleep(0.02)
 """
 
 
-def test_row_19_restart_budget_is_one_number_for_the_run(row: Recorder, stage: Stage, place: Place, tmp_path: Path):
-    assert has_run_command(), "there is no `quorate run` in this tree yet: the row cannot be kept without it"
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER, encoding="utf-8")
-    budget = 3
-    run_id = f"budget-{os.getpid()}-{place.backend}"
+class Launcher(Process):
+    """A process of `quorate run`; `facts` are what its workers say, whatever it puts before their lines."""
 
-    def launcher(name: str) -> Process:
-        words = [
-            "--nnodes=2:2",
-            "--nproc-per-node=1",
-            f"--rdzv-endpoint={place.root.removeprefix('tcp://')}",
-            f"--rdzv-id={run_id}",
-        ]
-        words += [f"--max-restarts={budget}", f"--rdzv-conf=name={name}", "--local-addr=127.0.0.1"]
-        argv = [
-            sys.executable,
-            "-m",
-            "quorate",
-            "run",
-            *words,
-            "--",
-            sys.executable,
-            str(worker),
-            str(tmp_path / "end"),
-        ]
-        one = Process(name, argv)
+    def _take_fact(self, line: str) -> None:
+        _, brace, rest = line.partition("{")
+        super()._take_fact(brace + rest if brace else line)
+
+    def worker(self, restarts: int, after: float = 0.0) -> Fact:
+        """The first worker after that time, with the number of restarts it was told."""
+        fact = self.wait("worker", lambda fact: fact["at"] > after)
+        assert fact["restarts"] == restarts, self.story
+        return fact
+
+
+def has_run_command() -> bool:
+    return command("run", "--help").returncode == 0
+
+
+def test_row_19_restart_budget_is_one_number_for_the_run(row: Recorder, stage: Stage, place: Place, tmp_path: Path):
+    assert has_run_command(), "there is no `quorate run` here: this row cannot be played without it"
+    script, budget = tmp_path / "worker.py", 3
+    script.write_text(WORKER, encoding="utf-8")
+    endpoint = place.root.removeprefix("tcp://")
+    flags = ["--nnodes", "2:2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint, "--rdzv-id", tmp_path.name]
+    flags += ["--max-restarts", str(budget), "--local-addr", "127.0.0.1"]
+
+    def launch(name: str) -> Launcher:
+        conf = ["--rdzv-conf", f"name={name},last_call_timeout=0.3,join_timeout=120"]
+        program = [sys.executable, str(script), str(tmp_path)]
+        one = Launcher(name, [sys.executable, "-m", "quorate", "run", *flags, *conf, "--", *program])
         stage.processes.append(one)
         return one
 
-    began_at = time.monotonic()
-    both = [launcher("a"), launcher("b")]
-    statuses = [one.wait_exit(180) for one in both]
-    assert all(status != 0 for status in statuses), [one.story for one in both]
-    said = "\n".join(line for one in both for line in (*one.errors, *(str(fact) for fact in one.facts)))
-    starts = said.count("worker 1 ")
-    assert starts == budget + 1, said
-    row(f"--max-restarts {budget}: a worker that always fails was started {starts} times in all, on two nodes")
-    row("both launchers gave up", time.monotonic() - began_at)
-    again = launcher("a")
-    assert again.wait_exit(60) != 0, "leaving and joining again gives no new budget"
-    row("a launcher that was started again got no budget of its own")
+    a, b = launch("a"), launch("b")
+    at = last([a.worker(0), b.worker(0)])
+    for used in range(1, budget):
+        (tmp_path / f"fail-{used - 1}").touch()
+        at = last([one.worker(used, after=at) for one in (a, b)])
+    row(f"after {budget - 1} failures of one worker both nodes count {budget - 1} restarts")
+    b.interrupt()
+    b.wait_exit()
+    b = launch("b")
+    at = last([a.worker(budget - 1, after=at), b.worker(budget - 1)])
+    row("one launcher was stopped by Ctrl-C and started again: the count stays, for both")
+    (tmp_path / f"fail-{budget - 1}").touch()
+    for one in (a, b):
+        one.worker(budget, after=at)
+    (tmp_path / f"fail-{budget}").touch()
+    failed_at = time.monotonic()
+    statuses = [one.wait_exit() for one in (a, b)]
+    assert 0 not in statuses, [one.story for one in (a, b)]
+    row(
+        f"the failure after {budget} restarts in all ended both launchers, with {statuses}",
+        time.monotonic() - failed_at,
+    )
