@@ -162,9 +162,9 @@ def test_row_19_restart_budget_is_one_number_for_the_run(row: Recorder, stage: S
     assert has_run_command(), "there is no `quorate run` here: this row cannot be played without it"
     script, budget = tmp_path / "worker.py", 3
     script.write_text(WORKER, encoding="utf-8")
-    endpoint = place.root.removeprefix("tcp://")
-    flags = ["--nnodes", "2:2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint, "--rdzv-id", tmp_path.name]
-    flags += ["--max-restarts", str(budget), "--local-addr", "127.0.0.1"]
+    _, _, endpoint = place.root.partition("://")
+    flags = ["--nnodes", "2:2", "--nproc-per-node", "1", "--max-restarts", str(budget), "--local-addr", "127.0.0.1"]
+    flags += ["--rdzv-backend", place.backend, "--rdzv-endpoint", endpoint, "--rdzv-id", tmp_path.name]
 
     def launch(name: str) -> Launcher:
         conf = ["--rdzv-conf", f"name={name},last_call_timeout=0.3,join_timeout=120"]
