@@ -102,7 +102,7 @@ def test_row_17_round_forms_when_the_minimum_is_back(row: Recorder, stage: Stage
 
 
 def test_row_12_thousand_nodes_start_at_once_and_the_cost_is_linear(row: Recorder, stage: Stage, place: Place):
-    few, many, crews = 250, 1000, 4
+    few, many, crews = 200, 1000, 4
     took: dict[int, float] = {}
     for count in (few, many):
         url = place.url(f"min_nodes={count}&join_timeout=180&confirm_timeout=60", ttl_s=60.0)
