@@ -87,10 +87,19 @@ def note(outcome: Outcome, known_tests: Iterable[str] | None = None, data: Path 
     known = set(row_tests() if known_tests is None else known_tests)
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        kept = [one for one in read(data) if one.test != outcome.test and one.test.partition("[")[0] in known]
+        kept = [one for one in read(data) if _function(one) in known and not _is_replaced(one, outcome)]
         outcomes = sorted([*kept, outcome], key=lambda one: (one.row, BACKENDS.index(one.backend), one.test))
         replace(data, msgspec.json.format(msgspec.json.encode(outcomes), indent=1).decode() + "\n")
         replace(page, render(outcomes))
+
+
+def _function(outcome: Outcome) -> str:
+    return outcome.test.partition("[")[0]
+
+
+def _is_replaced(old: Outcome, new: Outcome) -> bool:
+    """Whether it is of the same test, or of that test from before it had parameters, or after."""
+    return old.test == new.test or (_function(old) == _function(new) and ("[" in old.test) != ("[" in new.test))
 
 
 def replace(path: Path, text: str) -> None:

@@ -59,6 +59,8 @@ def test_outcome_of_a_removed_test_goes(tmp_path):
     note(outcome("test_row_03_old[tcp]"), known_tests=["test_row_03_old"], **files)
     note(outcome("test_row_03_told[tcp]"), known_tests=["test_row_03_told"], **files)
     assert [one.test for one in read(files["data"])] == ["test_row_03_told[tcp]"]
+    note(outcome("test_row_03_told"), known_tests=["test_row_03_told"], **files)
+    assert [one.test for one in read(files["data"])] == ["test_row_03_told"]
 
 
 def test_summary_shows_the_worst_verdict_and_the_tightest_promise():

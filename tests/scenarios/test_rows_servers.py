@@ -249,6 +249,7 @@ HANDLER_CALLS: dict[str, tuple[str, float, float]] = {
     "looker": ("is_closed", 2.0, 0.0),
     "counter": ("num_nodes_waiting", 2.0, 0.0),
 }
+CALLED = {"next": "next_rendezvous"}
 NEW = ("fresh", "looker", "counter")
 EXTRA = {0.0: "", LOOK_S: ", and 1 s to find out what is missing", WITHDRAW_S: ", and 5 s to withdraw"}
 
@@ -276,7 +277,13 @@ def test_row_26_every_call_keeps_its_time_out_while_the_server_is_paused(row: Re
         for verb, (extra_s, args) in STORE_CALLS.items()
     ]
     asked += [
-        (f"{verb} of a {'new node' if name in NEW else 'member'}", limit_s, extra_s, nodes[name], nodes[name].ask(verb))
+        (
+            f"{CALLED.get(verb, verb)} of a {'new node' if name in NEW else 'member'}",
+            limit_s,
+            extra_s,
+            nodes[name],
+            nodes[name].ask(verb),
+        )
         for name, (verb, limit_s, extra_s) in HANDLER_CALLS.items()
     ]
     works_at_once(member)
