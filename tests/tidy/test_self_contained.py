@@ -14,7 +14,13 @@ FORBIDDEN = tuple(
         r"(?<![\w.-])/" + "work" + r"\b/?(?![\w-]*\.)",
         r"\bissue" + r" ?#",
         r"\bwork" + r"places?\b",
-        r"\b(DESI" + r"GN|STY" + r"LE|TEST" + r"ING|COM" + r"PAT|(?-i:SCENA" + r"RIOS)|ANCH" + r"ORS)(\.md\b| sections?\b)",
+        r"\b(DESI"
+        + r"GN|STY"
+        + r"LE|TEST"
+        + r"ING|COM"
+        + r"PAT|(?-i:SCENA"
+        + r"RIOS)|ANCH"
+        + r"ORS)(\.md\b| sections?\b)",
         r"\bmodel/mo" + r"del\.py\b",
         r"\b(cla" + r"ude|anth" + r"ropic|sub-?" + r"agents?|language mo" + r"dels?)\b",
     )
@@ -57,6 +63,8 @@ def test_foreign_word_is_caught(text):
     assert foreign_words("a.txt", f"first line\n{text}\n") != []
 
 
-@pytest.mark.parametrize("text", ["a shared store", "docs/scenarios.md", "the workers' work/life", "src/work/x", "design", "this issue"])
+@pytest.mark.parametrize(
+    "text", ["a shared store", "docs/scenarios.md", "the workers' work/life", "src/work/x", "design", "this issue"]
+)
 def test_ordinary_word_is_not_caught(text):
     assert foreign_words("a.txt", text) == []
