@@ -32,7 +32,7 @@ replaces just those. Each row is a test of the same number in `tests/scenarios`.
 A row is *kept* if everything in it happened, and within the seconds that it promises. It is *missed* if it happened but
 took longer than promised: the machine was shared with other work while this ran, so a test fails only beyond the
 promised time scaled by the load, which is written down: how many processes wanted a core, for each core there is. The
-allowance is the promise times one more than that, and twice the time that the machine stood still.
+allowance is the promise times one more than that (four at most), and twice the time that the machine stood still.
 
 On `tcp` there is one `quorate serve`; on `etcd` three members of a real etcd 3.4, where a loss is known by the time to
 live alone; "-" where a row is about the embedded server. Machines are network namespaces, agents those of torch 2.13.

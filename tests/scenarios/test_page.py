@@ -90,6 +90,8 @@ def test_promise_is_scaled_by_the_load_and_not_without_end():
     assert load.allowed_s(1.5) == 1.5
     load.still_s = 0.25
     assert load.allowed_s(1.5) == 2.0
+    load._wanting = 1_000_000
+    assert load.allowed_s(1.5) == 6.5
 
 
 def test_recorder_fails_far_beyond_a_promise_and_keeps_what_it_saw():
