@@ -40,9 +40,14 @@ class Load:
         """How many processes wanted a core, on average, for each core there is."""
         return self._wanting / max(1, self._looks) / (os.cpu_count() or 1)
 
+    @property
+    def times(self) -> float:
+        """How many times as long as on an idle machine something may take."""
+        return min(1 + self.per_core, MOST_TIMES)
+
     def allowed_s(self, bound_s: float) -> float:
         """What a promise of so many seconds may take on a machine as loaded as this one was."""
-        return bound_s * min(1 + self.per_core, MOST_TIMES) + 2 * self.still_s
+        return bound_s * self.times + 2 * self.still_s
 
     def end(self) -> None:
         self._is_over.set()

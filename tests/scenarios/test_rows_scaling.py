@@ -112,7 +112,7 @@ def test_row_12_thousand_nodes_start_at_once_and_the_cost_is_linear(row: Recorde
         for node in nodes:
             node.kill()
     row(f"{many // few} times as many nodes took {took[many] / took[few]:.1f} times as long")
-    assert took[many] < 2 * (1 + row.load.per_core) * took[few] * many / few, took
+    assert took[many] < 2 * row.load.times * took[few] * many / few, took
 
 
 def test_row_12_last_of_a_thousand_nodes_releases_all(row: Recorder):
