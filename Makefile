@@ -17,7 +17,7 @@ JUNK_MB ?= 100
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax
+.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax scenarios
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -46,6 +46,9 @@ test-run-slow: setup $(VENV)/.stamp-system ## the long tests of quorate run: min
 
 test-jax: $(VENV)/jax/.stamp ## the tests of JAX, with a .venv of their own (650 MB): a minute
 	$(VENV)/jax/bin/python -m pytest tests/integrations/test_jax.py $(ARGS)
+
+scenarios: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## what hurts users, played with real processes: writes docs/scenarios.md; half an hour
+	$(BIN)/python -m pytest -m scenarios tests/scenarios $(ARGS)
 
 bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always needs
 	$(VENV)/bare/bin/python examples/bare.py
@@ -104,6 +107,7 @@ $(VENV)/.stamp-system: | $(BIN)/python
 	@command -v etcd >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq etcd-server; } || echo "note: no 'etcd' (package etcd-server): tests of etcd are skipped"
 	@command -v ip >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq iproute2; } || echo "note: no 'ip' (package iproute2): tests of several machines are skipped"
 	@command -v tmux >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq tmux; } || echo "note: no 'tmux': tests of the terminal are skipped"
+	@command -v faketime >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq faketime; } || echo "note: no 'faketime': the scenario of clocks that differ is skipped"
 	@touch $@
 
 $(BIN)/python:

@@ -114,20 +114,6 @@ def test_scenario_20_node_that_hosts_itself_says_loudly_where_and_for_whom(stage
     node.event("WaitingFor", lambda fact: fact["reason"] == "1 of at least 2 nodes joined: alone")
 
 
-def test_scenario_23_runs_with_different_ids_on_one_server_do_not_mix(stage: Stage):
-    """Row 23: the same names, the same sizes, the same moment."""
-    server = stage.serve(loopback())
-    urls = [f"tcp://{server.wait_listening()}/{run}?min_nodes=2&local_addr=127.0.0.1&{QUICK}" for run in ("one", "two")]
-    jobs = [stage.nodes(url, "a", "b") for url in urls]
-    for job, run in zip(jobs, ("one", "two"), strict=True):
-        members_agree(*(node.round() for node in job))
-        job[0].call("store.set", "whose", run)
-    assert [job[1].call("store.get", "whose") for job in jobs] == ["one", "two"]
-    jobs[0][0].call("set_closed")
-    assert jobs[1][1].call("is_closed") is False
-    jobs[1][1].call("store.set", "still", "works")
-
-
 def test_scenario_23_second_server_on_a_taken_port_says_who_could_have_it(stage: Stage):
     """Row 23: one line, a status that is not zero, what to do; the first server has noticed nothing."""
     first = stage.serve(loopback())

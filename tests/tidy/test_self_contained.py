@@ -14,7 +14,8 @@ FORBIDDEN = tuple(
         r"(?<![\w.-])/" + "work" + r"\b/?(?![\w-]*\.)",
         r"\bissue" + r" ?#",
         r"\bwork" + r"places?\b",
-        r"\b(DESI" + r"GN|STY" + r"LE|TEST" + r"ING|COM" + r"PAT|SCENA" + r"RIOS|ANCH" + r"ORS)(\.md\b| sections?\b)",
+        r"\b(DESI" + r"GN|STY" + r"LE|TEST" + r"ING|COM" + r"PAT|ANCH" + r"ORS)(\.md\b| sections?\b)",
+        r"\b(?-i:SCENA" + r"RIOS)(\.md\b| sections?\b)",  # docs has a page of that name in small letters
         r"\bmodel/mo" + r"del\.py\b",
         r"\b(cla" + r"ude|anth" + r"ropic|sub-?" + r"agents?|language mo" + r"dels?)\b",
     )
@@ -51,12 +52,15 @@ def test_no_file_mentions_what_is_not_in_the_repository():
         "from another work" + "place",
         "as in DESIGN" + ".md",
         "as in DESIGN" + " section 5",
+        "row 3 of SCENA" + "RIOS.md",
     ],
 )
 def test_foreign_word_is_caught(text):
     assert foreign_words("a.txt", f"first line\n{text}\n") != []
 
 
-@pytest.mark.parametrize("text", ["a shared store", "the workers' work/life", "src/work/x", "design", "this issue"])
+@pytest.mark.parametrize(
+    "text", ["a shared store", "docs/scenarios.md", "the workers' work/life", "src/work/x", "design", "this issue"]
+)
 def test_ordinary_word_is_not_caught(text):
     assert foreign_words("a.txt", text) == []
