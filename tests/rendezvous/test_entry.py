@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 import pytest
 
 from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import OutcomeUnknown, RendezvousClosedError, RendezvousError, SettingsMismatchError
+from quorate.errors import OutcomeUnknown, RendezvousClosedError, RendezvousError, SettingsMismatchError, Unavailable
+from quorate.events import Emitter
 from quorate.kv.types import Item, Put, TxnResult
 from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
@@ -24,7 +26,7 @@ from quorate.rendezvous.records import (
 from quorate.settings import Settings
 from quorate.testing import loop as virtual
 from tests.rendezvous.board import node
-from tests.rendezvous.kit import Meddling
+from tests.rendezvous.kit import Meddling, Through
 
 KEYS = RunKeys("quorate", "run")
 T = TypeVar("T")
@@ -444,5 +446,46 @@ def test_damaged_record_of_one_node_does_not_keep_others_from_being_drained() ->
         await doors.appear("a")
         await doors.backend.txn([], [Put(KEYS.node("0"), b"damaged")])
         assert await doors.entry("ops").drain("a", "") == ["id-a"]
+
+    play(scene)
+
+
+# Keeping the run
+
+
+class Failing(Through):
+    """Renewals of the run's lease fail between two moments."""
+
+    def __init__(self, inner: MemoryBackend, since: float, until: float) -> None:
+        super().__init__(inner)
+        self.since, self.until = since, until
+        self.asked_at: list[float] = []
+
+    async def keep_alive(self, lease: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        self.asked_at.append(now)
+        if self.since <= now < self.until:
+            raise Unavailable("away")
+        return await super().keep_alive(lease)
+
+
+def test_run_is_renewed_soon_after_an_outage_not_a_whole_interval_later() -> None:
+    async def scene(doors: Doors) -> None:
+        entry = doors.entry("a", keep_alive_interval=1, reopen_after=0)
+        door = await entry.check()
+        backend = Failing(MemoryBackend(doors.server), since=2.5, until=4.3)
+        session = await MemoryBackend(doors.server).open_session(3.0)
+        reach = Reach(Emitter(), "run", "a")
+        keeping = asyncio.create_task(
+            doors.entry("a", backend=backend, keep_alive_interval=1, reopen_after=0).keep_alive(
+                session, lambda: door.config, reach
+            )
+        )
+        await asyncio.sleep(8.0)
+        assert door.config.run_lease in doors.leases, "it lives for three seconds without a renewal"
+        after = [at for at in backend.asked_at if at >= 4.3]
+        assert after[0] <= 4.5
+        keeping.cancel()
+        await session.close()
 
     play(scene)

@@ -64,6 +64,7 @@ class LeaseSession(Session):
         interval_s: float | None = None,
         renew_timeout_s: float | None = None,
         on_missed: Callable[[str], None] | None = None,
+        spread: bool = False,
     ) -> LeaseSession:
         """Grant a lease and start to renew it."""
         granted_at = asyncio.get_running_loop().time()
@@ -76,6 +77,7 @@ class LeaseSession(Session):
             interval_s=interval_s,
             renew_timeout_s=renew_timeout_s,
             on_missed=on_missed,
+            spread=spread,
         )
 
     async def close(self) -> None:
@@ -104,7 +106,8 @@ class LeaseSession(Session):
                 return
             if missed is None:
                 self._expires_at = sent_at + self.ttl_s
-                pause_s = self._interval_s
+                # From when it was sent: that is what the time to live counts from, however long the answer took.
+                pause_s = max(sent_at + self._interval_s - loop.time(), self._interval_s / 5)
             else:
                 pause_s = min(self._interval_s / 5, RETRY_S)
                 if self._on_missed is not None:

@@ -16,6 +16,7 @@ import msgspec
 
 from quorate._marks import mark
 from quorate.backends.contract import Backend, Session
+from quorate.backends.session import first_part
 from quorate.errors import (
     BackendError,
     LeaseGone,
@@ -55,6 +56,8 @@ DATA_TTL_S = 7200.0
 """Rosters, history and old stores outlive the run by this much."""
 Differences: TypeAlias = dict[str, tuple[int | str | None, int | str | None]]
 """Option -> (this node's value, the run's)."""
+AFTER_FAILURE = 0.2
+"""Of the pause between two renewals, how much passes after one that failed."""
 LEASE_ENDS_S = 0.1
 """A backend may end a lease a moment before it removes its keys."""
 
@@ -203,9 +206,11 @@ class Entry:
         """Renew the run's own leases as long as this session lives: they end `reopen_after` after the last one."""
         loop = asyncio.get_running_loop()
         data_renewed_at = float("-inf")
+        part = first_part(session.lease)  # not all at once
         while not session.lost.is_set():
             run_ttl_s = config().run_ttl_s or session.ttl_s
-            await asyncio.sleep(min(session.ttl_s / 1.5, run_ttl_s / 3))
+            await asyncio.sleep(min(session.ttl_s / 1.5, run_ttl_s / 3) * part)
+            part = 1.0
             try:
                 await self._backend.keep_alive(config().run_lease)
                 if loop.time() - data_renewed_at > DATA_TTL_S / 4:
@@ -214,6 +219,7 @@ class Entry:
                     data_renewed_at = loop.time()
                 reach.succeeded()
             except BackendError as error:
+                part = AFTER_FAILURE  # the lease has been standing still for as long as that took, and goes on doing so
                 reach.failed(error)
 
     # --- writes -------------------------------------------------------------------------------------------------------
