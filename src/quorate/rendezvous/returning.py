@@ -8,6 +8,8 @@ nobody who came back knew of a round. New numbers are above all that were ever c
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from quorate.rendezvous.records import ClaimRecord
 
 LOOK_AGAIN_S = 0.1
@@ -55,8 +57,13 @@ class Returning:
         return bool(self._expected) or self._back < self.size or self.floor > self.round
 
     @property
+    def members(self) -> Set[str]:
+        """The ids of those members of the last active round that are back."""
+        return self._members.get(self.round, frozenset())
+
+    @property
     def _back(self) -> int:
-        return len(self._members.get(self.round, ()))
+        return len(self.members)
 
     def sentence(self) -> str:
         """What is waited for."""
