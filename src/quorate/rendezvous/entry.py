@@ -233,7 +233,7 @@ class Entry:
     # --- writes -------------------------------------------------------------------------------------------------------
 
     async def _make(self) -> None:
-        """Make the run, unless somebody else was faster. What was granted for a try of unknown outcome is used again."""
+        """Make the run, unless somebody else was faster. What was granted for an earlier try is used again."""
         timing = self._settings.timing()
         run_ttl_s = max(timing.reopen_after_s + timing.session_ttl_s, 1.0)
         for ttl_s in (run_ttl_s, DATA_TTL_S + timing.reopen_after_s + timing.session_ttl_s)[len(self._granted) :]:
