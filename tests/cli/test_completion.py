@@ -52,7 +52,9 @@ def test_answers_are_in_the_words_of_each_shell(shell):
 def test_bash_completes_commands_and_options_with_the_line_of_the_page(path):
     line = next(line for line in DOCS.read_text().splitlines() if "bash_source" in line).partition("#")[0]
     typed = """
-    offer() { COMPREPLY=(); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _quorate_completion quorate; echo "${COMPREPLY[@]}"; }
+    offer() {
+      COMPREPLY=(); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _quorate_completion quorate; echo "${COMPREPLY[@]}"
+    }
     offer quorate re
     offer quorate events --fo
     complete -p quorate
