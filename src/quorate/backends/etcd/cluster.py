@@ -81,8 +81,7 @@ class Cluster:
             if left_s <= 0:
                 raise Unavailable(f"etcd at {self.where} did not answer within {timeout_s:g} s")
             try:
-                answer = await link.ask(method, request, min(attempt_s, left_s), self.metadata())
-                return answer
+                return await link.ask(method, request, min(attempt_s, left_s), self.metadata())
             except grpc.aio.AioRpcError as error:
                 fault = fault_of(error)
             except ConnectionResetError as error:

@@ -13,7 +13,7 @@ from quorate.observe.doctor.probe import get, who_listens
 from quorate.settings import EtcdProtocol, Settings
 from quorate.urls import DEFAULT_PORTS, parse_endpoint
 
-PAUSED = "it is paused (`kill -CONT` its process) or overloaded, or it is no etcd at all: see to the process that listens there"
+PAUSED = "it is paused (`kill -CONT` its process), overloaded, or no etcd at all: see to the process that listens there"
 START = "start the etcd member that should listen there, or mend the endpoint"
 
 
