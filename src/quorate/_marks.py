@@ -53,6 +53,7 @@ REGISTER_MARKS = {
     "register.contended": "somebody else was faster, and it was done again on what that one had written",
     "register.unknown": "a write gave no answer, and was looked for in what was there",
     "register.resent": "a write that might still be under way was sent again as it was",
+    "register.too_slow": "a session was refused because the cell is too slow for its time to live",
     "register.vanished": "what the cell held was gone, and a new store was begun",
 }
 """Of register worlds (`quorate sim --register`), in which those of servers cannot be reached."""

@@ -5,29 +5,44 @@ import socket
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
+from tests.backends.etcd.kit import needs, running
 from tests.e2e.kit import PATIENCE_S, Process, Stage, loopback
 from tests.e2e.operating import ask, ask_json, checks, until_said, write
 
 
 class Place:
-    """A server that the situations share: each has a run of its own."""
+    """A server, or an etcd, that the situations share: each has a run of its own."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, scheme: str, endpoint: str) -> None:
         self.stage = stage
-        self.endpoint = loopback()
-        stage.serve(self.endpoint)
+        self.root = f"{scheme}://{endpoint}"
+        self.soon = "&keep_alive_interval=1" if scheme == "etcd" else ""
+        """For whoever waits for a loss, which only the time to live tells there."""
 
     def run(self, run_id: str) -> str:
-        return f"tcp://{self.endpoint}/{run_id}"
+        return f"{self.root}/{run_id}"
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with Stage() as stage:
-        yield Place(stage)
+@pytest.fixture(scope="module", params=["tcp", "etcd"])
+def place(request, tmp_path_factory) -> Iterator[Place]:
+    with ExitStack() as stack:
+        if request.param == "tcp":
+            stage, endpoint = stack.enter_context(Stage()), loopback()
+            stage.serve(endpoint)
+        else:
+            cluster = stack.enter_context(running(needs("system"), tmp_path_factory.mktemp("etcd")))
+            stage, endpoint = stack.enter_context(Stage()), cluster.endpoints
+        yield Place(stage, request.param, endpoint)
+
+
+also_on_a_slow_etcd = pytest.mark.parametrize(
+    "place", ["tcp", pytest.param("etcd", marks=pytest.mark.slow)], indirect=True, scope="module"
+)
+"""Where it hardly matters where the run is."""
 
 
 # --- what the run waits for -------------------------------------------------------------------------------------------
@@ -98,7 +113,7 @@ def test_node_with_other_settings_is_named_with_both_values(place):
 
 def test_lost_member_is_named_with_how_it_went(place):
     url = place.run("lost")
-    nodes = [place.stage.node(f"{url}?min_nodes=2", name, "hand") for name in ("a", "b")]
+    nodes = [place.stage.node(f"{url}?min_nodes=2{place.soon}", name, "hand") for name in ("a", "b")]
     for node in nodes:
         node.ask("next")
     for node in nodes:
@@ -117,7 +132,7 @@ def test_lost_member_is_named_with_how_it_went(place):
 
 def test_held_back_node_is_named_with_why(place):
     url = place.run("held-back")
-    options = "min_nodes=1&max_nodes=2&last_call_timeout=0.1&hold_back_losses=1&hold_back=600"
+    options = f"min_nodes=1&max_nodes=2&last_call_timeout=2&hold_back_losses=1&hold_back=600{place.soon}"
     steady = place.stage.node(f"{url}?{options}", "a")
     flaky = place.stage.node(f"{url}?{options}", "b")
     steady.round(size=2)
@@ -129,6 +144,7 @@ def test_held_back_node_is_named_with_why(place):
     assert "is admitted when its time is over" in ask("why", url)
 
 
+@also_on_a_slow_etcd
 def test_drained_member_is_told_who_asked_and_why(place):
     url = place.run("drained")
     node = place.stage.node(f"{url}?min_nodes=1", "a", "hand")
@@ -158,12 +174,13 @@ def test_closed_run_says_by_whom_and_why(place):
     assert "was closed already" in ask("close", url)
 
 
+@also_on_a_slow_etcd
 def test_run_that_does_not_exist_is_not_made_by_looking(place):
     said = ask("why", place.run("never"), code=3)
     assert "Run 'never' does not exist" in said
     assert "there is no run 'never'" in ask("status", place.run("never"), code=3)
     assert "there is no run 'never'" in ask("close", place.run("never"), code=3)
-    assert "never" not in ask("ls", f"tcp://{place.endpoint}"), "looking makes no run"
+    assert "never" not in ask("ls", place.root), "looking makes no run"
 
 
 # --- what is in the way -----------------------------------------------------------------------------------------------

@@ -5,12 +5,44 @@ import random
 from collections.abc import Callable
 
 from quorate.backends.register.backend import RegisterBackend
-from quorate.backends.register.cell import BlockingCell, Cell
+from quorate.backends.register.cell import AsyncCell, BlockingCell, Cell
 from quorate.backends.register.hub import Hub
+from quorate.errors import Unavailable
+from quorate.testing.cells import MemoryCell
 from quorate.testing.conformance.backend import BackendKit
 
 HISTORY = 1_000
 IDLE_S = 1.0
+
+
+class Distant(AsyncCell):
+    """A cell that calls take time to reach. While it cannot be reached, they fail after `patience_s`."""
+
+    name = "distant"
+
+    def __init__(self, cell: MemoryCell, *, delay_s: float = 0.0, patience_s: float = 1.0):
+        self.cell = cell
+        self.delay_s = delay_s
+        self.patience_s = patience_s
+        self.is_up = True
+        self.reads = 0
+        self.writes = 0
+
+    async def get(self):
+        self.reads += 1
+        await self._reach()
+        return self.cell.get_state()
+
+    async def set(self, state, token):
+        self.writes += 1
+        await self._reach()
+        return self.cell.set_state(state, token)
+
+    async def _reach(self):
+        if not self.is_up:
+            await asyncio.sleep(self.patience_s)
+            raise Unavailable("no answer from the cell")
+        await asyncio.sleep(self.delay_s)
 
 
 def connector(make: Callable[[], Cell], *, history: int = HISTORY, idle_s: float = IDLE_S, seed: int = 0):

@@ -17,7 +17,7 @@ from quorate.testing.cells import CellFaults, FaultyCell, MemoryCell
 from quorate.testing.conformance.backend import run_checks
 from quorate.testing.conformance.backend_concurrency import check_a_read_sees_what_was_written_before_it
 from quorate.testing.loop import run
-from tests.register.kit import backend_kit
+from tests.register.kit import Distant, backend_kit
 from tests.sim.edits import Edit, edited
 
 
@@ -122,6 +122,29 @@ def test_cell_that_comes_late_is_waited_for():
 
     assert run(main(), limit_s=100.0)
     assert reached == [False, True]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cell_that_is_back_is_written_at_once_however_long_the_last_write_was_waited_for(seed):
+    cell = MemoryCell()
+    distant = Distant(cell, patience_s=0.9)
+
+    async def main():
+        loop, rng = asyncio.get_running_loop(), random.Random(seed)
+        backend = RegisterBackend(Hub(distant, rng), rng=rng)
+        await backend.txn((), [Put("/a", b"1")])
+        distant.is_up = False
+        asking = asyncio.create_task(backend.txn((), [Put("/a", b"2")]))
+        await asyncio.sleep(0.5)
+        distant.is_up = True  # the write that is under way fails all the same, after its 0.9 s
+        other = backend_on(cell, 10)
+        await other.txn((), [Put("/b", b"1")])
+        await asking
+        await backend.close()
+        await other.close()
+        return loop.time()
+
+    assert run(main(), limit_s=100.0) <= 1.0
 
 
 def test_call_ends_when_its_time_is_over_and_says_why():

@@ -8,10 +8,19 @@ from typing import Any, TypeVar
 import pytest
 
 from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import OutcomeUnknown, RendezvousClosedError, RendezvousError, SettingsMismatchError
+from quorate.errors import (
+    BackendError,
+    OutcomeUnknown,
+    RendezvousClosedError,
+    RendezvousError,
+    SettingsMismatchError,
+    Unavailable,
+)
+from quorate.events import Emitter
 from quorate.kv.types import Item, Put, TxnResult
 from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
@@ -24,7 +33,7 @@ from quorate.rendezvous.records import (
 from quorate.settings import Settings
 from quorate.testing import loop as virtual
 from tests.rendezvous.board import node
-from tests.rendezvous.kit import Meddling
+from tests.rendezvous.kit import Meddling, Through
 
 KEYS = RunKeys("quorate", "run")
 T = TypeVar("T")
@@ -122,6 +131,16 @@ def test_race_of_many_creators_leaves_one_run_and_no_leases(seed: int | None) ->
     play(scene, seed)
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_calls_of_one_node_that_make_the_run_together_leave_no_leases(seed: int | None) -> None:
+    async def scene(doors: Doors) -> None:
+        entry = doors.entry()
+        await asyncio.gather(*(entry.find_or_make() for _ in range(4)))
+        assert doors.leases == {doors.config.run_lease, doors.config.data_lease}
+
+    play(scene, seed)
+
+
 def test_creation_of_unknown_outcome_is_found_when_tried_again() -> None:
     async def scene(doors: Doors) -> None:
         async def executed_without_answer(
@@ -137,6 +156,94 @@ def test_creation_of_unknown_outcome_is_found_when_tried_again() -> None:
             await entry.check()
         door = await entry.check()
         assert door.config == doors.config
+        assert doors.leases == {door.config.run_lease, door.config.data_lease}
+
+    play(scene)
+
+
+def test_creation_that_was_not_executed_leaves_no_leases_behind() -> None:
+    async def scene(doors: Doors) -> None:
+        failures = [OutcomeUnknown("no answer"), Unavailable("away")] * 3
+
+        async def not_executed(
+            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+        ) -> TxnResult:
+            if "config" in what and failures:
+                raise failures.pop()
+            return await execute()
+
+        entry = doors.entry(backend=Meddling(MemoryBackend(doors.server), not_executed))
+        while failures:
+            with pytest.raises(BackendError):
+                await entry.check()
+        assert len(doors.leases) == 2
+        door = await entry.check()
+        assert doors.leases == {door.config.run_lease, door.config.data_lease}
+
+    play(scene)
+
+
+def test_creation_that_is_executed_late_leaves_one_run_and_its_leases() -> None:
+    async def scene(doors: Doors) -> None:
+        late: list[Callable[[], Awaitable[TxnResult]]] = []
+
+        async def executed_late(
+            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+        ) -> TxnResult:
+            if "config" not in what:
+                return await execute()
+            if late:
+                await late.pop()()  # it arrives just before its second try, which is refused because of it
+                return await execute()
+            late.append(execute)
+            raise OutcomeUnknown("no answer")
+
+        entry = doors.entry(backend=Meddling(MemoryBackend(doors.server), executed_late))
+        with pytest.raises(OutcomeUnknown):
+            await entry.check()
+        door = await entry.check()
+        assert door.config.incarnation == "id1"
+        assert doors.leases == {door.config.run_lease, door.config.data_lease}
+
+    play(scene)
+
+
+def test_leases_for_a_run_that_somebody_else_made_meanwhile_are_ended() -> None:
+    async def scene(doors: Doors) -> None:
+        async def not_executed(
+            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+        ) -> TxnResult:
+            if "config" in what:
+                raise OutcomeUnknown("no answer")
+            return await execute()
+
+        entry = doors.entry(backend=Meddling(MemoryBackend(doors.server), not_executed))
+        with pytest.raises(OutcomeUnknown):
+            await entry.check()
+        await doors.entry("b").check()
+        await entry.check()
+        assert doors.config.by == "b"
+        assert doors.leases == {doors.config.run_lease, doors.config.data_lease}
+
+    play(scene)
+
+
+def test_leases_that_ended_while_the_outcome_was_unknown_are_replaced() -> None:
+    async def scene(doors: Doors) -> None:
+        failures = [OutcomeUnknown("no answer")]
+
+        async def not_executed(
+            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+        ) -> TxnResult:
+            if "config" in what and failures:
+                raise failures.pop()
+            return await execute()
+
+        entry = doors.entry(backend=Meddling(MemoryBackend(doors.server), not_executed))
+        with pytest.raises(OutcomeUnknown):
+            await entry.check()
+        await asyncio.sleep(100.0)  # longer than the run's lease lives, not as long as that of its data
+        door = await entry.check()
         assert doors.leases == {door.config.run_lease, door.config.data_lease}
 
     play(scene)
@@ -444,5 +551,46 @@ def test_damaged_record_of_one_node_does_not_keep_others_from_being_drained() ->
         await doors.appear("a")
         await doors.backend.txn([], [Put(KEYS.node("0"), b"damaged")])
         assert await doors.entry("ops").drain("a", "") == ["id-a"]
+
+    play(scene)
+
+
+# Keeping the run
+
+
+class Failing(Through):
+    """Renewals of the run's lease fail between two moments."""
+
+    def __init__(self, inner: MemoryBackend, since: float, until: float) -> None:
+        super().__init__(inner)
+        self.since, self.until = since, until
+        self.asked_at: list[float] = []
+
+    async def keep_alive(self, lease: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        self.asked_at.append(now)
+        if self.since <= now < self.until:
+            raise Unavailable("away")
+        return await super().keep_alive(lease)
+
+
+def test_run_is_renewed_soon_after_an_outage_not_a_whole_interval_later() -> None:
+    async def scene(doors: Doors) -> None:
+        entry = doors.entry("a", keep_alive_interval=1, reopen_after=0)
+        door = await entry.check()
+        backend = Failing(MemoryBackend(doors.server), since=2.5, until=4.3)
+        session = await MemoryBackend(doors.server).open_session(3.0)
+        reach = Reach(Emitter(), "run", "a")
+        keeping = asyncio.create_task(
+            doors.entry("a", backend=backend, keep_alive_interval=1, reopen_after=0).keep_alive(
+                session, lambda: door.config, reach
+            )
+        )
+        await asyncio.sleep(8.0)
+        assert door.config.run_lease in doors.leases, "it lives for three seconds without a renewal"
+        after = [at for at in backend.asked_at if at >= 4.3]
+        assert after[0] <= 4.5
+        keeping.cancel()
+        await session.close()
 
     play(scene)

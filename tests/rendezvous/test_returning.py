@@ -165,6 +165,41 @@ def test_round_is_formed_without_those_who_never_came_back():
     assert isinstance(board.decide(after_s=0.1), Form)
 
 
+def test_survivors_of_a_server_without_its_data_do_not_wait_out_a_last_call():
+    board = Board(min_nodes=2, max_nodes=4, last_call_timeout=30)
+    board.view.returning = returning("a", "b", ttl_s=6.0)
+    board.join("a", "b")
+    assert isinstance(board.decide(after_s=5.9), Wait)
+    decision = board.decide(after_s=0.1)
+    assert isinstance(decision, Form)
+    assert decision.why == "every live node has joined: 2"
+
+
+def test_survivor_that_is_back_and_has_not_joined_yet_is_waited_for_until_the_last_call_is_over():
+    board = Board(min_nodes=2, max_nodes=4, last_call_timeout=30)
+    board.view.returning = returning("a", "b", "c", ttl_s=6.0)
+    board.join("a", "b")
+    decision = board.decide()
+    assert isinstance(decision, Wait)
+    assert decision.why.startswith("last call of 30 s: 2 of at most 4 nodes joined")
+    board.join("c")
+    assert isinstance(board.decide(), Form)
+
+
+def test_last_call_is_not_cut_short_when_nobody_who_came_back_knew_of_a_round():
+    board = Board(min_nodes=2, max_nodes=4, last_call_timeout=30)
+    board.view.returning = returning("a", "b", number=0, size=0, member=False)
+    board.join("a", "b")
+    assert isinstance(board.decide(), Wait)
+
+
+def test_fixed_last_call_is_waited_out_after_a_restart_too():
+    board = Board(min_nodes=2, max_nodes=4, last_call_timeout=30, last_call_mode="fixed")
+    board.view.returning = returning("a", "b", size=2)
+    board.join("a", "b")
+    assert isinstance(board.decide(), Wait)
+
+
 def test_sentence_before_anybody_has_said_where_it_stood():
     board = Board(min_nodes=1, max_nodes=1)
     board.view.returning = Returning(board.now)

@@ -207,7 +207,7 @@ class Backend(ABC):
         """A lease that is renewed every `interval_s` (default: a third of the time to live).
 
         A renewal that fails or takes longer than `renew_timeout_s` (default: half the interval) counts as missed:
-        `on_missed` is told why, and must not raise.
+        `on_missed` is told why, the first time and again after each time to live that none succeeds. It must not raise.
         """
 
     def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:  # noqa: B027 - most need not

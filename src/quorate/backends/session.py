@@ -52,6 +52,8 @@ class LeaseSession(Session):
         self._first_s = self._interval_s * (first_part(lease) if spread else 1.0)
         self._renew_timeout_s = renew_timeout_s or self._interval_s / 2
         self._on_missed = on_missed
+        self._told_missed_at = float("-inf")
+        """When it was last told that renewals are missed; it is told again when that has lasted for a time to live."""
         self._expires_at = granted_at + ttl_s
         self._task = asyncio.create_task(self._renew(), name=f"renew lease {lease}")
 
@@ -64,6 +66,7 @@ class LeaseSession(Session):
         interval_s: float | None = None,
         renew_timeout_s: float | None = None,
         on_missed: Callable[[str], None] | None = None,
+        spread: bool = False,
     ) -> LeaseSession:
         """Grant a lease and start to renew it."""
         granted_at = asyncio.get_running_loop().time()
@@ -76,6 +79,7 @@ class LeaseSession(Session):
             interval_s=interval_s,
             renew_timeout_s=renew_timeout_s,
             on_missed=on_missed,
+            spread=spread,
         )
 
     async def close(self) -> None:
@@ -104,11 +108,18 @@ class LeaseSession(Session):
                 return
             if missed is None:
                 self._expires_at = sent_at + self.ttl_s
-                pause_s = self._interval_s
+                self._told_missed_at = float("-inf")
+                # From when it was sent: that is what the time to live counts from, however long the answer took.
+                pause_s = max(sent_at + self._interval_s - loop.time(), self._interval_s / 5)
             else:
                 pause_s = min(self._interval_s / 5, RETRY_S)
-                if self._on_missed is not None:
-                    self._on_missed(missed)
+                self._tell_missed(missed)
+
+    def _tell_missed(self, why: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._on_missed is not None and now - self._told_missed_at >= self.ttl_s:
+            self._told_missed_at = now
+            self._on_missed(why)
 
     async def _renew_once(self, until: float) -> str | None:
         """Why the renewal was missed; None: it was not. Sets `lost` if the backend says that the lease has ended."""

@@ -136,7 +136,7 @@ def _gather(view: View, rules: Rules, now: float) -> Decision:
         return Wait(why, until=_earliest(None, view, now))
     if size == rules.max_nodes:
         return _form(view, rules, size, f"all {size} places are taken" if size > 1 else "its one place is taken")
-    if rules.last_call_mode is LastCallMode.ADAPTIVE and view.ever_active:
+    if rules.last_call_mode is LastCallMode.ADAPTIVE and (view.ever_active or view.all_returned):
         everybody = "everybody who may be admitted" if view.aside else "every live node"
         return _form(view, rules, size, f"{everybody} has joined: {joined}")
     assert view.minimum_since is not None, "tick() comes before decide()"

@@ -16,6 +16,7 @@ import msgspec
 
 from quorate._marks import mark
 from quorate.backends.contract import Backend, Session
+from quorate.backends.session import first_part
 from quorate.errors import (
     BackendError,
     LeaseGone,
@@ -55,6 +56,8 @@ DATA_TTL_S = 7200.0
 """Rosters, history and old stores outlive the run by this much."""
 Differences: TypeAlias = dict[str, tuple[int | str | None, int | str | None]]
 """Option -> (this node's value, the run's)."""
+AFTER_FAILURE = 0.2
+"""Of the pause between two renewals, how much passes after one that failed."""
 LEASE_ENDS_S = 0.1
 """A backend may end a lease a moment before it removes its keys."""
 
@@ -89,6 +92,9 @@ class Entry:
         self._by = by
         self._new_id = new_id
         self._wall = wall
+        self._granted: list[int] = []
+        """Leases for a run that is being made, as long as it is not known what became of that."""
+        self._making = asyncio.Lock()
 
     async def read(self) -> Door | None:
         """The door now; None if the run does not exist."""
@@ -155,9 +161,14 @@ class Entry:
         """The door as it is; the run is made if it does not exist."""
         while True:
             door = await self.read()
-            if door is not None:
+            if door is not None and not self._granted:
                 return door
-            await self._make()
+            async with self._making:
+                if door is None:
+                    await self._make()
+                    continue
+                await self._let_go(door.config.run_lease)
+                return door
 
     async def close(self, why: str, *, make: bool = True) -> bool:
         """Close the run. False: it was closed already. Try again on a backend error: it is safe.
@@ -203,9 +214,11 @@ class Entry:
         """Renew the run's own leases as long as this session lives: they end `reopen_after` after the last one."""
         loop = asyncio.get_running_loop()
         data_renewed_at = float("-inf")
+        part = first_part(session.lease)  # not all at once
         while not session.lost.is_set():
             run_ttl_s = config().run_ttl_s or session.ttl_s
-            await asyncio.sleep(min(session.ttl_s / 1.5, run_ttl_s / 3))
+            await asyncio.sleep(min(session.ttl_s / 1.5, run_ttl_s / 3) * part)
+            part = 1.0
             try:
                 await self._backend.keep_alive(config().run_lease)
                 if loop.time() - data_renewed_at > DATA_TTL_S / 4:
@@ -214,6 +227,7 @@ class Entry:
                     data_renewed_at = loop.time()
                 reach.succeeded()
             except BackendError as error:
+                part = AFTER_FAILURE  # the lease has been standing still for as long as that took, and goes on doing so
                 reach.failed(error)
 
     async def note_unfit(self, why: str) -> None:
@@ -226,10 +240,12 @@ class Entry:
     # --- writes -------------------------------------------------------------------------------------------------------
 
     async def _make(self) -> None:
+        """Make the run, unless somebody else was faster. What was granted for an earlier try is used again."""
         timing = self._settings.timing()
         run_ttl_s = max(timing.reopen_after_s + timing.session_ttl_s, 1.0)
-        run_lease = await self._backend.grant(run_ttl_s)
-        data_lease = await self._backend.grant(DATA_TTL_S + timing.reopen_after_s + timing.session_ttl_s)
+        for ttl_s in (run_ttl_s, DATA_TTL_S + timing.reopen_after_s + timing.session_ttl_s)[len(self._granted) :]:
+            self._granted.append(await self._backend.grant(ttl_s))
+        run_lease, data_lease = self._granted
         config = ConfigRecord(
             incarnation=self._new_id(),
             shared=self._settings.shared(),
@@ -252,11 +268,22 @@ class Entry:
             if not result.committed and result.results[0] == GotItem(None):
                 result = await self._backend.txn([absent], ops)
         except LeaseGone:
+            await self._let_go()
             return
-        if not result.committed:
-            mark("entry.raced")
-            await self._backend.revoke(run_lease)
-            await self._backend.revoke(data_lease)
+        if result.committed:
+            self._granted.clear()
+            return
+        mark("entry.raced")
+        made = result.results[0]
+        await self._let_go(made.item.lease if isinstance(made, GotItem) and made.item is not None else 0)
+
+    async def _let_go(self, used: int = 0) -> None:
+        """The run is made. End what was granted for it, unless the run is under it: under the lease `used`."""
+        if self._granted[:1] == [used]:
+            self._granted.clear()
+        while self._granted:
+            await self._backend.revoke(self._granted[-1])
+            self._granted.pop()
 
     async def _replace_config(self, door: Door) -> None:
         """The nodes of the run are all gone: its settings may change. Its leases and its numbers go on."""

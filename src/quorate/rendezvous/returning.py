@@ -9,6 +9,8 @@ are above all that were ever confirmed, as far as anybody tells.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from quorate.rendezvous.records import ClaimRecord
 
 LOOK_AGAIN_S = 0.1
@@ -61,8 +63,13 @@ class Returning:
         return not self.round or bool(self._expected) or self._back < self.size or self.floor > self.round
 
     @property
+    def members(self) -> Set[str]:
+        """The ids of those members of the last active round that are back."""
+        return self._members.get(self.round, frozenset())
+
+    @property
     def _back(self) -> int:
-        return len(self._members.get(self.round, ()))
+        return len(self.members)
 
     def sentence(self) -> str:
         """What is waited for."""

@@ -462,6 +462,14 @@ class View:
         )
 
     @property
+    def all_returned(self) -> bool:
+        """A round was active before the server lost its memory, and all of its members that came back are here."""
+        returning = self.returning
+        if returning is None or returning.round == 0 or self.round is not None:
+            return False
+        return all(node_id in self.nodes for node_id in returning.members)
+
+    @property
     def lost(self) -> int:
         """Members of the active round that are neither in it nor joining again."""
         if not self.is_active or self.round is None:

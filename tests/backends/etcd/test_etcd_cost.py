@@ -60,7 +60,7 @@ def test_round_costs_a_node_few_writes_and_as_many_bytes_however_many_there_are(
         cluster.stop()
     print({count: [list(map(round, one.values())) for one in told] for count, told in ((FEW, few), (MANY, many))})
     for first, *others in (few, many):
-        assert first[PROPOSALS] <= 9  # 5 or 6 on an idle machine: all start at once, and some make the run in vain
+        assert first[PROPOSALS] <= 9  # 4 to 8 were seen: all start at once, and some make the run in vain
         assert all(told[PROPOSALS] <= 6 for told in others)
     for early, late in zip(few, many, strict=True):
         assert late[SENT] + late[RECEIVED] < 1.25 * (early[SENT] + early[RECEIVED])

@@ -36,8 +36,6 @@ READ_S = 3.0
 WRITE_S = 5.0
 """How long one attempt of a call may take; a read is given twice as long each time."""
 AGAIN_S = 0.1
-SETTLED_S = 1.2
-"""A leader that has lost its majority steps down within an election time-out, a second by default."""
 OLDEST = (3, 4)
 
 
@@ -63,7 +61,6 @@ class Cluster:
         self._connecting: asyncio.Task[Link] | None = None
         self._token: str | None = None
         self._members = 0
-        self._leaderless_since: float | None = None
         self._listeners: list[Callable[[BackendError | None], None]] = []
         self._is_down = False
         self.is_closed = False
@@ -84,9 +81,7 @@ class Cluster:
             if left_s <= 0:
                 raise Unavailable(f"etcd at {self.where} did not answer within {timeout_s:g} s")
             try:
-                answer = await link.ask(method, request, min(attempt_s, left_s), self.metadata())
-                self.works()
-                return answer
+                return await link.ask(method, request, min(attempt_s, left_s), self.metadata())
             except grpc.aio.AioRpcError as error:
                 fault = fault_of(error)
             except ConnectionResetError as error:
@@ -258,24 +253,18 @@ class Cluster:
         troubles = {checks[task].endpoint: trouble for task in done if (trouble := task.result()) is not None}
         return self._nothing_ended_at(troubles, started_at)
 
-    def works(self) -> None:
-        """Something was answered that only a leader can answer."""
-        self._leaderless_since = None
-
     def _nothing_ended_at(self, troubles: dict[str, Trouble], started_at: float) -> float | None:
         """A moment at which etcd certainly had no leader.
 
-        Leases end only by a leader, and a new one first gives each its full time. That there is none is certain if a
-        majority of the members is out, and has been for longer than an old leader holds on without one.
+        Leases end only by a leader, and a new one first gives each its full time. That there is none is certain if
+        *every* member is out. One that only says nothing may be a leader that is paused: it goes on where it stopped,
+        and ends what has run out meanwhile; or it has a majority with it that this process cannot reach.
         """
         out = sum(trouble.is_out for trouble in troubles.values())
-        if 2 * out <= max(self._members, len(self._links)):
-            self._leaderless_since = None
+        if out < max(self._members, len(self._links)):
             return None
-        if self._leaderless_since is None:
-            self._leaderless_since = started_at
         mark("etcd.leaderless")
-        return started_at if started_at - self._leaderless_since >= SETTLED_S else None
+        return started_at
 
     async def _count_members(self, link: Link) -> None:
         try:

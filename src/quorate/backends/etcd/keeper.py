@@ -67,7 +67,6 @@ class Keeper(Stream[rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse]):
             return
         renewal = self._pending.popleft()
         assert renewal.lease == answer.ID, "etcd answers in order"
-        self.cluster.works()
         if not renewal.answer.done():
             renewal.answer.set_result(answer.TTL > 0)
 
@@ -104,12 +103,12 @@ class Keeper(Stream[rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse]):
         self._arm()
 
     async def _take_census(self) -> None:
-        """If there is no leader, everybody who waits is told: no lease can end meanwhile."""
+        """If there certainly is no leader, everybody who waits is told: no lease can end meanwhile."""
         nothing_ended_at = await self.cluster.take_census()
         if nothing_ended_at is None:
             return
         error = Unavailable(
-            f"etcd at {self.cluster.where} has no leader: a majority of its members is out",
+            f"etcd at {self.cluster.where} has no leader: its members are out, or say so",
             nothing_ended_at=nothing_ended_at,
         )
         for renewal in self._pending:  # they stay: the call that is open may still answer them, in order

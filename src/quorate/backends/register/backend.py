@@ -8,16 +8,20 @@ import secrets
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
+from quorate._marks import mark
 from quorate.backends.contract import BackendStatus, Limits, Session, Watch
 from quorate.backends.ops import OpBackend, changes_something
 from quorate.backends.register.cell import AsyncCell
 from quorate.backends.register.hub import Hub
 from quorate.backends.register.watch import RegisterWatch
-from quorate.errors import BackendError, OutcomeUnknown, Unavailable
+from quorate.backends.session import LeaseSession
+from quorate.errors import BackendError, OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Grant, LeaseResult, Op, Result, Tick
 
 CALL_TIMEOUT_S = 60.0
 LEASE_BITS = 62
+MEASURED = 4
+"""A cell that seems too slow is measured so many times more before that is believed."""
 
 
 class RegisterBackend(OpBackend):
@@ -82,11 +86,33 @@ class RegisterBackend(OpBackend):
         renew_timeout_s: float | None = None,
         on_missed: Callable[[str], None] | None = None,
     ) -> Session:
-        session = await super().open_session(
-            ttl_s, interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed
+        """Rejected if the cell is too slow for so short a time to live, and for so many that take turns."""
+        session = await LeaseSession.open(
+            self,
+            ttl_s,
+            interval_s=interval_s,
+            renew_timeout_s=renew_timeout_s,
+            on_missed=on_missed,
+            spread=True,  # whoever renews together races for the cell
         )
         self._sessions[session] = None
+        if (why := await self._too_slow_for(session)) is not None:
+            mark("register.too_slow")
+            await session.close()
+            raise Rejected(f"{self.name} is too slow for these time-outs: {why}")
         return session
+
+    async def _too_slow_for(self, session: Session) -> str | None:
+        """Why the cell is too slow for the time to live of a session. One slow call says nothing: it is asked again."""
+        for _ in range(MEASURED):
+            if self.hub.pace.too_short(session.ttl_s, self.hub.document) is None:
+                return None
+            try:
+                await self.keep_alive(session.lease)
+                await self.execute(Tick())
+            except (Unavailable, OutcomeUnknown):
+                return None  # it says nothing at all: that is not being slow
+        return self.hub.pace.too_short(session.ttl_s, self.hub.document)
 
     def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:
         self._listener = on_reach

@@ -25,11 +25,12 @@ from quorate._marks import mark
 from quorate.backends.backoff import Backoff
 from quorate.backends.ops import changes_something
 from quorate.backends.register.cell import Answer, AsyncCell, Found, Token
+from quorate.backends.register.pace import Pace
 from quorate.backends.register.progress import Progress
 from quorate.backends.register.watch import RegisterWatch
 from quorate.errors import BackendError, OutcomeUnknown, Rejected, Unavailable, UnreadableState
 from quorate.kv.document import DEFAULT_HISTORY, LARGEST, Document, DocumentError
-from quorate.kv.types import Op, Result
+from quorate.kv.types import KeepAlive, Op, Result
 
 IDLE_S = 1.0
 FASTEST_S = 0.01
@@ -44,6 +45,8 @@ LOST_S = 0.002
 it lost in a row, up to `MOST_LOST` times of it. The window grows little: one that doubles would leave those who have
 waited longest behind those who have just come."""
 MOST_LOST = 8
+RENEWED_AT_ONCE = 4
+"""A renewal that lost a race is tried so often on what the winner wrote: an idle process need not read for it."""
 IN_DOUBT_S = 0.05
 GENERATION_APART = 1 << 20
 
@@ -104,6 +107,7 @@ class Hub:
         self._seq = 0
         self._loop = asyncio.get_running_loop()
         self._progress = Progress()
+        self.pace = Pace()
         self._waiting: list[Request] = []
         self._work = asyncio.Event()
         self._watches: dict[RegisterWatch, None] = {}
@@ -120,7 +124,7 @@ class Hub:
         self._looked_at = float("-inf")
         self._quiet_since = float("-inf")
         self._call_s = 0.0
-        """What the last write took."""
+        """What the last write that was answered took."""
 
     # --- for connections ----------------------------------------------------------------------------------------------
 
@@ -268,6 +272,10 @@ class Hub:
         if await self._attempt(requests, is_fresh):
             return
         mark("register.contended")
+        if all(isinstance(request.op, KeepAlive) for request in requests):
+            for _ in range(RENEWED_AT_ONCE):
+                if await self._attempt(requests, is_fresh=True):  # the answer to the last one was what there is now
+                    return
         lost = 0
         while requests:
             lost = min(lost + 1, MOST_LOST)
@@ -326,7 +334,10 @@ class Hub:
 
     async def _read(self) -> None:
         """Know what the cell holds. Unavailable, or UnreadableState if that is no document."""
-        self._take(await self.cell.get())
+        began_at = self._loop.time()
+        found = await self.cell.get()
+        self.pace.read(self._loop.time() - began_at)
+        self._take(found)
 
     def _take(self, found: Found) -> None:
         """The cell held this at some moment since it was asked."""
@@ -416,14 +427,17 @@ class Hub:
         """What the cell says. It may have been written although the call failed: None."""
         began_at = self._loop.time()
         try:
-            return await self.cell.set(data, token)
+            answer = await self.cell.set(data, token)
         except UnreadableState:
             raise
         except Unavailable as error:
             self._reached(error)
             return None
-        finally:
-            self._call_s = min(self._loop.time() - began_at, self._idle_s)
+        if answer is not None:  # how long one waits in vain says nothing of how fast the cell is
+            took_s = self._loop.time() - began_at
+            self.pace.written(took_s)
+            self._call_s = min(took_s, self._idle_s)
+        return answer
 
     async def _read_in_doubt(self, requests: Sequence[Request]) -> None:
         """Read, for as long as anybody waits for it. OutcomeUnknown if nobody does any more."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from quorate.backends.contract import Backend
-from quorate.errors import QuorateError, SettingsError
+from quorate.errors import QuorateError, Rejected, SettingsError
 from quorate.observe.doctor import etcd, tcp
 from quorate.observe.doctor.checks import Check, checks_of, failed, ok, skipped, warning
 from quorate.observe.doctor.launcher import check_launcher
@@ -50,6 +50,8 @@ async def diagnose(url: str, limit_s: float) -> AsyncIterator[Check]:
             yield failed(
                 "backend", f"no answer within {4 * limit_s:g} s", "see to the server: it is paused or overloaded"
             )
+        except Rejected as error:
+            yield failed("backend", str(error), "it is reached, and refuses: mend in the URL what the sentence names")
         except QuorateError as error:
             yield failed("backend", str(error), "see the checks above")
     if report is not None:

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 
 from quorate.observe.doctor.checks import Check, failed, ok, register_checks, warning
 from quorate.observe.doctor.network import Reached, check_network
-from quorate.observe.doctor.probe import get
+from quorate.observe.doctor.probe import get, who_listens
 from quorate.settings import EtcdProtocol, Settings
 from quorate.urls import DEFAULT_PORTS, parse_endpoint
 
+PAUSED = "it is paused (`kill -CONT` its process), overloaded, or no etcd at all: see to the process that listens there"
 START = "start the etcd member that should listen there, or mend the endpoint"
 
 
@@ -54,8 +55,7 @@ async def _check_member(
         return warning(name, f"the TLS handshake failed: {error}", fix), False
     told = _json(version)
     if "etcdserver" not in told:
-        fix = "mend the endpoint; if it speaks TLS give protocol=https and cacert; if it is paused, let it go on"
-        return warning(name, "it does not answer as an etcd", fix), False
+        return await _check_stranger(name, address, port, limit_s), False
     state = _json(health)
     found = f"etcd {told['etcdserver']}"
     if state.get("health") == "true":
@@ -65,6 +65,16 @@ async def _check_member(
         return warning(name, f"{found}, not healthy: it has no leader", "see `cluster` below"), False
     reason = state.get("reason") or (health[0] if health is not None else f"no answer within {limit_s:g} s")
     return warning(name, f"{found}, not healthy: {reason}", "see `cluster` below"), False
+
+
+async def _check_stranger(name: str, address: str, port: int, limit_s: float) -> Check:
+    """Something else than an etcd, or one that does not answer."""
+    known = await who_listens(address, port, limit_s)
+    if known is not None and known.is_tls:
+        return warning(name, "it speaks TLS and this URL does not", "give protocol=https and cacert")
+    if known is not None:
+        return warning(name, f"it is not an etcd: it is {known.what}", "mend the port in the URL")
+    return warning(name, f"it accepts connections and says nothing within {limit_s:g} s", PAUSED)
 
 
 def _cluster(endpoints: int, healthy: int, troubles: list[str]) -> Check:

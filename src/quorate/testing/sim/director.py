@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from quorate.errors import BackendError, RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from quorate.rendezvous.entry import Entry
@@ -34,6 +35,10 @@ LATE_TTLS = 2
 """How many times to live a request may be under way at most."""
 
 
+class _Refused(Exception):
+    """Somebody was told that the cell is too slow for the time-outs of this world."""
+
+
 class Director:
     """Runs one world from its start to its verdict."""
 
@@ -42,6 +47,7 @@ class Director:
         self._plan = world.plan
         self._loop = world.loop
         self._healing: list[asyncio.Task[object]] = []
+        self._healed_at = 0.0
         self.faults = 0
 
     async def run(self) -> None:
@@ -61,6 +67,13 @@ class Director:
             act()
         await self._until(plan.faults_end_at_s)
         await self._heal()
+        with suppress(_Refused):  # nobody is promised a round there, and they were told so
+            await self._live_on()
+        self._raise_if_broken()
+
+    async def _live_on(self) -> None:
+        """Liveness, now that faults are over."""
+        plan = self._plan
         await self._complete("after the faults")
         if plan.thorough:
             # What is still under way may renew the lease of a process that dies now: that is no late detection.
@@ -69,7 +82,6 @@ class Director:
             await self._admit()
             await self._tolerate_outage()
             await self._release()
-        self._raise_if_broken()
 
     async def _until(self, at: float) -> None:
         while self._loop.time() < at:
@@ -286,6 +298,7 @@ class Director:
         for process in world.processes.values():
             process.wants = ""
         await self._operate(lambda operator: operator.reopen("healed"))
+        self._healed_at = self._loop.time()
         world.note("heal", "-", "")
 
     def _settled(self) -> str | None:
@@ -332,9 +345,15 @@ class Director:
         deadline = self._loop.time() + bound_s
         while (why := self._settled()) is not None:
             self._raise_if_broken()
+            self._stop_if_refused()
             if self._loop.time() > deadline:
                 raise broke(f"{when}: not settled within {bound_s:.0f} s: {why}")
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _stop_if_refused(self) -> None:
+        """Where the cell of a register may be too slow, whoever is told so ends the world."""
+        if self._plan.may_be_too_slow and self._world.is_told_too_slow(self._healed_at):
+            raise _Refused
 
     def _members(self) -> list[SimProcess]:
         current = self._world.safety.picture.round
@@ -356,6 +375,7 @@ class Director:
         if plan.register:
             within_s += REGISTER_S
         await asyncio.sleep(within_s + 20 * plan.slowest_s)
+        self._stop_if_refused()
         for process in members:
             if process is victim or process.is_over:
                 continue
@@ -391,6 +411,8 @@ class Director:
             world.wire.restart(with_data=True)
         else:
             length_s = plan.ttl_s * 0.4
+            if plan.register:  # a third of a lease may be over, a call may hang, and all renew in turn
+                length_s = min(length_s, plan.ttl_s / 2 - 4 * plan.slowest_s * len(world.processes))
             if plan.wired:  # a third of a lease may be over, and a new connection takes several journeys
                 length_s = min(length_s, plan.ttl_s * 0.6 - 12 * plan.slowest_s)
             if world.wire is not None and len(world.safety.picture.nodes) > MASS_SESSIONS:
@@ -399,11 +421,12 @@ class Director:
                 length_s = min(length_s, plan.ttl_s * 0.2)
             for process in world.processes.values():
                 process.backend.weather = Weather(to_server=False, from_server=False)
-            await asyncio.sleep(length_s)
+            await asyncio.sleep(max(length_s, 0.0))
             for process in world.processes.values():
                 process.backend.weather = world._fair()
                 process.backend.reset()
         await asyncio.sleep(plan.ttl_s)
+        self._stop_if_refused()
         for process in world.processes.values():
             number, told = before.get(process.machine, (0, 0))
             if number and ((process.joined.number if process.joined else 0) != number or len(process.causes) != told):

@@ -10,6 +10,8 @@ import enum
 import random
 from dataclasses import dataclass, replace
 
+from quorate.backends.register.pace import TURNS
+
 FEWEST_ACTIONS = 6
 WIRED = 0.4
 MOST_ON_A_REGISTER = 8
@@ -95,6 +97,14 @@ class Plan:
         return self.keep_alive_interval_s * 3
 
     @property
+    def may_be_too_slow(self) -> bool:
+        """Whether the cell of a register may take too long for these time-outs: then nodes are told so at the door.
+
+        A turn is four journeys.
+        """
+        return self.register and self.ttl_s < TURNS * 4 * self.slowest_s * self.nodes
+
+    @property
     def faults_end_at_s(self) -> float:
         return max((action.at_s + action.length_s for action in self.actions), default=0.0) + 1.0
 
@@ -158,9 +168,9 @@ def draw(seed: int) -> Plan:
 
 
 def draw_register(seed: int) -> Plan:
-    """The plan of a seed for a register world: what `draw` says, without a server, with few nodes and time to spare.
+    """The plan of a seed for a register world: what `draw` says, without a server, and with few nodes.
 
-    All that nodes write takes turns, a journey or two each: there must be time for all of them to renew and confirm.
+    All that nodes write takes turns: there must be time for all of them to confirm.
     """
     plan = draw(seed)
     step = plan.step
@@ -172,9 +182,7 @@ def draw_register(seed: int) -> Plan:
         nodes=nodes,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        keep_alive_interval_s=max(plan.keep_alive_interval_s, 1.0),
-        confirm_timeout_s=max(plan.confirm_timeout_s, 2.0),
-        slowest_s=min(plan.slowest_s, 0.005),
+        confirm_timeout_s=max(plan.confirm_timeout_s, 8 * plan.slowest_s * nodes),
         wired=False,
         server_coordinator=False,
         register=True,

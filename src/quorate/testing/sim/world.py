@@ -438,6 +438,10 @@ class SimWorld:
                 f"{process.machine} was in next_rendezvous for {now - began_at:.1f} s, allowed were {allowed_s:.1f} s"
             )
 
+    def is_told_too_slow(self, since: float) -> bool:
+        """Whether a node was refused because the cell of a register is too slow for its time-outs."""
+        return any(at >= since and "too slow" in str(error) for p in self.processes.values() for at, error in p.raised)
+
     def _told(self, process: SimProcess, cause: Cause) -> None:
         if process.joined is not None:
             process.causes.append((self.loop.time(), process.joined.number, cause))

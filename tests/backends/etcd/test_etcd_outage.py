@@ -1,0 +1,120 @@
+"""Sessions while etcd has no majority: kept when that is certain, and given up, in time, when it is not."""
+
+import asyncio
+
+import pytest
+
+from tests.backends.etcd.kit import needs, running
+
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+
+from quorate.backends.etcd.cluster import Cluster
+from quorate.backends.etcd.probe import Trouble
+from quorate.backends.etcd.security import Security
+from quorate.kv.types import Put
+from tests.backends.etcd.test_etcd import fresh, open_at, run
+
+REFUSED = Trouble("connection refused", is_out=True)
+LEADERLESS = Trouble("it knows of no leader", is_out=True)
+SILENT = Trouble("nothing was heard from it within 2 s")
+TTL_S = 3.0
+
+
+@pytest.mark.parametrize(
+    ("troubles", "is_certain"),
+    [
+        ([REFUSED, REFUSED, LEADERLESS], True),
+        ([LEADERLESS, LEADERLESS, LEADERLESS], True),
+        ([REFUSED, REFUSED, REFUSED], True),
+        ([REFUSED, REFUSED, SILENT], False),  # a leader that is paused goes on where it stopped
+        ([SILENT, SILENT, LEADERLESS], False),  # two that do not hear us may hear each other
+        ([REFUSED, REFUSED], False),  # the third has a leader, if only itself, and for a moment
+        ([], False),
+    ],
+)
+def test_it_is_certain_that_nothing_ends_only_if_every_member_is_out(troubles, is_certain):
+    async def check():
+        cluster = Cluster(("a:1", "b:2", "c:3"), Security())
+        found = cluster._nothing_ended_at({f"{n}": trouble for n, trouble in enumerate(troubles)}, 7.0)
+        await cluster.close()
+        return found
+
+    assert run(check()) == (7.0 if is_certain else None)
+
+
+def test_members_that_the_url_does_not_name_count():
+    async def check():
+        cluster = Cluster(("a:1", "b:2"), Security())
+        cluster._members = 3
+        found = cluster._nothing_ended_at({"a:1": REFUSED, "b:2": LEADERLESS}, 7.0)
+        await cluster.close()
+        return found
+
+    assert run(check()) is None
+
+
+async def has_key(endpoints: str, key: str) -> bool:
+    async with open_at(*endpoints.split(",")) as other:
+        return (await other.get(key)).item is not None
+
+
+async def through(cluster, members, do, undo):
+    """A session, whose renewals are met by what is done to some members for three times its time to live.
+
+    Whether it was lost here, and whether its key is there when etcd is back.
+    """
+    async with open_at(*cluster.endpoints.split(",")) as backend:
+        key = fresh() + "a"
+        session = await backend.open_session(TTL_S)
+        await backend.txn((), [Put(key, b"", session.lease)])
+        await asyncio.sleep(TTL_S / 2)  # it is renewed
+        for member in members:
+            do(member)
+        await asyncio.sleep(3 * TTL_S)
+        lost = session.lost.is_set()
+        for member in members:
+            undo(member)
+        await asyncio.to_thread(cluster.wait_ready)
+        return lost, await has_key(cluster.endpoints, key)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    with running(needs("system"), tmp_path_factory.mktemp("etcd"), 3) as cluster:
+        yield cluster
+
+
+def followers(cluster):
+    leader = cluster.leader
+    return [member for member in cluster.members if member is not leader]
+
+
+@pytest.mark.slow
+def test_session_outlives_a_majority_that_was_killed(three):
+    lost, is_there = run(through(three, followers(three), lambda m: m.kill(), lambda m: m.start()))
+    assert not lost
+    assert is_there
+
+
+@pytest.mark.slow
+def test_session_outlives_a_majority_with_the_leader_that_was_killed(three):
+    members = [three.leader, followers(three)[0]]
+    lost, is_there = run(through(three, members, lambda m: m.kill(), lambda m: m.start()))
+    assert not lost
+    assert is_there
+
+
+@pytest.mark.slow
+def test_session_is_given_up_when_a_majority_says_nothing_though_etcd_may_have_kept_it(three):
+    """Two followers that are paused: from here it looks as if they were cut off, with a leader between them."""
+    lost, _ = run(through(three, followers(three), lambda m: m.pause(), lambda m: m.resume()))
+    assert lost
+
+
+@pytest.mark.slow
+def test_session_is_given_up_when_a_majority_with_the_leader_is_paused_and_etcd_ends_it(three):
+    """Why silence is not taken for an outage: the leader wakes up, and ends what has run out meanwhile."""
+    members = [three.leader, followers(three)[0]]
+    lost, is_there = run(through(three, members, lambda m: m.pause(), lambda m: m.resume()))
+    assert lost
+    assert not is_there, "an etcd that mends #15247 keeps it: then see whether a node could, too"

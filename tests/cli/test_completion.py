@@ -1,0 +1,95 @@
+"""Shell completion as the page on operating says: a script for each shell, which asks `quorate`."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs" / "operating.md"
+CODE = "from quorate.cli import main; main(prog_name='quorate')"
+ASKED = {
+    "bash": ("hist", {"COMP_WORDS": "quorate hist", "COMP_CWORD": "1"}, "plain,history"),
+    "zsh": ("hist", {"COMP_WORDS": "quorate hist", "COMP_CWORD": "1"}, "plain\nhistory\n"),
+    "fish": ("hist", {"COMP_WORDS": "quorate hist", "COMP_CWORD": "hist"}, "plain,history\t"),
+}
+
+
+def quorate(**env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60, env={**os.environ, **env}, check=False
+    )
+    assert not done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def path(tmp_path) -> str:
+    """A PATH with a `quorate` on it."""
+    script = tmp_path / "quorate"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{CODE}" "$@"\n')
+    script.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("shell", ASKED)
+def test_script_of_each_shell_asks_quorate_in_its_own_way(shell):
+    script = quorate(_QUORATE_COMPLETE=f"{shell}_source")
+    assert f"_QUORATE_COMPLETE={shell}_complete" in script
+    assert re.search({"bash": r"complete .* quorate", "zsh": "compdef", "fish": "--command quorate"}[shell], script)
+    assert f"_QUORATE_COMPLETE={shell}_source quorate" in DOCS.read_text(), "as the page says"
+
+
+@pytest.mark.parametrize("shell", ASKED)
+def test_answers_are_in_the_words_of_each_shell(shell):
+    _, env, expected = ASKED[shell]
+    assert quorate(_QUORATE_COMPLETE=f"{shell}_complete", **env).startswith(expected)
+
+
+def test_bash_completes_commands_and_options_with_the_line_of_the_page(path):
+    line = next(line for line in DOCS.read_text().splitlines() if "bash_source" in line).partition("#")[0]
+    typed = """
+    offer() {
+      COMPREPLY=(); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _quorate_completion quorate; echo "${COMPREPLY[@]}"
+    }
+    offer quorate re
+    offer quorate events --fo
+    complete -p quorate
+    """
+    done = subprocess.run(
+        ["bash", "--norc", "-c", line + typed],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PATH": path},
+        check=True,
+    )
+    commands, options, registered = done.stdout.splitlines()
+    assert commands == "reopen"
+    assert options == "--follow"
+    assert "-F _quorate_completion quorate" in registered
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [
+        ("zsh", "autoload -U compinit && compinit -D && {line} && print $_comps[quorate]"),
+        ("fish", '{line}; complete -C "quorate hist"'),
+    ],
+)
+def test_other_shells_take_the_line_of_the_page(shell, words, path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    line = next(line for line in DOCS.read_text().splitlines() if f"{shell}_source" in line).partition("#")[0]
+    done = subprocess.run(
+        [shell, "-c", words.format(line=line)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PATH": path},
+        check=True,
+    )
+    assert {"zsh": "_quorate_completion", "fish": "history"}[shell] in done.stdout
