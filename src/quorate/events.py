@@ -318,6 +318,17 @@ class ServerListens(Event, frozen=True, kw_only=True):
         return f"listening on {', '.join(self.addresses)}"
 
 
+class DashboardListens(Event, frozen=True, kw_only=True):
+    """A dashboard is served."""
+
+    level = logging.INFO
+    url: str
+    where: str
+
+    def text(self) -> str:
+        return f"shows {self.where} at {self.url}"
+
+
 class ServerStopped(Event, frozen=True, kw_only=True):
     """An embedded server has stopped in good order."""
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -40,8 +40,9 @@ async def serve_until_told(
     insecure: bool = False,
     data: str | None = None,
     sync: str = "always",
+    beside: Callable[[Server, Credentials], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again.
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again. `beside` runs meanwhile.
 
     BindError or Rejected, before anything is served: the address or a file cannot be used, or others could reach the
     address and would not be asked who they are (unless `insecure`).
@@ -77,7 +78,8 @@ async def serve_until_told(
     for notice in [*notices, *([too_few] if too_few else [])]:
         server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
     keeps_fresh = credentials.keep_fresh(server)
-    await told.wait()
+    async with beside(server, credentials) if beside is not None else nullcontext():
+        await told.wait()
     if keeps_fresh is not None:
         keeps_fresh.cancel()
     await server.stop(why[0])
