@@ -51,5 +51,21 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (status, why, watch, ls, history, events, close, reopen, drain, store, doctor, serve, dashboard, bench, sim):
+for _command in (
+    status,
+    why,
+    watch,
+    ls,
+    history,
+    events,
+    close,
+    reopen,
+    drain,
+    store,
+    doctor,
+    serve,
+    dashboard,
+    bench,
+    sim,
+):
     main.add_command(_command)

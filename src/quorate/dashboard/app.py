@@ -327,5 +327,3 @@ async def _refused(request: Request, error: Refuse) -> Response:
 async def _blocked(request: Request, error: Blocked) -> Response:
     body = msgspec.json.encode({"error": str(error)})
     return Response(body, 429, {"retry-after": str(int(error.for_s) + 1)}, "application/json")
-
-

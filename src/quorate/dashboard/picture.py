@@ -13,7 +13,7 @@ import msgspec
 
 from quorate.dashboard.tracks import State, Tracks
 from quorate.dashboard.versioned import Versioned
-from quorate.events import Event, JoinStarted, NodeDrained, NodeLeft, NodeLost
+from quorate.events import Event, JoinStarted, NodeDrained, NodeLeft, NodeLost, WaitingFor
 from quorate.observe.explain import explain
 from quorate.observe.happenings import recorded
 from quorate.observe.report import NodeReport, Phase, Report, Standing
@@ -76,7 +76,7 @@ class Picture:
         changed |= self._sections.put("rounds", report.rounds, version)
         changed |= self._take_nodes(report, _departed(events), now, version)
         lines = _past_lines(report) if self._is_new and report.exists else []
-        lines += _lines(events, now)
+        lines += _lines(events, report.phase, now)
         self._lines.extend((line, version) for line in lines)
         self._is_new &= not report.exists
         if changed or lines:
@@ -174,19 +174,27 @@ def _past_lines(report: Report) -> list[Line]:
     return sorted(past, key=lambda line: line.at or 0.0)
 
 
-def _lines(events: Sequence[Event], now: float) -> list[Line]:
-    """Each event; of the kinds that come by the hundred, one line for all that came together."""
+def _lines(events: Sequence[Event], phase: Phase, now: float) -> list[Line]:
+    """Each event; of the kinds that come by the hundred, one line for all that came together.
+
+    What is waited for is a line while it is waited for; once there is a round, what happens has lines of its own.
+    """
+    is_quiet = phase in (Phase.ACTIVE, Phase.FORMING)
     by_kind: dict[type[Event], list[Event]] = {}
     for event in events:
         by_kind.setdefault(type(event), []).append(event)
     lines = []
-    for kind, some in by_kind.items():
-        if len(some) <= FEW or kind not in _TOGETHER:
-            lines += [_line(event, now) for event in some]
+    for event in events:
+        kind = type(event)
+        some = by_kind.get(kind, [])
+        if isinstance(event, WaitingFor) and is_quiet:
             continue
-        names = ", ".join(_who(event) for event in some[:FEW])
-        text = f"{len(some)} nodes {_TOGETHER[kind]}: {names} and {len(some) - FEW} more"
-        lines.append(Line(now, kind.__name__, some[0].level, text))
+        if len(some) <= FEW or kind not in _TOGETHER:
+            lines.append(_line(event, now))
+        elif event is some[0]:
+            names = ", ".join(_who(one) for one in some[:FEW])
+            text = f"{len(some)} nodes {_TOGETHER[kind]}: {names} and {len(some) - FEW} more"
+            lines.append(Line(now, kind.__name__, event.level, text))
     return lines
 
 

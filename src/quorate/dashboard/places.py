@@ -67,11 +67,11 @@ def inside(server: Server) -> Place:
 
 def behind(url: str, **options: object) -> Place:
     """The runs that a URL leads to; with a run id in it, that one only. SettingsError."""
-    place = read_place(url, **options)
-    run_id = _run_of(url)
-    if run_id is None and place.settings.scheme == "file":
+    names_run = _names_run(url)
+    if not names_run and url.strip().lower().startswith("file:"):
         raise SettingsError("with file:// each run is a file of its own: give the URL of one run")
-    only = None if run_id is None else place.settings.run_id
+    place = read_target(url, **options) if names_run else read_place(url, **options)
+    only = place.settings.run_id if names_run else None
 
     def target(wanted: str) -> Target:
         if wanted == place.settings.run_id:
@@ -84,10 +84,7 @@ def behind(url: str, **options: object) -> Place:
     return Place(place.where, only, 2.0, target, lambda target: opened(target, OPEN_S))
 
 
-def _run_of(url: str) -> str | None:
-    """The run id that a URL names, as it stands there; None: it names none."""
-    location = url.strip().partition("?")[0]
-    scheme, _, rest = location.partition("://")
-    if scheme.lower() == "file":
-        return rest.rpartition("/")[2] or None
-    return rest.partition("/")[2] or None
+def _names_run(url: str) -> bool:
+    """Whether a URL leads to one run."""
+    scheme, _, rest = url.strip().partition("?")[0].partition("://")
+    return bool(rest.rpartition("/")[2] if scheme.lower() == "file" else rest.partition("/")[2])

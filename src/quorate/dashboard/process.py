@@ -62,11 +62,14 @@ def check_exposure(address: Address, *, authenticates: bool, has_tls: bool, inse
     if authenticates:
         if has_tls:
             return []
-        return ["the page's token and cookie cross the network as they are: give --tls-cert too where others can listen"]
+        return [
+            "the page's token and cookie cross the network as they are: give --tls-cert too where others can listen"
+        ]
     if not insecure:
+        shown = address.shown
         address.sock.close()
         raise BindError(
-            f"whoever reaches {address.shown} could see every run there: give --token-file (make one with "
+            f"whoever reaches {shown} could see every run there: give --token-file (make one with "
             f"`openssl rand -hex 32`), or --tls-ca for mutual TLS, or --insecure if everybody there may"
         )
     return [f"whoever reaches {address.shown} can see every run there, and act on none (--insecure)"]

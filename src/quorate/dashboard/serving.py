@@ -20,14 +20,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from quorate.backends.forks import fileno_of
+from quorate.backends.tls import PlainText
+from quorate.backends.tls_pipe import TlsPipe
 from quorate.server.accepting import Acceptor
 from quorate.server.door import Door, TlsDoorway, peer_of
 from quorate.server.refusals import Refusal
+from quorate.wire.handshake import is_http
 
 MOST_CONNECTIONS = 512
 KEEP_ALIVE_S = 15
 LONGEST_HEAD = 32 * 1024
 GOODBYE_S = 1.0
+HTTPS_ONLY = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 29\r\nConnection: close\r\n\r\n"
+    b"This page speaks https only.\n"
+)
 
 
 class Http(H11Protocol):
@@ -104,6 +111,17 @@ class Http(H11Protocol):
         return fileno_of(self.transport)
 
 
+class HttpsDoorway(TlsDoorway):
+    """A connection before its TLS handshake is done. A browser that was told http is told https."""
+
+    def _failed(self, pipe: TlsPipe, error: Exception) -> None:
+        if isinstance(error, PlainText) and is_http(error.first):
+            self.say(HTTPS_ONLY)
+            self._end(b"", "it sent HTTP instead of HTTPS", Refusal.TLS)
+        else:
+            super()._failed(pipe, error)
+
+
 class WebServer:
     """Serves an application on a socket that is bound already, on this loop, until `stop`."""
 
@@ -137,7 +155,7 @@ class WebServer:
         context = self._tls()
         if context is None:
             return self._make()
-        return TlsDoorway(context, self._door, self._make)
+        return HttpsDoorway(context, self._door, self._make)
 
     def _make(self) -> Http:
         return Http(self._config, self._state, self._door)

@@ -33,6 +33,8 @@ class State(enum.Enum):
     DRAINED = "drained"
     LOST = "lost"
     LEFT = "left"
+    GONE = "gone"
+    """A member that is not there, and nobody here saw how it went."""
     OUT = "out"
     """It is not there, and nothing waits for it."""
 
@@ -47,8 +49,9 @@ _STATES = {
     Standing.HELD_BACK: State.HELD_BACK,
     Standing.DRAINED: State.DRAINED,
     Standing.LEFT: State.LEFT,
-    Standing.GONE: State.LOST,
+    Standing.GONE: State.GONE,
 }
+_DOWN = frozenset({State.LOST, State.LEFT, State.GONE})
 _HAS_ROUND = frozenset({State.MEMBER, State.FORMING})
 
 
@@ -127,8 +130,8 @@ class Tracks:
             track = self._of_id[node.id] = self._row(node.name)
             track.node_id = node.id
         state = _STATES[node.standing]
-        if state is State.LOST:
-            state = departed.get(node.name, track.spans[-1].state if _is_down(track) else State.LOST)
+        if state is State.GONE:
+            state = departed.get(node.name, track.spans[-1].state if _is_down(track) else State.GONE)
         is_new_rank = node.rank is not None and node.rank != track.rank
         if is_new_rank:
             track.rank = node.rank
@@ -140,8 +143,9 @@ class Tracks:
         track = self._of_id.pop(node_id, None)
         if track is None:
             return
-        if not _is_down(track):
-            track.add(Span(at, departed.get(track.name, State.LOST), 0), version)
+        how = departed.get(track.name)
+        if how is not None and not _is_down(track):
+            track.add(Span(at, how, 0), version)
         track.add(Span(at, State.OUT, 0), version)
         self.rows.touch(track.key, version)
         self._let_go(track)
@@ -173,4 +177,4 @@ class Tracks:
 
 
 def _is_down(track: Track) -> bool:
-    return bool(track.spans) and track.spans[-1].state in (State.LOST, State.LEFT, State.OUT)
+    return bool(track.spans) and track.spans[-1].state in _DOWN

@@ -184,9 +184,7 @@ async def keep_following(place: Place, target: Target, picture: Picture) -> Asyn
                 if not picture.exists:
                     await _recall(backend, target, picture)
                 happenings = Happenings()
-                follower = Follower(
-                    backend, target.keys, place.where, pause_s=PAUSE_S, on_changes=happenings.take
-                )
+                follower = Follower(backend, target.keys, place.where, pause_s=PAUSE_S, on_changes=happenings.take)
                 async for report in follower:
                     backoff.reset()
                     told, happenings.events = happenings.events, []
