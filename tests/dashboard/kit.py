@@ -1,6 +1,7 @@
 """A server with its page, on a loop in a thread of their own, and a browser that is no browser."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
@@ -217,6 +218,14 @@ class Stream:
                 data = value
             elif not line.strip() and kind:
                 return kind, json.loads(data)
+
+    def rest(self) -> list[tuple[str, Any]]:
+        """Everything until its end."""
+        found = []
+        with contextlib.suppress(EOFError):
+            while True:
+                found.append(self.next())
+        return found
 
     def until(self, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         """The first picture like that."""

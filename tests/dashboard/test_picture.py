@@ -200,8 +200,8 @@ def test_trouble_is_shown_and_what_was_known_stays():
     picture.update(report(node(1, Standing.MEMBER)), [], "", 1.0)
     reader = Reader()
     reader.read(picture)
-    assert picture.fail("nobody answers", 2.0) is True
-    assert picture.fail("nobody answers", 3.0) is False
+    assert picture.fail("nobody answers") is True
+    assert picture.fail("nobody answers") is False
     reader.read(picture)
     assert reader.sections["state"]["trouble"] == "nobody answers"
     assert reader.sections["state"]["phase"] == "active"

@@ -24,7 +24,7 @@ Examples:
     metavar="ADDR:PORT",
     default="127.0.0.1:29480",
     show_default=True,
-    help="Where to serve the page; port 0 takes a free one. Without a token and --tls-ca: loopback only, or --insecure.",
+    help="Where to serve the page; port 0: a free one. Without a token and --tls-ca: loopback only, or --insecure.",
 )
 @click.option(
     "--http-name",

@@ -62,7 +62,7 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
     "http_names",
     multiple=True,
     metavar="NAME",
-    help="With --http: a name that the page may be asked for by, besides addresses and this machine's. May be repeated.",
+    help="With --http: a name that the page may be asked for by, besides addresses and this machine's.",
 )
 @click.option("--insecure", is_flag=True, help="Serve an address that others can reach without asking who they are.")
 @limit_options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quorate.dashboard.access import LASTS_S, Access, Blocked, How, Viewer
 from quorate.dashboard.guard import Guard, is_same_origin
 from quorate.dashboard.streams import EventStream
-from quorate.dashboard.watching import Crowded, Watching
+from quorate.dashboard.watching import Crowded, Watching, wall
 from quorate.errors import OutcomeUnknown, Rejected, RendezvousStateError, SettingsError, Unavailable
 from quorate.observe.operating import NoSuchKey, NoSuchRun, Operator
 
@@ -253,7 +252,7 @@ class Dashboard:
         try:
             target = self._watching.place.target(wanted.run)
             async with asyncio.timeout(ACT_S), self._watching.place.open(target) as backend:
-                said = await _do(name, wanted, Operator(backend, target, by, time.time))
+                said = await _do(name, wanted, Operator(backend, target, by, wall))
         except (NoSuchRun, NoSuchKey, SettingsError) as error:
             raise Refuse(404, str(error)) from None
         except (TimeoutError, OutcomeUnknown):

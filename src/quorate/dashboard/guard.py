@@ -87,7 +87,7 @@ class Guard:
         if len(hosts) != 1 or not is_own(hosts[0], self._names):
             shown = host_of(hosts[0])[:80] if len(hosts) == 1 else ""
             refused = PlainTextResponse(
-                f"This page is not served as {shown!r}: use an address, or start it with --http-name {shown or 'NAME'}.\n",
+                f"This page is not served as {shown!r}: use an address, or start it with --http-name.\n",
                 421,
             )
             await refused(scope, receive, guarded)

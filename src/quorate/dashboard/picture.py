@@ -84,7 +84,7 @@ class Picture:
             return True
         return False
 
-    def fail(self, trouble: str, now: float) -> bool:
+    def fail(self, trouble: str) -> bool:
         """Nothing can be learned at present; what is known stays."""
         state = self._sections.get("state") or {}
         if not self._sections.put("state", {**state, "trouble": trouble}, self.version + 1):

@@ -1,4 +1,4 @@
-"""Where the runs are: inside this process (the embedded server), or behind a URL. Opened by whoever looks, each anew."""
+"""Where the runs are: inside this process (the embedded server), or behind a URL. Whoever looks opens it anew."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, cast
 
 from starlette.types import ASGIApp
@@ -170,12 +169,11 @@ class WebServer:
         self._acceptor.close()
         for one in list(self._state.connections):
             one.shutdown()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_S):
-                while self._state.connections:
-                    await asyncio.sleep(0.01)
-        for task in list(self._state.tasks):
+        answering = set(self._state.tasks)
+        if answering:
+            await asyncio.wait(answering, timeout=GOODBYE_S)
+        for task in answering:
             task.cancel()
-        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        await asyncio.gather(*answering, return_exceptions=True)
         for one in list(self._state.connections):
             one.transport.abort()

@@ -23,12 +23,10 @@ from quorate.dashboard.picture import Picture
 from quorate.dashboard.places import OPEN_S, Place
 from quorate.dashboard.versioned import Versioned
 from quorate.errors import BackendError, QuorateError, RendezvousStateError
-from quorate.events import Event
 from quorate.observe.follower import Follower
 from quorate.observe.happenings import Happenings
 from quorate.observe.listing import Listed, list_runs
 from quorate.observe.opening import Target
-from quorate.observe.report import Report
 from quorate.rendezvous.records import RosterRecord, decode
 
 PAUSE_S = 0.25
@@ -42,6 +40,11 @@ POLL_SHARE = 20
 """The list of runs is looked at for at most one part in so many of the time."""
 logger = logging.getLogger("quorate.dashboard")
 encoder = msgspec.json.Encoder()
+
+
+def wall() -> float:
+    """The time of day, for people: where the time line begins and ends."""
+    return time.time()
 
 
 class Crowded(QuorateError):
@@ -96,7 +99,7 @@ class Channel:
         if self._cached_for != now:
             self._cached, self._cached_for = {}, now
         if version not in self._cached:
-            self._cached[version] = encoder.encode(self.shown.since(version, time.time()))
+            self._cached[version] = encoder.encode(self.shown.since(version, wall()))
         return now, self._cached[version]
 
     async def stop(self) -> None:
@@ -188,16 +191,12 @@ async def keep_following(place: Place, target: Target, picture: Picture) -> Asyn
                 async for report in follower:
                     backoff.reset()
                     told, happenings.events = happenings.events, []
-                    if _take(picture, report, told, follower.trouble):
+                    if picture.update(report, told, follower.trouble, wall()):
                         yield
         except QuorateError as error:
-            if picture.fail(str(error), time.time()):
+            if picture.fail(str(error)):
                 yield
         await backoff.sleep()
-
-
-def _take(picture: Picture, report: Report, events: list[Event], trouble: str) -> bool:
-    return picture.update(report, events, trouble, time.time())
 
 
 async def _recall(backend: Backend, target: Target, picture: Picture) -> None:
