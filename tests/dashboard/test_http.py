@@ -245,9 +245,9 @@ def test_closing_reopening_and_draining_work_and_are_recorded(house):
         assert "already" in browser.post("/api/close", {"run": RUN}).json["said"]
         assert "open again" in browser.post("/api/reopen", {"run": RUN}).json["said"]
         assert browser.post("/api/drain", {"run": RUN, "node": "b", "why": "disk"}).json["said"] == "Asked b to go."
-        drained = stream.until(lambda message: any(node["drain"] for node in message.get("nodes", ())))
-        (node,) = [node for node in drained["nodes"] if node["drain"]]
-        assert (node["name"], node["drain"]["why"]) == ("b", "disk")
+        drained = stream.until(lambda message: any(card[5] for card in message.get("nodes", ())))
+        ((_, name, _, _, _, drain),) = [card for card in drained["nodes"] if card[5]]
+        assert (name, drain["why"]) == ("b", "disk")
 
 
 @pytest.mark.parametrize(

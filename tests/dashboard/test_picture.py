@@ -34,7 +34,8 @@ class Reader:
         if message.get("full"):
             self.clear()
         self.sections |= {name: message[name] for name in ("state", "rounds") if name in message}
-        self.nodes |= {node["id"]: node for node in message.get("nodes", [])}
+        self.nodes |= {card[0]: (card, self.nodes.get(card[0], (None, None))[1]) for card in message.get("nodes", [])}
+        self.nodes |= {spot[0]: (self.nodes[spot[0]][0], spot) for spot in message.get("spots", [])}
         for node_id in message.get("gone", []):
             self.nodes.pop(node_id, None)  # it may have come and gone since
         for key, name, node_id, rank, spans in message.get("tracks", []):
@@ -88,10 +89,10 @@ def test_readers_of_any_pace_see_the_same(seed):
         for reader in readers:
             reader.read(picture)
             assert reader.all == fresh.all
-            assert "nodes" not in reader.read(picture)
+            assert not {"nodes", "spots", "tracks", "lines"} & reader.read(picture).keys()
         report = await look(backend, town.keys, "memory://")
         assert fresh.sections["state"]["why"] == explain(report).paragraph
-        assert {node["id"]: node["standing"] for node in fresh.nodes.values()} == {
+        assert {node_id: spot[1] for node_id, (_, spot) in fresh.nodes.items()} == {
             node.id: node.standing.value for node in report.nodes
         }
         await backend.close()

@@ -16,7 +16,7 @@ from quorate.dashboard.versioned import Versioned
 from quorate.events import Event, JoinStarted, NodeDrained, NodeLeft, NodeLost, WaitingFor
 from quorate.observe.explain import explain
 from quorate.observe.happenings import recorded
-from quorate.observe.report import NodeReport, Phase, Report, Standing
+from quorate.observe.report import Drain, NodeReport, Phase, Report, Standing
 
 MOST_LINES = 200
 FEW = 5
@@ -32,6 +32,26 @@ class Line(msgspec.Struct, frozen=True):
     text: str
 
 
+class Card(msgspec.Struct, frozen=True, array_like=True):
+    """Who a node is. Hardly ever changes: a node that is lost keeps it."""
+
+    id: str
+    name: str
+    addr: str
+    pid: int
+    labels: dict[str, str]
+    drain: Drain | None
+
+
+class Spot(msgspec.Struct, frozen=True, array_like=True):
+    """Where a node stands: what changes with every round, so it is small."""
+
+    id: str
+    standing: Standing
+    rank: int | None
+    joined_at: float | None
+
+
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What a reader is told. Absent: as it was. `full`: forget everything that was said before."""
 
@@ -40,7 +60,8 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     full: bool = False
     state: dict[str, Any] | None = None
     rounds: Sequence[Any] | None = None
-    nodes: list[NodeReport] = []
+    nodes: list[Card] = []
+    spots: list[Spot] = []
     gone: list[str] = []
     tracks: list[Any] = []
     dropped: list[int] = []
@@ -53,7 +74,9 @@ class Picture:
     def __init__(self, run_id: str, where: str) -> None:
         self.version = 1
         self._sections: Versioned[str, Any] = Versioned()
-        self._nodes: Versioned[str, NodeReport] = Versioned()
+        self._reports: dict[str, NodeReport] = {}
+        self._cards: Versioned[str, Card] = Versioned()
+        self._spots: Versioned[str, Spot] = Versioned()
         self._tracks = Tracks()
         self._lines: deque[tuple[Line, int]] = deque(maxlen=MOST_LINES)
         self._is_new = True
@@ -96,30 +119,41 @@ class Picture:
         changed = False
         number = report.round.number if report.round is not None else 0
         seen: set[str] = set()
+        reports = self._reports
         for node in report.nodes:
-            seen.add(node.id)
-            if self._nodes.put(node.id, node, version):
-                changed = True
-                at = _since(report, node, now) if self._is_new else now
-                self._tracks.show(node, number, at, version, departed)
-        for node_id in [node_id for node_id in self._nodes if node_id not in seen]:
+            node_id = node.id
+            seen.add(node_id)
+            if reports.get(node_id) == node:
+                continue
             changed = True
-            self._nodes.remove(node_id, version)
+            reports[node_id] = node
+            at = _since(report, node, now) if self._is_new else now
+            self._tracks.show(node, number, at, version, departed)
+            self._spots.put(node_id, Spot(node_id, node.standing, node.rank, _rounded(node.joined_at)), version)
+            if node.standing is not Standing.GONE or node_id not in self._cards:
+                card = Card(node_id, node.name, node.addr, node.pid, node.labels, node.drain)
+                self._cards.put(node_id, card, version)
+        for node_id in [node_id for node_id in reports if node_id not in seen]:
+            changed = True
+            del reports[node_id]
+            self._cards.remove(node_id, version)
+            self._spots.remove(node_id, version)
             self._tracks.hide(node_id, now, version, departed)
         return changed
 
     def since(self, version: int, now: float) -> Message:
         """The difference to a version; all of it for a reader that has none (0) or one that is too old."""
-        nodes, rows = self._nodes, self._tracks.rows
-        is_known = 0 < version <= self.version and nodes.knows(version) and rows.knows(version)
+        cards, rows = self._cards, self._tracks.rows
+        is_known = 0 < version <= self.version and cards.knows(version) and rows.knows(version)
         known = version if is_known else -1
         return Message(
             version=self.version,
             now=now,
             full=not is_known,
             **self._sections.changed(known),
-            nodes=list(nodes.changed(known).values()),
-            gone=nodes.removed(known) if is_known else [],
+            nodes=list(cards.changed(known).values()),
+            spots=list(self._spots.changed(known).values()),
+            gone=cards.removed(known) if is_known else [],
             tracks=[track.part(known) for track in rows.changed(known).values()],
             dropped=rows.removed(known) if is_known else [],
             lines=[line for line, at in self._lines if at > known],
@@ -157,6 +191,10 @@ def _since(report: Report, node: NodeReport, now: float) -> float:
     else:
         at = node.joined_at
     return now if at is None else min(at, now)
+
+
+def _rounded(at: float | None) -> float | None:
+    return None if at is None else round(at, 3)
 
 
 def _departed(events: Iterable[Event]) -> dict[str, State]:

@@ -139,6 +139,7 @@ class WebServer:
             ws="none",
             log_config=None,
             access_log=False,
+            proxy_headers=False,  # what a request says of its source counts for nothing
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -93,15 +93,17 @@ class Track:
                 return False
             if span.at < last.at:
                 span = Span(last.at, span.state, span.round)
-        self.spans.append(span)
+        self.spans.append(Span(round(span.at, 3), span.state, span.round))
         self.versions.append(version)
         if len(self.spans) > MOST_SPANS:
             del self.spans[0], self.versions[0]
         return True
 
     def part(self, since: int) -> TrackPart:
-        added = [span for span, version in zip(self.spans, self.versions, strict=True) if version > since]
-        return TrackPart(self.key, self.name, self.node_id, self.rank, added)
+        first = len(self.versions)
+        while first and self.versions[first - 1] > since:
+            first -= 1
+        return TrackPart(self.key, self.name, self.node_id, self.rank, self.spans[first:])
 
 
 class Tracks:

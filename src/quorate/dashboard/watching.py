@@ -31,6 +31,8 @@ from quorate.rendezvous.records import RosterRecord, decode
 
 PAUSE_S = 0.25
 """Changes that come within this time are shown together."""
+QUIET_S = 0.1
+"""What happens to many nodes at once is shown when nothing came for so long: a round of a thousand is one change."""
 LINGER_S = 60.0
 """So long after the last reader has gone, a run is still followed: a page that is loaded again finds its time line."""
 MOST_RUNS = 64
@@ -187,7 +189,9 @@ async def keep_following(place: Place, target: Target, picture: Picture) -> Asyn
                 if not picture.exists:
                     await _recall(backend, target, picture)
                 happenings = Happenings()
-                follower = Follower(backend, target.keys, place.where, pause_s=PAUSE_S, on_changes=happenings.take)
+                follower = Follower(
+                    backend, target.keys, place.where, pause_s=PAUSE_S, quiet_s=QUIET_S, on_changes=happenings.take
+                )
                 async for report in follower:
                     backoff.reset()
                     told, happenings.events = happenings.events, []

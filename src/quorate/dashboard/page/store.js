@@ -33,9 +33,15 @@ export class RunStore {
     this.offset = message.now - Date.now() / 1000;
     if (message.state) this.state = message.state;
     if (message.rounds) this.rounds = message.rounds;
-    for (const node of message.nodes || []) this.nodes.set(node.id, node);
+    // A card says who a node is, a spot where it stands; a node that changed is another object.
+    for (const [id, name, addr, pid, labels, drain] of message.nodes || []) {
+      this.nodes.set(id, { standing: "joining", rank: null, joined_at: null, ...this.nodes.get(id), id, name, addr, pid, labels, drain });
+    }
+    for (const [id, standing, rank, joined_at] of message.spots || []) {
+      this.nodes.set(id, { ...this.nodes.get(id), standing, rank, joined_at });
+    }
     for (const id of message.gone || []) this.nodes.delete(id);
-    if (message.nodes || message.gone) this.ordered = null;
+    if (message.nodes || message.spots || message.gone) this.ordered = null;
     for (const [key, name, id, rank, spans] of message.tracks || []) {
       let track = this.tracks.get(key);
       if (track === undefined) {
