@@ -57,7 +57,7 @@ def test_picture_of_merged_changes_equals_a_fresh_look(seed):
 
         async def follow():
             async for report in Follower(backend, town.keys, "memory://", quiet_s=0.1, pause_s=0.25):
-                reports.append(report)
+                reports.append(report)  # noqa: PERF401 - they are looked at meanwhile
 
         task = asyncio.create_task(follow())
         for _ in range(25):

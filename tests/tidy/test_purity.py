@@ -23,6 +23,8 @@ PURE = (
     "quorate.launcher.policy",
     "quorate.observe.report",
     "quorate.observe.scene",
+    "quorate.dashboard.tracks",
+    "quorate.dashboard.versioned",
 )
 FORBIDDEN_IMPORTS = frozenset(
     {

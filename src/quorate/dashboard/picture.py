@@ -1,5 +1,6 @@
-"""One run as the page shows it, with versions: what has changed since any of them is one message. Pure.
+"""One run as the page shows it, with versions: what has changed since any of them is one message.
 
+Pure but for the events' own loggers, which nothing here uses.
 Everything the page says in words is said here already, in the words of the commands: the page only lays it out.
 """
 

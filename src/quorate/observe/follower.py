@@ -18,7 +18,6 @@ from quorate.observe.report import Report
 from quorate.observe.scene import Scene
 from quorate.rendezvous.keys import RunKeys
 
-
 MOST_QUIETS = 8
 
 
@@ -64,9 +63,9 @@ class Follower:
 
     An error before the first report is raised; afterwards outages are lived through, and only what is rejected for good
     is raised. `on_changes` is called with every batch once it is taken in, and with None after a scan that may have
-    skipped some. With `quiet_s` it waits after a change until nothing came for so long (not for ever: MOST_QUIETS times)
-    and takes all of it in as one batch, without what was overwritten meanwhile: for those who look at large runs, and
-    need not see every step.
+    skipped some. With `quiet_s` it waits after a change until nothing came for so long (MOST_QUIETS times at most) and
+    takes all of it in as one batch, without what was overwritten meanwhile: for those who look at large runs and need
+    not see every step.
     """
 
     def __init__(

@@ -43,8 +43,8 @@ export function runView(runId, viewer) {
   const timeline = new Timeline(store);
   const rounds = new RoundTable(store);
   const list = h("ol", { class: "lines", "aria-label": "What happened, the latest first" });
-  const happened = h("section", { class: "card", "aria-labelledby": "lines-title" }, h("div", { class: "head" }, h("h2", { id: "lines-title" }, "What happened")), h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "What happened" }, list));
-  const rest = h("div", { class: "rest" }, timeline.element, h("div", { class: "columns" }, h("div", {}, nodes.element, rounds.element), happened));
+  const happened = h("section", { class: "card happened", "aria-labelledby": "lines-title" }, h("div", { class: "head" }, h("h2", { id: "lines-title" }, "What happened")), h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "What happened" }, list));
+  const rest = h("div", { class: "rest" }, timeline.element, h("div", { class: "columns" }, nodes.element, happened), rounds.element);
   const element = h("div", {}, hero, h("div", { class: "tiles", role: "group", "aria-label": "Nodes by standing; press to show only those" }, tiles.map((tile) => tile.button)), rest);
   const lineRows = new Map();
   let announced = 0;
