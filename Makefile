@@ -101,11 +101,12 @@ $(VENV)/jax/.stamp: $(INPUTS) | $(BIN)/python
 	$(VENV)/jax/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[jax]' pytest hypothesis
 	@touch $@
 
-# Tests of several machines need network namespaces, those of etcd an etcd, which must not be started as a service.
+# Tests of several machines need network namespaces, those of etcd an etcd, which must not be started as a service, those of the page a browser.
 # Without root they are skipped, by name.
 $(VENV)/.stamp-system: | $(BIN)/python
 	@command -v etcd >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq etcd-server; } || echo "note: no 'etcd' (package etcd-server): tests of etcd are skipped"
 	@command -v ip >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq iproute2; } || echo "note: no 'ip' (package iproute2): tests of several machines are skipped"
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } || echo "note: no 'chromium': tests of the web page in a browser are skipped"
 	@command -v tmux >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq tmux; } || echo "note: no 'tmux': tests of the terminal are skipped"
 	@command -v faketime >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq faketime; } || echo "note: no 'faketime': the scenario of clocks that differ is skipped"
 	@touch $@

@@ -332,6 +332,17 @@ class MetricsListen(Event, frozen=True, kw_only=True):
         return f"shows metrics at http://{self.address}/metrics"
 
 
+class DashboardListens(Event, frozen=True, kw_only=True):
+    """A dashboard is served."""
+
+    level = logging.INFO
+    url: str
+    where: str
+
+    def text(self) -> str:
+        return f"shows {self.where} at {self.url}"
+
+
 class ServerStopped(Event, frozen=True, kw_only=True):
     """An embedded server has stopped in good order."""
 

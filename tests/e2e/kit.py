@@ -300,6 +300,14 @@ class Stage:
             server.wait_listening()
         return server
 
+    def dashboard(self, url: str, http: str, *options: str) -> Process:
+        """`quorate dashboard`; returns when it is served."""
+        words = ["dashboard", url, "--http", http, *options]
+        process = Process(f"dashboard {http}", [sys.executable, "-m", "quorate", *words])
+        self.processes.append(process)
+        process.wait_line("shows")
+        return process
+
     def node(self, url: str, name: str, mode: str = "loop", *more: str, machine: Machine | None = None) -> Node:
         """A node, by the modes of `node.py`. The URL has a query already."""
         argv = [sys.executable, str(HERE / "node.py"), mode, f"{url}&name={name}", *more]

@@ -25,6 +25,8 @@ PURE = (
     "quorate.integrations.schedulers.*",
     "quorate.observe.report",
     "quorate.observe.scene",
+    "quorate.dashboard.tracks",
+    "quorate.dashboard.versioned",
 )
 FORBIDDEN_IMPORTS = frozenset(
     {

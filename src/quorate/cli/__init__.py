@@ -11,6 +11,7 @@ import click
 from quorate._version import __version__
 from quorate.cli.acting import close, drain, reopen
 from quorate.cli.bench import bench
+from quorate.cli.dashboard import dashboard
 from quorate.cli.doctor import doctor
 from quorate.cli.looking import events, history, ls, status, watch, why
 from quorate.cli.run import run
@@ -51,5 +52,22 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (run, status, why, watch, ls, history, events, close, reopen, drain, store, doctor, serve, bench, sim):
+for _command in (
+    run,
+    status,
+    why,
+    watch,
+    ls,
+    history,
+    events,
+    close,
+    reopen,
+    drain,
+    store,
+    doctor,
+    serve,
+    dashboard,
+    bench,
+    sim,
+):
     main.add_command(_command)

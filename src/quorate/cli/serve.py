@@ -52,6 +52,19 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
     help="With --data: what must have survived before anything is acknowledged. always (the default): a loss of power; "
     "os: the end of the process, but not of the machine.",
 )
+@click.option(
+    "--http",
+    metavar="ADDR:PORT",
+    help="Serve the web page here, too, with the same token and certificates (docs/dashboard.md); port 0 takes a free "
+    "one. Needs the extra quorate[dashboard].",
+)
+@click.option(
+    "--http-name",
+    "http_names",
+    multiple=True,
+    metavar="NAME",
+    help="With --http: a name that the page may be asked for by, besides addresses and this machine's.",
+)
 @click.option("--insecure", is_flag=True, help="Serve an address that others can reach without asking who they are.")
 @watching_options
 @limit_options
@@ -72,6 +85,7 @@ def serve(engine: str, bind: str | None, data: str | None, **options: Any) -> No
     \b
     Examples:
       quorate serve --bind 0.0.0.0:29400 --token-file /etc/quorate/token --data /var/lib/quorate
+      quorate serve --http 127.0.0.1:29480
       quorate serve --engine etcd --peers a,b,c --data /var/lib/quorate
     """
     from quorate.errors import QuorateError
@@ -111,6 +125,8 @@ def _serve_ours(
     tls_key: str | None,
     tls_ca: str | None,
     sync: str | None,
+    http: str | None,
+    http_names: tuple[str, ...],
     insecure: bool,
     metrics: str | None,
     metrics_runs: int,
@@ -126,8 +142,23 @@ def _serve_ours(
         raise click.UsageError("--tls-key and --tls-ca need --tls-cert, the certificate of this server")
     if sync is not None and data is None:
         raise click.UsageError("--sync says how data are kept: give the directory with --data, too")
+    if http_names and http is None:
+        raise click.UsageError("--http-name is for the page: give its address with --http, too")
     tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
-    with watched(metrics, metrics_runs, events_file, events_size) as watch:
+    with watched(metrics, metrics_runs, events_file, events_size, has_page=http is not None) as watch:
+        beside = None
+        if http is not None:
+            from quorate.cli.dashboard import dashboard_code
+
+            prepare = dashboard_code().prepare_beside
+            beside = prepare(
+                http,
+                names=http_names,
+                token_file=token_file,
+                tls=tls,
+                insecure=insecure,
+                metrics=lambda _: watch.metrics,
+            )
         run_loop(
             serve_until_told(
                 bind,
@@ -139,6 +170,7 @@ def _serve_ours(
                 sync=sync or "always",
                 sinks=watch.sinks,
                 attach=watch.attach,
+                beside=beside,
             )
         )
 

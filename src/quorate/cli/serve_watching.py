@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -35,7 +36,7 @@ def watching_options(command: Callable[..., None]) -> Callable[..., None]:
                 default=200,
                 show_default=True,
                 metavar="N",
-                help="With --metrics: so many runs are shown by name, the others together.",
+                help="With --metrics or --http: so many runs are shown by name, the others together.",
             ),
             click.option(
                 "--events",
@@ -68,43 +69,50 @@ def metrics_address(given: str) -> tuple[str, int]:
     return parse_endpoint(text, METRICS_PORT, lowest_port=0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Watched:
     """What a server is given: sinks for its events, and `attach`, to be called before it listens."""
 
     sinks: tuple[Sink, ...] = ()
     attach: Callable[[Server], None] = field(default=lambda _: None)
+    metrics: Callable[[], tuple[bytes, str]] | None = None
+    """The text for whoever serves HTTP already, once it is attached."""
 
 
 @contextmanager
-def watched(metrics: str | None, metrics_runs: int, events_file: str | None, events_size: int) -> Iterator[Watched]:
+def watched(
+    metrics: str | None, metrics_runs: int, events_file: str | None, events_size: int, *, has_page: bool = False
+) -> Iterator[Watched]:
     """For as long as the server runs. QuorateError if a file or an address cannot be used."""
     with ExitStack() as stack:
-        sinks: tuple[Sink, ...] = ()
+        watch = Watched()
         if events_file is not None:
             from quorate.observe.sinks import JsonLines
             from quorate.server.process import print_event
 
             events = JsonLines(events_file, max_bytes=events_size, tell=print_event)
             stack.callback(events.close)
-            sinks = (events,)
-        yield Watched(sinks, _attaching(metrics, metrics_runs, stack))
+            watch.sinks = (events,)
+        if metrics is not None or has_page:
+            watch.attach = _attaching(watch, metrics, metrics_runs, stack)
+        yield watch
 
 
-def _attaching(metrics: str | None, most_runs: int, stack: ExitStack) -> Callable[[Server], None]:
-    if metrics is None:
-        return lambda _: None
+def _attaching(watch: Watched, metrics: str | None, most_runs: int, stack: ExitStack) -> Callable[[Server], None]:
     try:
-        from quorate.observe.metrics import serve_metrics, server_registry
+        from quorate.observe.metrics import exposition, serve_metrics, server_registry
     except ImportError as error:
         raise click.ClickException(f"--metrics cannot be served: {error}") from None
     from quorate.events import MetricsListen
 
-    host, port = metrics_address(metrics)
+    address = None if metrics is None else metrics_address(metrics)
 
     def attach(server: Server) -> None:
-        listener = serve_metrics(server_registry(server, most_runs=most_runs), host, port)
-        stack.callback(listener.close)
-        server.emit(MetricsListen(run_id="", by=server.name, address=listener.address))
+        registry = server_registry(server, most_runs=most_runs)
+        watch.metrics = partial(exposition, registry)
+        if address is not None:
+            listener = serve_metrics(registry, *address)
+            stack.callback(listener.close)
+            server.emit(MetricsListen(run_id="", by=server.name, address=listener.address))
 
     return attach

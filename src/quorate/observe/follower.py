@@ -18,6 +18,8 @@ from quorate.observe.report import Report
 from quorate.observe.scene import Scene
 from quorate.rendezvous.keys import RunKeys
 
+MOST_QUIETS = 8
+
 
 def prefixes(keys: RunKeys) -> tuple[str, ...]:
     """What a scene is drawn from."""
@@ -42,12 +44,28 @@ async def _read_roster(backend: Backend, scene: Scene) -> None:
         scene.set_roster(number, items, asyncio.get_running_loop().time())
 
 
+def merged(batches: Sequence[Batch]) -> list[Batch]:
+    """One batch for all: the last change of every key, and of a key that was removed what it held last."""
+    if len(batches) < 2:
+        return list(batches)
+    latest: dict[str, list[Change]] = {}
+    for batch in batches:
+        for change in batch.changes:
+            before = latest.pop(change.key, ())
+            kept = [before[-1]] if before and change.item is None and before[-1].item is not None else []
+            latest[change.key] = [*kept, change]
+    changes = tuple(change for some in latest.values() for change in some)
+    return [Batch(max(batch.revision for batch in batches), changes)]
+
+
 class Follower:
     """Iterate it once; `trouble` says why the backend cannot be reached at present ("" if it can).
 
     An error before the first report is raised; afterwards outages are lived through, and only what is rejected for good
     is raised. `on_changes` is called with every batch once it is taken in, and with None after a scan that may have
-    skipped some.
+    skipped some. With `quiet_s` it waits after a change until nothing came for so long (MOST_QUIETS times at most) and
+    takes all of it in as one batch, without what was overwritten meanwhile: for those who look at large runs and need
+    not see every step.
     """
 
     def __init__(
@@ -57,6 +75,7 @@ class Follower:
         where: str,
         *,
         pause_s: float = 0.0,
+        quiet_s: float = 0.0,
         on_changes: Callable[[Scene, Sequence[Change] | None], None] | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -64,6 +83,7 @@ class Follower:
         self._backend = backend
         self._keys = keys
         self._pause_s = pause_s
+        self._quiet_s = quiet_s
         self._on_changes = on_changes or (lambda _, __: None)
         self._loop = asyncio.get_running_loop()
         self._scene = Scene(keys, where, self._loop.time())
@@ -114,8 +134,12 @@ class Follower:
                 if self._pause_s:
                     await asyncio.sleep(self._pause_s)
                 await self._woken.wait()
+                if self._quiet_s:
+                    await self._let_settle()
                 self._woken.clear()
                 batches, self._batches = self._batches, []
+                if self._quiet_s:
+                    batches = merged(batches)
                 for batch in batches:
                     await self._apply(batch)
                 if self._failed is not None:
@@ -124,6 +148,13 @@ class Follower:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
+
+    async def _let_settle(self) -> None:
+        for _ in range(MOST_QUIETS):
+            seen = len(self._batches)
+            await asyncio.sleep(self._quiet_s)
+            if len(self._batches) == seen:
+                return
 
     async def _apply(self, batch: Batch) -> None:
         self._scene.apply(batch.changes, batch.revision, self._loop.time())

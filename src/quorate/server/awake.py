@@ -13,7 +13,8 @@ import os
 import time
 from collections.abc import Callable
 
-from quorate.server.connection import Connection, House
+from quorate.server.connection import Connection
+from quorate.server.house import House
 
 AWAKE_S = 0.0001
 """How long it looks for the next request."""

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quorate.backends.tcp_link import Link
 from quorate.backends.tls import TlsFiles
 from quorate.backends.tls_pipe import TlsPipe
 from quorate.backends.token import TokenFile
 from quorate.errors import Rejected
-from quorate.events import SecurityNotice, ServerTrouble
-
-if TYPE_CHECKING:
-    from quorate.server.server import Server
+from quorate.events import Emitter, SecurityNotice, ServerTrouble
 
 LOOK_S = 2.0
 """How soon a server notices that a file has changed."""
+
+
+class Served(Protocol):
+    """What asks for a token and shows a certificate: a server, or a page."""
+
+    name: str
+    emit: Emitter
+    token: str | tuple[str, ...] | None
+    tls: ssl.SSLContext | None
 
 
 class Credentials:
@@ -102,13 +108,13 @@ class Credentials:
         """Read the files again now, whether they have changed or not (a server was told to)."""
         self._again.set()
 
-    def keep_fresh(self, server: Server) -> asyncio.Task[None] | None:
+    def keep_fresh(self, server: Served) -> asyncio.Task[None] | None:
         """Give a server what is new in the files, until it is cancelled; None: there are no files."""
         if self._token is None and self.tls is None:
             return None
         return asyncio.create_task(self._keep_fresh(server), name="reader of token and certificates")
 
-    async def _keep_fresh(self, server: Server) -> None:
+    async def _keep_fresh(self, server: Served) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -42,8 +42,9 @@ async def serve_until_told(
     sync: str = "always",
     sinks: Iterable[Sink] = (),
     attach: Callable[[Server], None] = lambda _: None,
+    beside: Callable[[Server, Credentials], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again.
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again. `beside` runs meanwhile.
 
     `sinks` get its events beside stderr; `attach` is called with the server before it listens.
 
@@ -83,7 +84,8 @@ async def serve_until_told(
     for notice in [*notices, *([too_few] if too_few else [])]:
         server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
     keeps_fresh = credentials.keep_fresh(server)
-    await told.wait()
+    async with beside(server, credentials) if beside is not None else nullcontext():
+        await told.wait()
     if keeps_fresh is not None:
         keeps_fresh.cancel()
     await server.stop(why[0])

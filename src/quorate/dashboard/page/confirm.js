@@ -1,0 +1,48 @@
+// Nothing is done without being asked for twice.
+
+import { act } from "./api.js";
+import { byId, say } from "./dom.js";
+
+/** Ask, with a reason; do it; what was said of it, or null if it was called off. Stays open while it fails. */
+export function confirmed(name, body, { title, text, button, isGrave }) {
+  const dialog = byId("dialog");
+  const form = byId("dialog-form");
+  const yes = byId("dialog-yes");
+  const why = byId("dialog-why");
+  say(byId("dialog-title"), title);
+  say(byId("dialog-text"), text);
+  say(byId("dialog-wrong"), "");
+  say(yes, button);
+  yes.classList.toggle("grave", isGrave);
+  why.value = "";
+  return new Promise((resolve) => {
+    const end = (said) => {
+      form.removeEventListener("submit", submit);
+      byId("dialog-no").removeEventListener("click", no);
+      dialog.removeEventListener("cancel", no);
+      dialog.close();
+      resolve(said);
+    };
+    const no = (event) => {
+      event.preventDefault();
+      end(null);
+    };
+    const submit = async (event) => {
+      event.preventDefault();
+      yes.disabled = true;
+      try {
+        const answer = await act(name, { ...body, why: why.value });
+        end(answer.said);
+      } catch (error) {
+        say(byId("dialog-wrong"), error.message);
+      } finally {
+        yes.disabled = false;
+      }
+    };
+    form.addEventListener("submit", submit);
+    byId("dialog-no").addEventListener("click", no);
+    dialog.addEventListener("cancel", no);
+    dialog.showModal();
+    why.focus();
+  });
+}

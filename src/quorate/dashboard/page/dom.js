@@ -1,0 +1,60 @@
+// Elements from data. Text is only ever text: nothing here parses HTML.
+
+export const byId = (id) => document.getElementById(id);
+
+/** h("p", {class: "x", onclick: f}, "text", child): an element. Values that are null or false are left out. */
+export function h(name, props = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(props)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** Set the text of an element, if it is another. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function show(element, is) {
+  if (element.hidden === is) element.hidden = !is;
+}
+
+const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+
+/** A moment: the time of day, and the day if that was not today. */
+export function moment(at, now) {
+  if (at === null || at === undefined) return "";
+  return (now - at < 72000 ? clock : day).format(at * 1000);
+}
+
+/** A duration as people say it. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  if (seconds < 0.0995) return `${Math.max(0, Math.round(seconds * 1000))} ms`;
+  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  if (seconds < 99.5) return `${Math.round(seconds)} s`;
+  if (seconds < 5970) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 169200) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${Math.round(seconds / 86400)} d`;
+}
+
+export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
+/** host9 before host10. */
+export const natural = new Intl.Collator("en", { numeric: true }).compare;
+
+/** Make these the children of an element, in this order; what stays in its place is not touched, and keeps the focus. */
+export function arrange(parent, children) {
+  const wanted = new Set(children);
+  for (const child of [...parent.childNodes]) if (!wanted.has(child)) child.remove();
+  let at = parent.firstChild;
+  for (const child of children) {
+    if (child === at) at = at.nextSibling;
+    else parent.insertBefore(child, at);
+  }
+}

@@ -1,0 +1,92 @@
+// One stream of server-sent events that is kept open while somebody looks: pictures in, and how fresh they are.
+
+const SILENT_MS = 12000;
+const HIDDEN_MS = 30000;
+
+export class Feed {
+  /** `onPicture(message)`, `onState("live" | "connecting" | "silent", seconds)`, `onRefused()`: not let in any more. */
+  constructor(path, { onPicture, onState, onRefused }) {
+    this.path = path;
+    this.onPicture = onPicture;
+    this.onState = onState;
+    this.onRefused = onRefused;
+    this.last = "";
+    this.heardAt = performance.now();
+    this.retries = 0;
+    this.seen = () => this.visibility();
+    document.addEventListener("visibilitychange", this.seen);
+    this.watch = setInterval(() => this.check(), 1000);
+    this.open();
+  }
+
+  open() {
+    const mark = this.last ? `${this.path.includes("?") ? "&" : "?"}after=${encodeURIComponent(this.last)}` : "";
+    const source = new EventSource(this.path + mark);
+    this.source = source;
+    source.addEventListener("open", () => this.heard());
+    source.addEventListener("picture", (event) => {
+      this.last = event.lastEventId;
+      this.retries = 0;
+      this.heard();
+      this.onPicture(JSON.parse(event.data));
+    });
+    source.addEventListener("beat", () => this.heard());
+    source.addEventListener("bye", () => {
+      source.close();
+      this.again();
+    });
+    source.addEventListener("error", () => {
+      this.onState("connecting", this.silentFor());
+      if (source.readyState === EventSource.CLOSED) this.again();
+    });
+  }
+
+  heard() {
+    this.heardAt = performance.now();
+    this.onState("live", 0);
+  }
+
+  silentFor() {
+    return (performance.now() - this.heardAt) / 1000;
+  }
+
+  check() {
+    if (this.source && performance.now() - this.heardAt > SILENT_MS) this.onState("silent", this.silentFor());
+  }
+
+  /** The stream was refused or has ended: ask whether we may still look, and look again after a while. */
+  again() {
+    if (this.source === null) return;
+    this.source.close();
+    const pause = Math.min(10000, 500 * 2 ** this.retries++) * (0.5 + Math.random() / 2);
+    clearTimeout(this.timer);
+    this.timer = setTimeout(async () => {
+      if (await this.onRefused()) this.open();
+      else this.close();
+    }, pause);
+  }
+
+  /** A page that nobody sees needs no stream: browsers have few to give. */
+  visibility() {
+    clearTimeout(this.hiding);
+    if (document.visibilityState === "hidden") {
+      this.hiding = setTimeout(() => {
+        clearTimeout(this.timer);
+        this.source?.close();
+        this.source = null;
+      }, HIDDEN_MS);
+    } else if (this.source === null) {
+      this.heardAt = performance.now();
+      this.open();
+    }
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    clearTimeout(this.hiding);
+    clearInterval(this.watch);
+    document.removeEventListener("visibilitychange", this.seen);
+    this.source?.close();
+    this.source = null;
+  }
+}

@@ -1,0 +1,117 @@
+"""Sessions are bounded and end; whoever acts is known."""
+
+import asyncio
+
+import pytest
+
+from quorate.dashboard.access import IDLE_S, LASTS_S, MOST_SESSIONS, Access, Blocked, How
+from quorate.dashboard.guard import host_of, is_own, own_names
+from quorate.events import Emitter
+from quorate.server.door import Door
+from quorate.server.limits import ServerLimits
+
+PEER = ("10.0.0.7", 1234)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def access(clock, *tokens, acts_openly=True, **limits):
+    async def make():
+        door = Door(ServerLimits(**limits), Emitter(), "test")
+        door._loop = type("Loop", (), {"time": staticmethod(clock)})()
+        return Access(lambda: tokens, door, clock, acts_openly=acts_openly)
+
+    return asyncio.run(make())
+
+
+def test_any_of_several_tokens_opens_a_session(clock):
+    one = access(clock, "a", "b")
+    for token in ("a", "b"):
+        cookie = one.login(token, PEER)
+        viewer = one.viewer(cookie, "", PEER)
+        assert (viewer.how, viewer.may_act) == (How.SESSION, True)
+        assert viewer.is_valid()
+    assert one.login("c", PEER) is None
+    assert one.login("", PEER) is None
+    assert one.login("a" * 10_000, PEER) is None
+    assert one.viewer("made up", "", PEER) is None
+    assert one.viewer("", "", PEER) is None
+
+
+def test_session_ends_after_its_time_and_when_it_is_not_used(clock):
+    one = access(clock, "a")
+    used, idle = one.login("a", PEER), one.login("a", PEER)
+    viewer = one.viewer(used, "", PEER)
+    for _ in range(int(LASTS_S / IDLE_S * 2) - 1):
+        clock.now += IDLE_S / 2
+        assert one.viewer(used, "", PEER) is not None
+    assert one.viewer(idle, "", PEER) is None
+    clock.now += IDLE_S / 2
+    assert one.viewer(used, "", PEER) is None
+    assert not viewer.is_valid()
+
+
+def test_number_of_sessions_is_bounded_and_the_one_unused_for_longest_goes(clock):
+    one = access(clock, "a")
+    first, second = one.login("a", PEER), one.login("a", PEER)
+    for _ in range(MOST_SESSIONS - 2):
+        clock.now += 1
+        one.login("a", PEER)
+    one.viewer(first, "", PEER)
+    one.login("a", PEER)
+    assert one.viewer(first, "", PEER) is not None
+    assert one.viewer(second, "", PEER) is None
+    assert len(one._sessions) == MOST_SESSIONS
+
+
+def test_who_guesses_is_blocked_for_a_while_and_others_are_not(clock):
+    one = access(clock, "a", max_failed_logins=3, login_block_s=30)
+    for _ in range(3):
+        assert one.login("guess", PEER) is None
+    with pytest.raises(Blocked) as caught:
+        one.login("a", PEER)
+    assert caught.value.for_s == 30
+    with pytest.raises(Blocked):
+        one.viewer("", "Bearer a", PEER)
+    assert one.login("a", ("10.0.0.8", 1)) is not None
+    clock.now += 31
+    assert one.login("a", PEER) is not None
+
+
+def test_page_that_asks_for_nothing_lets_act_only_if_it_is_meant_to(clock):
+    assert access(clock).viewer("", "", PEER).may_act is True
+    assert access(clock, acts_openly=False).viewer("", "", PEER).may_act is False
+
+
+def test_csrf_is_of_the_session(clock):
+    one = access(clock, "a")
+    first, second = (one.viewer(one.login("a", PEER), "", PEER) for _ in range(2))
+    assert one.is_current(first.csrf, first)
+    assert not one.is_current(first.csrf, second)
+    assert not one.is_current("", second)
+
+
+@pytest.mark.parametrize(
+    ("header", "host"),
+    [("a.example", "a.example"), ("a.example:80", "a.example"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("::1", "::1")],
+)
+def test_host_is_read_from_its_header(header, host):
+    assert host_of(header) == host
+
+
+def test_only_addresses_and_own_names_are_ours():
+    names = own_names("head", ["page.example"])
+    for host in ("head", "HEAD:80", "page.example.", "localhost", "x.localhost:1", "192.168.1.1:80", "[fe80::1]:80"):
+        assert is_own(host, names), host
+    for host in ("", "elsewhere.example", "head.elsewhere.example", "1.2.3.4.example", "localhost.example", "[junk]:1"):
+        assert not is_own(host, names), host

@@ -1,0 +1,398 @@
+"""The page over HTTP, without a browser: who may look and act, what every answer carries, streams and limits."""
+
+import contextlib
+import re
+import socket
+import time
+
+import pytest
+
+from quorate.dashboard import app as dashboard_app
+from quorate.dashboard.app import PAGE
+from quorate.dashboard.guard import CONTENT_SECURITY_POLICY
+from quorate.server.limits import ServerLimits
+from tests.dashboard.kit import RUN, House, phase
+from tests.patience import PATIENCE_S, until
+
+TOKEN = "open sesame"
+
+
+@pytest.fixture
+def house(tmp_path):
+    with House(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    with House(tmp_path, token=TOKEN) as one:
+        yield one
+
+
+# --- the page itself --------------------------------------------------------------------------------------------------
+
+
+def test_every_answer_forbids_what_is_not_ours(guarded):
+    browser = guarded.browser()
+    for path in ("/", "/page/main.js", "/page/style.css", "/api/me", "/api/runs", "/nothing", "/page/nothing.js"):
+        headers = browser.get(path).headers
+        assert headers["content-security-policy"] == CONTENT_SECURITY_POLICY, path
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers.get("server") is None
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+    assert "default-src 'none'" in CONTENT_SECURITY_POLICY
+
+
+def test_page_has_no_inline_script_or_style_and_nothing_from_elsewhere():
+    for path in PAGE.iterdir():
+        text = path.read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert not re.search(r"https?://|//[\w-]+\.\w", text.replace("// ", "")), path.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            path
+        )
+        if path.suffix == ".html":
+            assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", text)
+
+
+def test_page_is_small_and_is_not_sent_twice(house):
+    browser = house.browser()
+    first = browser.get("/page/main.js")
+    assert first.headers["content-type"].startswith("text/javascript")
+    again = browser.get("/page/main.js", if_none_match=first.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+    assert sum(path.stat().st_size for path in PAGE.iterdir()) < 100_000
+
+
+@pytest.mark.parametrize("path", ["/page/../app.py", "/page/..%2Fapp.py", "/page/%2e%2e/app.py", "/page//etc/passwd"])
+def test_no_other_file_is_served(house, path):
+    assert house.browser().get(path).status == 404
+
+
+# --- who may look -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_token_nothing_but_the_page_is_shown(guarded):
+    browser = guarded.browser()
+    assert browser.get("/").status == 200
+    assert browser.get("/api/me").json == {"logged_in": False}
+    for path in ("/api/runs", f"/api/run?id={RUN}", "/metrics"):
+        assert browser.get(path).status == 401, path
+    assert browser.post("/api/close", {"run": RUN}).status == 401
+    assert browser.post("/api/logout", {}).status == 401
+
+
+def test_wrong_token_is_refused_and_counted_as_that_of_a_node(guarded):
+    browser = guarded.browser()
+    answer = browser.login("open barley")
+    assert answer.status == 403
+    assert "not the server's token" in answer.json["error"]
+    assert "set-cookie" not in answer.headers
+    refused = guarded.server.describe()["refused_token"]
+    assert refused == "1"
+    assert any("dashboard" in str(event) and "127.0.0.1" in str(event) for event in guarded.events)
+    assert TOKEN not in str(guarded.events)
+    assert "barley" not in str(guarded.events)
+
+
+def test_right_token_opens_a_session_that_a_strict_cookie_stands_for(guarded):
+    browser = guarded.browser()
+    answer = browser.login(f" {TOKEN}\n")
+    assert answer.status == 200
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith(f"quorate-{guarded.port}=")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+    assert TOKEN not in cookie
+    assert browser.get("/api/me").json["may_act"] is True
+    with browser.stream("/api/runs") as stream:
+        assert stream.next()[1]["full"] is True
+    assert guarded.browser().get("/api/runs").status == 401
+
+
+def test_program_gives_the_token_with_each_request(guarded):
+    browser = guarded.browser()
+    assert browser.get("/api/me", authorization=f"Bearer {TOKEN}").json["how"] == "token"
+    assert browser.get("/api/runs", authorization="Bearer other").status == 401
+    assert browser.get("/api/runs", authorization=f"Basic {TOKEN}").status == 401
+    guarded.join("a")
+    done = browser.post("/api/close", {"run": RUN}, authorization=f"Bearer {TOKEN}", origin=None, x_quorate_csrf=None)
+    assert (done.status, done.json["said"]) == (200, f"Run '{RUN}' is closed.")
+
+
+def test_who_guesses_is_stopped_even_with_the_right_token(tmp_path):
+    limits = ServerLimits(max_failed_logins=5, login_block_s=60)
+    with House(tmp_path, token=TOKEN, limits=limits) as house:
+        browser = house.browser()
+        for number in range(5):
+            assert browser.login(f"guess {number}").status == 403
+        with pytest.raises(ConnectionError):  # not even read
+            browser.login(TOKEN)
+        assert int(house.server.describe()["refused_blocked"]) >= 1
+
+
+def test_connection_that_is_open_is_stopped_too(tmp_path):
+    limits = ServerLimits(max_failed_logins=5, login_block_s=60)
+    with House(tmp_path, token=TOKEN, limits=limits) as house:
+        browser = house.browser()
+        connection = browser.connect()
+        headers = browser.headers({"origin": browser.origin, "content-type": "application/json"})
+        found = []
+        for token in (*(f"guess {number}" for number in range(5)), TOKEN):
+            connection.request("POST", "/api/login", f'{{"token": "{token}"}}'.encode(), headers)
+            answer = connection.getresponse()
+            found.append(answer.status)
+            answer.read()
+        connection.close()
+        assert found == [403, 403, 403, 403, 403, 429]
+
+
+def test_logging_out_ends_the_session_and_its_streams(guarded):
+    browser = guarded.browser()
+    browser.login(TOKEN)
+    with browser.stream("/api/runs") as stream:
+        stream.next()
+        cookie = browser.cookie
+        assert browser.post("/api/logout", {}).status == 200
+        browser.cookie = cookie  # a browser that keeps it all the same
+        assert browser.get("/api/me").json == {"logged_in": False}
+        told = stream.rest()
+    assert told[-1] == ("bye", "signed out")
+
+
+def test_session_ends_when_its_token_is_taken_away(guarded):
+    browser = guarded.browser()
+    browser.login(TOKEN)
+    guarded.ask(lambda: setattr(guarded.server, "token", (TOKEN, "new")))
+    assert browser.get("/api/me").json["logged_in"] is True
+    guarded.ask(lambda: setattr(guarded.server, "token", ("new",)))
+    assert browser.get("/api/me").json == {"logged_in": False}
+    assert browser.login("new").status == 200
+
+
+# --- requests of other pages ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"x_quorate_csrf": None},
+        {"x_quorate_csrf": ""},
+        {"x_quorate_csrf": "guessed"},
+        {"origin": None},
+        {"origin": "null"},
+        {"origin": "http://elsewhere.example"},
+        {"origin": "http://127.0.0.1:1"},
+        {"content_type": "text/plain"},
+        {"content_type": "application/x-www-form-urlencoded"},
+    ],
+)
+@pytest.mark.parametrize("token", ["", TOKEN])
+def test_other_pages_cannot_act_with_the_cookie(tmp_path, token, wrong):
+    with House(tmp_path, token=token) as house:
+        house.join("a")
+        browser = house.browser()
+        if token:
+            browser.login(token)
+        browser.csrf = browser.get("/api/me").json["csrf"]
+        refused = browser.post("/api/close", {"run": RUN}, **wrong)
+        assert refused.status in (403, 415)
+        with browser.stream(f"/api/run?id={RUN}") as stream:
+            assert stream.until(lambda message: phase(message) == "active")["state"]["is_closed"] is False
+        assert browser.post("/api/close", {"run": RUN}).status == 200
+
+
+def test_login_of_another_page_is_refused(guarded):
+    browser = guarded.browser()
+    assert browser.post("/api/login", {"token": TOKEN}, origin="http://elsewhere.example").status == 403
+    assert browser.cookie == ""
+
+
+@pytest.mark.parametrize("host", ["elsewhere.example", "elsewhere.example:80", "127.0.0.1.elsewhere.example", ""])
+def test_page_is_not_served_under_a_name_that_is_not_ours(house, host):
+    answer = house.browser(host=host or " ").get("/api/me")
+    assert answer.status in (400, 421)
+    assert b"csrf" not in answer.body
+
+
+def test_page_is_served_under_its_own_names(tmp_path):
+    with House(tmp_path, names=("page.example",)) as house:
+        for host in (
+            "127.0.0.1",
+            "[::1]:80",
+            "localhost:1",
+            "a.localhost",
+            "10.1.2.3",
+            "page.example",
+            "PAGE.example:9",
+        ):
+            assert house.browser(host=host).get("/api/me").status == 200, host
+
+
+# --- acting -----------------------------------------------------------------------------------------------------------
+
+
+def test_closing_reopening_and_draining_work_and_are_recorded(house):
+    house.join("a", "b")
+    browser = house.browser()
+    browser.csrf = browser.get("/api/me").json["csrf"]
+    with browser.stream(f"/api/run?id={RUN}") as stream:
+        stream.until(lambda message: phase(message) == "active")
+        assert browser.post("/api/close", {"run": RUN, "why": "wrong data"}).json["said"] == "Run 'my-run' is closed."
+        closed = stream.until(lambda message: (message.get("state") or {}).get("is_closed"))["state"]["closing"]
+        assert closed["why"] == "wrong data"
+        assert re.fullmatch(r"dashboard on .+, for 127\.0\.0\.1", closed["by"])
+        assert "already" in browser.post("/api/close", {"run": RUN}).json["said"]
+        assert "open again" in browser.post("/api/reopen", {"run": RUN}).json["said"]
+        assert browser.post("/api/drain", {"run": RUN, "node": "b", "why": "disk"}).json["said"] == "Asked b to go."
+        drained = stream.until(lambda message: any(card[5] for card in message.get("nodes", ())))
+        ((_, name, _, _, _, drain),) = [card for card in drained["nodes"] if card[5]]
+        assert (name, drain["why"]) == ("b", "disk")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/api/close", {"run": "other"}, 404),
+        ("/api/drain", {"run": RUN, "node": "nobody"}, 404),
+        ("/api/destroy", {"run": RUN}, 404),
+        ("/api/close", {"run": RUN, "force": True}, 400),
+        ("/api/close", {}, 400),
+        ("/api/close", b"{", 400),
+        ("/api/close", b"\xff\xfe", 400),
+        ("/api/close", {"run": "x" * 10_000}, 404),
+        ("/api/close", {"run": RUN, "why": "x" * 501}, 400),
+        ("/api/close", {"run": "x" * 20_000}, 413),
+    ],
+)
+def test_what_cannot_be_done_is_said(house, path, body, status):
+    house.join("a")
+    browser = house.browser()
+    browser.csrf = browser.get("/api/me").json["csrf"]
+    answer = browser.post(path, body)
+    assert answer.status == status
+    assert len(answer.json["error"]) > 10
+
+
+def test_looking_makes_no_run(house):
+    with house.browser().stream("/api/run?id=not-there") as stream:
+        message = stream.until(lambda message: phase(message) == "absent")
+        assert "does not exist" in message["state"]["why"]
+    with house.browser().stream("/api/runs") as stream:
+        assert stream.next()[1].get("runs", []) == []
+    assert house.ask(lambda: len(house.server.hub.engine.items)) == 0
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_stream_that_is_resumed_tells_only_the_difference(house):
+    house.join("a", "b")
+    browser = house.browser()
+    with browser.stream(f"/api/run?id={RUN}") as stream:
+        whole = stream.until(lambda message: phase(message) == "active")
+        assert stream.headers["content-type"] == "text/event-stream"
+        last = stream.last
+    browser.csrf = browser.get("/api/me").json["csrf"]
+    browser.post("/api/close", {"run": RUN})
+    for more, query in (({"last_event_id": last}, ""), ({}, f"&after={last}")):
+        with browser.stream(f"/api/run?id={RUN}{query}", **more) as stream:
+            missed = stream.until(lambda message: (message.get("state") or {}).get("is_closed"))
+            assert "full" not in missed
+            assert "nodes" not in missed
+            assert missed["version"] > whole["version"]
+
+
+@pytest.mark.parametrize("last", ["", "0badc0de.3", "junk", "..", "0badc0de.99999999999999999999999", "é.1"])
+def test_stream_that_cannot_be_resumed_begins_anew(house, last):
+    house.join("a", "b")
+    with house.browser().stream(f"/api/run?id={RUN}", last_event_id=last.encode("latin-1").decode("latin-1")) as stream:
+        assert stream.next()[1]["full"] is True
+
+
+def test_all_who_look_share_one_follower(house):
+    house.join("a")
+    before = house.ask(lambda: house.server.hub.watch_count)
+    browser = house.browser()
+    with browser.stream(f"/api/run?id={RUN}") as first:
+        first.until(lambda message: phase(message) == "active")
+        one = house.ask(lambda: house.server.hub.watch_count)
+        with browser.stream(f"/api/run?id={RUN}") as second:
+            second.until(lambda message: phase(message) == "active")
+            assert house.ask(lambda: house.server.hub.watch_count) == one
+    assert one > before
+
+
+def test_too_many_streams_are_refused_in_words(house, monkeypatch):
+    monkeypatch.setattr(dashboard_app, "MOST_STREAMS_EACH", 2)
+    browser = house.browser()
+    with browser.stream("/api/runs") as first, browser.stream("/api/runs") as second:
+        first.next()
+        second.next()
+        refused = browser.get("/api/runs")
+        assert refused.status == 503
+        assert "too many" in refused.json["error"]
+        assert refused.headers["retry-after"]
+    until(lambda: _accepted(browser), "a place is free again")
+
+
+def _accepted(browser):
+    with browser.stream("/api/runs") as stream:
+        return stream.status == 200
+
+
+def test_stopping_says_goodbye_to_every_stream(tmp_path):
+    with House(tmp_path) as house:
+        stream = house.browser().stream("/api/runs")
+        stream.next()
+    with stream:
+        assert stream.rest()[-1][0] == "bye"
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+
+
+def test_silent_connection_is_closed(tmp_path):
+    with House(tmp_path, limits=ServerLimits(hello_timeout_s=0.3)) as house:
+        for words in (b"", b"GET / HT", b"POST /api/login HTTP/1.1\r\nHost: localhost\r\n"):
+            with socket.create_connection(("127.0.0.1", house.port), PATIENCE_S) as one:
+                one.sendall(words)
+                began = time.monotonic()
+                with contextlib.suppress(ConnectionResetError):
+                    assert one.recv(100) == b""
+                assert time.monotonic() - began < PATIENCE_S
+        assert int(house.server.describe()["refused_silent"]) == 3
+
+
+@pytest.mark.parametrize(
+    "words", [b"\x16\x03\x01junk\r\n\r\n", b"hello\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000]
+)
+def test_junk_costs_its_own_connection_only(house, words):
+    with socket.create_connection(("127.0.0.1", house.port), PATIENCE_S) as one:
+        try:
+            one.sendall(words)
+            assert one.recv(100)[:12] in (b"HTTP/1.1 400", b"")
+        except ConnectionError:
+            pass
+    assert house.browser().get("/api/me").status == 200
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_there_for_those_who_may_look(tmp_path):
+    def exposition():
+        return b"quorate_rounds_total 1\n", "text/plain; version=0.0.4"
+
+    with House(tmp_path, token=TOKEN, metrics=lambda server: exposition) as house:
+        browser = house.browser()
+        assert browser.get("/metrics").status == 401
+        answer = browser.get("/metrics", authorization=f"Bearer {TOKEN}")
+        assert (answer.status, answer.body) == (200, b"quorate_rounds_total 1\n")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4"
+
+
+def test_page_without_metrics_says_where_they_are(house):
+    answer = house.browser().get("/metrics")
+    assert answer.status == 404
+    assert "quorate serve --http" in answer.json["error"]
