@@ -141,3 +141,22 @@ def test_program_that_does_not_exist_fails_with_the_code_of_a_shell(stage, tmp_p
     done = command("run", "--standalone", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE at $MASTER_ADDR; exit 0")
     assert (done.returncode, done.stdout) == (0, "[rank 0] 0 of 1 at 127.0.0.1\n"), done.stderr
     assert time.monotonic() - begun_at < PATIENCE_S
+
+
+@pytest.mark.slow
+def test_workers_go_on_while_nobody_serves_and_form_again_once_when_somebody_does(stage, tmp_path):
+    bind, data = loopback(), str(tmp_path / "data")
+    server = stage.serve(bind, "--data", data)
+    run = Run(stage, bind, tmp_path, "2", conf="keep_alive_interval=1,keep_alive_max_attempt=3")
+    a, b = run.start("a"), run.start("b")
+    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    server.kill()
+    for one in (a, b):
+        one.wait_line("lost its session")
+        one.wait_line("nobody serves", "the workers go on until somebody does")
+        assert one.all("told") == []
+    assert len(run.left()) == 4, "two workers and their guards"
+    stage.serve(bind, "--data", data)
+    consistent(*(one.workers(2, above=number) for one in (a, b)))
+    run.finish(a, b)
+    assert [len(one.all("told")) for one in (a, b)] == [1, 1], "stopped once, when it was back"
