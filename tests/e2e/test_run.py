@@ -114,9 +114,10 @@ def test_node_whose_preflight_fails_is_held_back_with_its_reason_for_everybody(s
 
 def test_node_whose_preflight_never_succeeds_ends_with_its_own_code(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2", conf="hold_back=0.2,join_timeout=1")
-    b = run.start("b", "--preflight", "exit 3")
+    b = run.start("b", "--preflight", f"export QUORATE_WORKER_OF={run.id}/b; setsid sleep 300 & exit 3")
     assert b.wait_exit() == 83
-    assert b.wait_line("did not join: preflight 'exit 3' exited with 3")
+    assert b.wait_line("did not join: preflight", "exited with 3")
+    run.nothing_is_left()
 
 
 def test_output_of_workers_goes_where_it_was_told_to(stage, endpoint, tmp_path):
