@@ -161,3 +161,16 @@ def test_workers_go_on_while_nobody_serves_and_form_again_once_when_somebody_doe
     consistent(*(one.workers(2, above=number) for one in (a, b)))
     run.finish(a, b)
     assert [len(one.all("told")) for one in (a, b)] == [1, 1], "stopped once, when it was back"
+
+
+@pytest.mark.slow
+def test_launcher_that_hosts_the_run_is_killed_and_the_others_carry_on(stage, tmp_path):
+    run = Run(stage, loopback(), tmp_path, "2:3", conf="keep_alive_interval=1,keep_alive_max_attempt=3")
+    a = run.start("a")
+    a.wait_line("serves this run itself")
+    b, c = run.start("b"), run.start("c")
+    number = consistent(*(one.workers(3) for one in (a, b, c)))[0]["QUORATE_ROUND"]
+    a.kill()
+    consistent(*(one.workers(2, above=number) for one in (b, c)))
+    assert any("serves this run itself" in line for line in b.errors + c.errors)
+    run.finish(b, c)
