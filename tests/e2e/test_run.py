@@ -114,9 +114,10 @@ def test_node_whose_preflight_fails_is_held_back_with_its_reason_for_everybody(s
 
 def test_node_whose_preflight_never_succeeds_ends_with_its_own_code(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2", conf="hold_back=0.2,join_timeout=1")
-    b = run.start("b", "--preflight", "exit 3")
+    b = run.start("b", "--preflight", f"export QUORATE_WORKER_OF={run.id}/b; setsid sleep 300 & exit 3")
     assert b.wait_exit() == 83
-    assert b.wait_line("did not join: preflight 'exit 3' exited with 3")
+    assert b.wait_line("did not join: preflight", "exited with 3")
+    run.nothing_is_left()
 
 
 def test_output_of_workers_goes_where_it_was_told_to(stage, endpoint, tmp_path):
@@ -141,3 +142,35 @@ def test_program_that_does_not_exist_fails_with_the_code_of_a_shell(stage, tmp_p
     done = command("run", "--standalone", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE at $MASTER_ADDR; exit 0")
     assert (done.returncode, done.stdout) == (0, "[rank 0] 0 of 1 at 127.0.0.1\n"), done.stderr
     assert time.monotonic() - begun_at < PATIENCE_S
+
+
+@pytest.mark.slow
+def test_workers_go_on_while_nobody_serves_and_form_again_once_when_somebody_does(stage, tmp_path):
+    bind, data = loopback(), str(tmp_path / "data")
+    server = stage.serve(bind, "--data", data)
+    run = Run(stage, bind, tmp_path, "2", conf="keep_alive_interval=1,keep_alive_max_attempt=3")
+    a, b = run.start("a"), run.start("b")
+    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    server.kill()
+    for one in (a, b):
+        one.wait_line("lost its session")
+        one.wait_line("nobody serves", "the workers go on until somebody does")
+        assert one.all("told") == []
+    assert len(run.left()) == 4, "two workers and their guards"
+    stage.serve(bind, "--data", data)
+    consistent(*(one.workers(2, above=number) for one in (a, b)))
+    run.finish(a, b)
+    assert [len(one.all("told")) for one in (a, b)] == [1, 1], "stopped once, when it was back"
+
+
+@pytest.mark.slow
+def test_launcher_that_hosts_the_run_is_killed_and_the_others_carry_on(stage, tmp_path):
+    run = Run(stage, loopback(), tmp_path, "2:3", conf="keep_alive_interval=1,keep_alive_max_attempt=3")
+    a = run.start("a")
+    a.wait_line("serves this run itself")
+    b, c = run.start("b"), run.start("c")
+    number = consistent(*(one.workers(3) for one in (a, b, c)))[0]["QUORATE_ROUND"]
+    a.kill()
+    consistent(*(one.workers(2, above=number) for one in (b, c)))
+    assert any("serves this run itself" in line for line in b.errors + c.errors)
+    run.finish(b, c)

@@ -110,6 +110,13 @@ def test_node_that_has_finished_takes_part_again_if_another_fails():
     assert finishing().handle(Changed(1, Why.WAITING, "c waits")) == []
 
 
+def test_end_of_the_workers_that_is_told_twice_is_one_end():
+    policy = running(1)
+    policy.handle(Exited(1, 0, 0, 0))
+    assert len(policy.handle(Stopped(1))) == 1
+    assert policy.handle(Stopped(1)) == []
+
+
 def test_node_that_has_finished_does_not_wait_forever():
     assert finishing().handle(Unfinished(1, "missing: b")) == [Leave("missing: b"), End(TIMED_OUT, "missing: b")]
 

@@ -86,6 +86,16 @@ def test_node_that_was_refused_and_came_in_later_is_not_told_as_refused():
     assert "refused" not in explain(drawn(LED, note, *joining("a", "b"))).paragraph
 
 
+def test_node_whose_own_check_failed_is_told_as_held_back_with_what_to_do():
+    note = (KEYS.refusal("b"), RefusedRecord(name="b", differences={}, why="preflight 'check' exited with 9"))
+    text = explain(drawn(LED, note, *joining("a"))).paragraph
+    assert "B is held back: preflight 'check' exited with 9." in text
+    assert "Mend what the preflight found there" in text
+    assert "same settings" not in text
+    both = (KEYS.refusal("c"), RefusedRecord(name="c", differences={"min_nodes": (3, 2)}, why="other settings"))
+    assert "Give all nodes the same settings" in explain(drawn(LED, note, both, *joining("a"))).paragraph
+
+
 @pytest.mark.parametrize(("given", "is_refused"), [({"min_nodes": 3}, True), ({"min_nodes": 2}, False), ({}, False)])
 def test_settings_that_would_be_refused_are_named(given, is_refused):
     text = explain(drawn(LED, *joining("a", "b")), given).paragraph

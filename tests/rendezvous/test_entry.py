@@ -326,6 +326,18 @@ def test_node_that_is_refused_leaves_a_note_in_the_words_of_its_error() -> None:
     play(scene)
 
 
+def test_node_that_is_not_fit_leaves_a_note_and_is_in_nobodys_way() -> None:
+    async def scene(doors: Doors) -> None:
+        await doors.entry("b").note_unfit("no GPU")
+        await doors.entry("b").note_unfit("still no GPU")
+        note = doors.record(RefusedRecord, KEYS.refusal("b"))
+        assert (note.name, note.why, note.differences, note.at) == ("b", "still no GPU", {}, 1234.5)
+        assert doors.item(KEYS.refusal("b")).lease == doors.config.data_lease, "it goes with the run's data"
+        await doors.entry("a", min_nodes=3).check()  # other settings: nobody is in
+
+    play(scene)
+
+
 def test_note_that_cannot_be_written_does_not_hide_why_a_node_is_refused() -> None:
     async def scene(doors: Doors) -> None:
         await doors.entry("a").check()

@@ -328,6 +328,8 @@ class Policy:
         return [Stop(self.round, FINISHED)]  # whatever processes they have left behind
 
     def _stopped(self) -> list[Instruction]:
+        if not self._are_left:
+            return []  # known already: they had ended by themselves when they were to be stopped
         self._are_left = False
         self._running.clear()
         if self.phase is Phase.FINISHING:

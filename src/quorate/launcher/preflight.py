@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import IO
 
 import msgspec
 
 from quorate.backends.schemes import backend_opener
 from quorate.errors import BackendError, RendezvousError
+from quorate.launcher import guard
 from quorate.launcher.output import Console
 from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.keys import RunKeys
@@ -25,34 +28,45 @@ from quorate.settings import Settings
 NOTE_S = 5.0
 """What may be spent on leaving a note."""
 LONGEST_REASON = 300
+TAIL = 4096
 
 
 async def check(command: str, env: Mapping[str, str], timeout_s: float) -> str | None:
     """Run the check; None: it passed, else what was wrong with it. Nothing of it is left afterwards."""
-    process = await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        command,
-        env=dict(env),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(timeout_s):
-            said, _ = await process.communicate()
-    except TimeoutError:
-        return f"preflight {command!r} did not end within {timeout_s:g} s"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    code = process.returncode
-    if code == 0:
-        return None
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
-    ending = f"exited with {code}" if code is None or code >= 0 else f"was killed by signal {-code}"
+    with tempfile.TemporaryFile() as said:  # not a pipe: what it leaves in the background would keep that open
+        process = await asyncio.create_subprocess_exec(
+            "/bin/sh",
+            "-c",
+            command,
+            env=dict(env),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                code = await process.wait()
+        except TimeoutError:
+            return f"preflight {command!r} did not end within {timeout_s:g} s"
+        finally:
+            await _clear_away(process)
+        return None if code == 0 else _failure(command, code, said)
+
+
+async def _clear_away(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+    while left := guard.kill_below(os.getpid()):  # what went into a session of its own: this is a subreaper
+        guard.reap_all(left)
+        await asyncio.sleep(guard.LOOK_AGAIN_S)
+
+
+def _failure(command: str, code: int, said: IO[bytes]) -> str:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
+    lines = [line for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+    ending = f"exited with {code}" if code >= 0 else f"was killed by signal {-code}"
     last = f": {lines[-1].strip()[:LONGEST_REASON]}" if lines else ""
     return f"preflight {command!r} {ending}{last}"
 

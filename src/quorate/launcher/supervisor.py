@@ -38,6 +38,7 @@ from quorate.launcher.book import Book, Verdict
 from quorate.launcher.crew import Crew, Worker
 from quorate.launcher.environment import Surroundings, worker_environment
 from quorate.launcher.logs import NOWHERE, Choice, Logs
+from quorate.launcher.outage import nobody_serves, wait_for_somebody
 from quorate.launcher.output import Console
 from quorate.launcher.plan import Plan, Share, agree
 from quorate.launcher.policy import Fate, NoEntry, Why
@@ -110,7 +111,9 @@ class Supervisor:
         """The exit code, once everything has ended and nothing is left of it."""
         guard.prctl(guard.PR_SET_CHILD_SUBREAPER, 1)
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            numbers.append(signal.SIGHUP)
         for number in numbers:
             loop.add_signal_handler(number, self._tell, number)
         try:
@@ -220,7 +223,18 @@ class Supervisor:
                 return policy.JoinEnded(NoEntry.REFUSED, why)
 
     def _changed(self, number: int, cause: Cause, why: str) -> None:
-        self._post(policy.Changed(number, _WHATS.get(cause, Why.GONE), why))
+        event = policy.Changed(number, _WHATS.get(cause, Why.GONE), why)
+        if cause is Cause.SESSION_LOST:
+            self._task(self._after_outage(event), "outage")
+        else:
+            self._post(event)
+
+    async def _after_outage(self, event: policy.Changed) -> None:
+        """Losing the control plane stops no running job: as long as nobody decides, the workers go on."""
+        if await nobody_serves(self._settings):
+            self._console.say(f"nobody serves {self._settings.where}: the workers go on until somebody does")
+            await wait_for_somebody(self._settings)
+        self._post(event)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
