@@ -246,6 +246,13 @@ _SERVER = (
         backends=("tcp",),
         meaning="Whether this node hosts the embedded server; by default decided by trying to bind the endpoint.",
     ),
+    Option(
+        name="insecure",
+        kind=Kind.BOOL,
+        default=False,
+        backends=_EMBEDDED,
+        meaning="Let a node that is told to host bind every address of its machine without a token or mutual TLS.",
+    ),
     _text("token_file", "A file with the token that the embedded server asks for.", backends=_EMBEDDED),
     _text("tls_ca", "A PEM file with the certificates that the other side is checked against.", backends=_EMBEDDED),
     _text("tls_cert", "A PEM file with this side's certificate.", backends=_EMBEDDED),

@@ -114,6 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ranks: str
     rank0: str | None
     is_host: bool | None
+    insecure: bool
     token_file: str | None
     tls_ca: str | None
     tls_cert: str | None

@@ -238,7 +238,7 @@ def test_lease_that_ends_at_once_is_told_on_every_loop(kind):
             await backend.grant(1e-9)
         await backend.grant(60.0)
         async with asyncio.timeout(PATIENCE_S):
-            while len(server.engine.leases) > 1:  # noqa: ASYNC110 - leases end without a word
+            while len(server.engine.leases) > 1:  # noqa: ASYNC110 - nobody tells that a lease without keys has ended
                 await asyncio.sleep(0.001)
         await put(backend, "/a")
         assert await reading == [2]

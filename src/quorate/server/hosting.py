@@ -3,7 +3,8 @@
 A node connects; if nobody listens there and one of the endpoint's addresses is this machine's, it binds that and serves
 (binding is atomic: who loses connects). It tries again whenever the endpoint is unreachable, so that the survivors of a
 host that died carry on by themselves where they can. `is_host` forces it either way; forced, a node binds every
-address of the machine if the endpoint's own is not its.
+address of the machine if the endpoint's own is not its, but only where a token or mutual TLS keeps strangers out, or
+where it is told to be `insecure`.
 """
 
 from __future__ import annotations
@@ -48,16 +49,20 @@ class NotOurs(Exception):
     """The endpoint is not this machine's to serve; the text says why."""
 
 
+class Unguarded(NotOurs):
+    """Only by binding every address could it be served, and nothing would keep strangers out."""
+
+
 class Taken(Exception):
     """Somebody on this machine has the port."""
 
 
-async def bind_endpoint(host: str, port: int, *, anywhere: bool) -> socket.socket:
+async def bind_endpoint(host: str, port: int, *, forced: bool, everywhere: bool) -> socket.socket:
     """A socket bound to the first address of `host`, if that is this machine's. NotOurs or Taken if it cannot be.
 
     Which one is the first is the same for every process: a name may have addresses of many machines, and each of them
-    would serve. With `anywhere`, every address of the machine is bound if the endpoint's own are not among them, or
-    would be reached by nobody else.
+    would serve. One that is `forced` takes any of them that is this machine's, but loopback; if there is none, every
+    address of the machine if it may (`everywhere`), and Unguarded if not.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -66,11 +71,12 @@ async def bind_endpoint(host: str, port: int, *, anywhere: bool) -> socket.socke
         found = []
     addresses = sorted({(family, str(address[0])) for family, _, _, _, address in found}, key=_order)
     several, addresses = addresses[1:], addresses[:1]
-    if anywhere:
+    if forced:
         addresses += several
         if not _means_loopback(host):
             addresses = [pair for pair in addresses if not _is_loopback(pair[1])]
-        addresses += [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+        if everywhere:
+            addresses += [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
     for family, address in addresses:
         one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
@@ -88,6 +94,12 @@ async def bind_endpoint(host: str, port: int, *, anywhere: bool) -> socket.socke
             raise
         one.setblocking(False)
         return one
+    if forced and found and not everywhere:
+        raise Unguarded(
+            "has no address by which others reach this machine, and binding every address instead would let in "
+            "anybody who reaches the port: give all nodes a token_file, or tls_ca and tls_cert; or give this one "
+            "insecure=true"
+        )
     if several:
         raise NotOurs(f"has several addresses, of which the first, {addresses[0][1]}, is not this machine's")
     raise NotOurs("is not an address of this machine")
@@ -131,6 +143,9 @@ class HostingBackend(TcpBackend):
         self._emit: Callable[[Event], None] = Emitter()
         self._unreachable_since: float | None = None
         self._has_said = False
+        self._was_up = False
+        self._refusal: str | None = None
+        """Why this node, which is told to host, must not."""
         self._pool: DirectPool | None = None
         self._pool_lock = threading.Lock()
         self._loop_thread = threading.get_ident()
@@ -174,6 +189,8 @@ class HostingBackend(TcpBackend):
         self._run = ""
 
     async def _connect(self) -> asyncio.Future[str]:
+        if self._refusal is not None:
+            raise Rejected(self._refusal)
         if self._unreachable_since is None:  # an attempt that gets no answer takes its time, and that counts too
             self._unreachable_since = self._loop.time()
         if await self._credentials.refresh():
@@ -198,7 +215,18 @@ class HostingBackend(TcpBackend):
             self._say_nobody(error, "cannot be served by this node, which has tls_ca and no tls_cert of its own")
             return False
         try:
-            one = await bind_endpoint(self._host, self._port, anywhere=self._settings.is_host is True)
+            one = await bind_endpoint(
+                self._host,
+                self._port,
+                forced=self._settings.is_host is True,
+                everywhere=self._credentials.authenticates or self._settings.insecure,
+            )
+        except Unguarded as why:
+            if self._was_up:  # it runs: it goes on, and waits for whoever served before
+                self._say_nobody(error, str(why))
+                return False
+            self._refusal = f"{self.endpoint} {why}"
+            return True  # which ends in that
         except NotOurs as why:
             self._say_nobody(error, str(why))
             return False
@@ -230,7 +258,7 @@ class HostingBackend(TcpBackend):
             if _is_loopback(one.getsockname()[0]) and not _means_loopback(self._host):
                 waits += (
                     f", and no other machine can: here {self._host} means this machine alone (see /etc/hosts). "
-                    f"Give its address instead of its name, or give this node is_host=true"
+                    f"Give its address instead of its name, or give this node is_host=true and all of them a token_file"
                 )
         if not credentials.authenticates:
             waits += "; anybody who reaches the port can join: give a token_file to all nodes, or tls_ca and tls_cert"
@@ -255,13 +283,13 @@ class HostingBackend(TcpBackend):
                 by=settings.name or socket.gethostname(),
                 reason=f"nobody has served {self.endpoint} for {for_s:.0f} s, and it {why} "
                 f"({error}). If it is the address of a service or a load balancer, give "
-                f"is_host=true to the one node behind it, or start `quorate serve` there; otherwise start the node "
-                f"that has the address. Trying until the deadline",
+                f"is_host=true to the one node behind it and a token_file to all, or start `quorate serve` there; "
+                f"otherwise start the node that has the address. Trying until the deadline",
             )
         )
 
     def _up(self) -> None:
-        self._unreachable_since, self._has_said = None, False
+        self._unreachable_since, self._has_said, self._was_up = None, False, True
         super()._up()
 
     async def close(self) -> None:
