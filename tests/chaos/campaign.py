@@ -9,8 +9,8 @@
     --logs DIRECTORY  where the logs of a world that fails are kept; --keep: of all worlds
 
 One world after the other: machines as network namespaces, a server or three members of etcd, nodes with a workload.
-In each, bursts of faults; after each burst all is healed and liveness must follow. At its end the logs are judged by the
-checkers of the simulator. The exit code is 1 if a guarantee was broken, 2 if it could not run, 130 after Ctrl-C.
+In each, bursts of faults; after each burst all is healed and liveness must follow. At its end the logs are judged by
+the checkers of the simulator. The exit code is 1 if a guarantee was broken, 2 if it could not run, 130 after Ctrl-C.
 """
 
 import argparse
@@ -118,11 +118,14 @@ def _median(seen: list[tuple[float, float]]) -> float:
 class Campaign:
     """One world after the other."""
 
-    def __init__(self, seed: int, logs: Path, say: Callable[[str], None], keeps: bool = False) -> None:
+    def __init__(
+        self, seed: int, logs: Path, say: Callable[[str], None], keeps: bool = False, character: str = "honest"
+    ) -> None:
         self.report = Report(seed)
         self.logs = logs
         self.say = say
         self.keeps = keeps
+        self.character = character
         self._stalls = Stalls()
         self._began_at = time.monotonic()
 
@@ -141,7 +144,7 @@ class Campaign:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _play(self, one: Stage, plan: Plan, directory: Path) -> None:
-        world = World(one, plan, directory)
+        world = World(one, plan, directory, self.character)
         try:
             self._tell(plan, f"{plan.nodes} nodes, {plan.min_nodes} to {plan.max_nodes}, ttl {plan.ttl_s:g} s")
             try:

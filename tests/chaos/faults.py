@@ -143,7 +143,9 @@ class Storm:
         return None
 
     def fds(self, action: Action, place: Place) -> End:
+        """And whoever comes through the proxies has to come again, which takes one."""
         self.world.tell_server(f"fds {int(4 * action.strength)}")
+        self.world.tell_proxies("cut")
         return lambda: self.world.tell_server("fds heal")
 
     def strangers(self, action: Action, place: Place) -> End:

@@ -123,9 +123,7 @@ class Liveness:
         died_at = world.kill_node(victim) if is_killed else world.pause(node)
         assert died_at is not None
         worst_s = max(self._told(place, number, died_at, bound_s, what, victim) for place in survivors)
-        spares = len(world.nodes) - len(places)
-        left = len(survivors) + max(0, spares if is_killed else spares)
-        if left >= plan.min_nodes and is_killed:
+        if is_killed and len(world.nodes) >= plan.min_nodes:
             self.settle("the others go on")
         began_at = time.monotonic()
         if is_killed:
@@ -148,8 +146,8 @@ class Liveness:
             took_s = (min(knows) if knows else time.monotonic()) - died_at
             if took_s > allowed_s:
                 raise BrokeDetection(
-                    f"{node.name} in round {number}: {what}: {victim.name}, after {took_s:.1f} s"
-                    f"{'' if knows else ' not yet'}; allowed are {bound_s:g} s and {allowed_s - bound_s:.1f} s of stalls"
+                    f"{node.name} in round {number} was told of {victim.name} after {took_s:.1f} s"
+                    f"{'' if knows else ' not yet'}; allowed: {bound_s:g} s, and {allowed_s - bound_s:.1f} s of stalls"
                 )
             if knows:
                 self.times.add(what, took_s, bound_s)

@@ -2,8 +2,8 @@
 
     python -m tests.chaos.node URL SEED
 
-Says in JSON lines what happens to it (see `tests.e2e.node`), with the id of its node and everything that the court needs
-to judge: when it asked to join and when it had an answer, each round it returned from, what it was told of it, and what
+Says in JSON lines what happens to it (see `tests.e2e.node`), with the id of its node and everything that the court has
+to know: when it asked to join and when it had an answer, each round it returned from, what it was told of it, and what
 the store answered. Obeys words on stdin: `calm` (only what the world asks for), `busy`, `rejoin`, `leave`, `new` (close
 the handler and make another: another node), `close` and `reopen` (the run). The end of stdin ends the process.
 """

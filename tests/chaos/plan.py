@@ -82,7 +82,7 @@ CHOICES = {"tcp": (Backend.TCP, Backend.DATA), "etcd": (Backend.ETCD,), "both": 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One fault: when in its burst, on which node (taken modulo those there are), for how long, how much of it (0-1)."""
+    """One fault: when in its burst, on which node (modulo those there are), for how long, how much of it (0 to 1)."""
 
     at_s: float
     fault: Fault

@@ -1,10 +1,11 @@
 """`quorate serve` whose disk and file descriptors are steered from outside, and which writes down all that it commits.
 
-    python -m tests.chaos.server AUDIT ENTRIES serve --bind ...
+    python -m tests.chaos.server honest|forgetful AUDIT ENTRIES serve --bind ...
 
 AUDIT is a file that every revision is appended to before anybody is told of it, as in the simulator: with data once it
 is kept, without data at once. A life begins with a line that says which store it goes on with. What was told in an
-earlier life and is not in this one is said, too (`lost`). ENTRIES: so many changes make a snapshot.
+earlier life and is not in this one is said, too (`lost`). ENTRIES: so many changes make a snapshot. A forgetful server
+writes nothing of what it says it has written: to see that this is found.
 
 Obeys words on stdin: `disk full`, `disk broken`, `disk slow SECONDS`, `disk heal`, `fds LEFT` (so many descriptors may
 still be opened), `fds heal`. Says each when it is done, and in JSON lines what happens to it.
@@ -190,6 +191,8 @@ def tell(event: Event) -> None:
 
 
 def begin() -> None:
+    if sys.argv.pop(1) == "forgetful":
+        journal._write = lambda file, data, and_sync: None
     audit = Audit(Path(sys.argv.pop(1)))
     journal.Bounds = partial(journal.Bounds, log_entries=int(sys.argv.pop(1)))
     steering = Steering()

@@ -18,9 +18,8 @@ def timeline(world: World, lines: Iterable[Line] = ()) -> list[str]:
     """One line each: seconds since the beginning, who, what."""
     found: list[tuple[float, str, str]] = [*world.notes]
     for process in (*world.all_nodes, *world.all_servers):
-        for fact in list(process.facts):
-            if "at" in fact and fact["kind"] not in DULL:
-                found.append((fact["at"], process.name, _in_words(fact)))
+        facts = [fact for fact in list(process.facts) if "at" in fact and fact["kind"] not in DULL]
+        found += [(fact["at"], process.name, _in_words(fact)) for fact in facts]
     for line in lines:
         if isinstance(line, Committed) and line.at:
             found.append((line.at, f"r{line.batch.revision % 10**9}", _commit(line)))

@@ -75,8 +75,10 @@ class Place:
 class World:
     """The parts. `note` is told what is done."""
 
-    def __init__(self, stage: Stage, plan: Plan, directory: Path) -> None:
+    def __init__(self, stage: Stage, plan: Plan, directory: Path, character: str = "honest") -> None:
+        """`character`: of its servers; a forgetful one keeps nothing of what it says it has kept."""
         self.stage = stage
+        self.character = character
         self.plan = plan
         self.directory = directory
         self.notes: list[tuple[float, str, str]] = []
@@ -128,10 +130,10 @@ class World:
     def start_server(self) -> None:
         """On what there is of its data, if it keeps any."""
         plan, home = self.plan, self.homes[0]
-        command = [*self.server_clock.environment, sys.executable, "-m", "tests.chaos.server", str(self.audit)]
+        command = [*self.server_clock.environment, sys.executable, "-m", "tests.chaos.server", self.character]
         options = ["--data", str(self.data), "--sync", plan.sync] if plan.backend is Backend.DATA else []
         bind = f"{home.address}:{PORT}"
-        command += [str(plan.entries), "serve", "--bind", bind, "--insecure", *options]
+        command += [str(self.audit), str(plan.entries), "serve", "--bind", bind, "--insecure", *options]
         server = Server(f"server-{len(self.all_servers) + 1}", command, machine=home)
         self.server = server
         self.all_servers.append(server)
