@@ -60,6 +60,7 @@ class Report:
     store_errors: Counter[str] = field(default_factory=Counter)
     times: Times = field(default_factory=Times)
     longest_join_s: float = 0.0
+    clocks_apart_s: float = 0.0
     stalled_s: float = 0.0
     took_s: float = 0.0
     broken: str = ""
@@ -69,6 +70,7 @@ class Report:
             self.totals[what] += getattr(findings, what)
         self.store_errors.update(findings.errors)
         self.longest_join_s = max(self.longest_join_s, findings.longest_join_s)
+        self.clocks_apart_s = max(self.clocks_apart_s, findings.clocks_apart_s)
 
     def to_json(self) -> dict[str, object]:
         times = {
@@ -87,6 +89,7 @@ class Report:
             "store_errors": dict(sorted(self.store_errors.items())),
             "times": times,
             "longest_join_s": round(self.longest_join_s, 2),
+            "clocks_apart_s": round(self.clocks_apart_s, 1),
             "stalled_s": round(self.stalled_s, 1),
             "broken": self.broken,
         }
@@ -102,7 +105,8 @@ class Report:
             f"({totals['adds']} adds, {totals['barriers']} barriers)",
             f"  faults: {', '.join(f'{kind} {count}' for kind, count in sorted(self.faults.items()))}",
             f"  probes: {', '.join(f'{kind} {count}' for kind, count in sorted(self.probes.items()))}",
-            f"  the machine stood still for {self.stalled_s:.1f} s in sum; longest join {self.longest_join_s:.1f} s",
+            f"  the machine stood still for {self.stalled_s:.1f} s in sum; longest join {self.longest_join_s:.1f} s; "
+            f"clocks up to {self.clocks_apart_s:.0f} s apart",
             f"  {'seconds':34} {'times':>6} {'median':>7} {'worst':>7} {'bound':>7}",
         ]
         for what, seen in sorted(self.times.seen.items()):
@@ -170,12 +174,13 @@ class Campaign:
                 self.report.faults.update(storm.done)
                 kinds, storm.done = list(storm.done.elements()), Counter()
             self.report.bursts += 1
-            lasted_s = time.monotonic() - began_at
+            healing_at = time.monotonic()
+            lasted_s = healing_at - began_at
             world.heal()
             if storm.was_closed:
                 world.operate("reopen", "--reason", "chaos is over")
                 storm.was_closed = False
-            settled_s = liveness.settle("settled after healing")
+            settled_s = liveness.settle("settled after healing", since=healing_at)
             came = liveness.probe(burst)
             self.report.probes[burst.probe.name.lower()] += 1
             self._tell(

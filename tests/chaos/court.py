@@ -75,6 +75,8 @@ class Findings:
     barriers: int = 0
     store_calls: int = 0
     longest_join_s: float = 0.0
+    clocks_apart_s: float = 0.0
+    """How far the wall clocks of nodes were apart, at most."""
     errors: dict[str, int] = field(default_factory=dict)
 
 
@@ -95,6 +97,8 @@ def judge(evidence: Evidence) -> Findings:
     _members_agree(evidence.nodes, activations)
     _store_is_true(evidence.nodes, activations, findings)
     _nobody_waits_for_ever(evidence, findings)
+    walls = [fact["wall"] - fact["at"] for node in evidence.nodes for fact in node.facts if "wall" in fact]
+    findings.clocks_apart_s = max(walls) - min(walls) if walls else 0.0
     _nobody_crashed((*evidence.nodes, *evidence.servers))
     return findings
 

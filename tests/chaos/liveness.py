@@ -73,10 +73,10 @@ class Liveness:
 
     # --- Completion ---------------------------------------------------------------------------------------------------
 
-    def settle(self, what: str, broke: type[AssertionError] = BrokeCompletion) -> float:
+    def settle(self, what: str, broke: type[AssertionError] = BrokeCompletion, since: float | None = None) -> float:
         """Until all is as it should be and stays so while everybody renews; how long it took to become so."""
         plan = self.world.plan
-        began_at = time.monotonic()
+        began_at = time.monotonic() if since is None else since
         bound_s = 4 * plan.ttl_s + 3 * plan.last_call_s + 4 * plan.confirm_timeout_s + 2 * plan.admission_window_s + 20
         good: tuple[float, int] | None = None
         while True:

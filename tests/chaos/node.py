@@ -94,7 +94,7 @@ class Worker:
     def _serve(self, handler: quorate.Handler) -> None:
         """Rounds until this node has to be another one."""
         while True:
-            say("joins")
+            say("joins", wall=time.time())
             began_at = time.monotonic()
             try:
                 world = handler.next_rendezvous()

@@ -80,6 +80,8 @@ class Audit:
         told, same = self._told(generation)
         lost = max(0, told - engine.revision) if same else 0
         self.add(Life(time.monotonic(), generation, engine.revision, lost))
+        if lost:
+            say("lost", told=told, revision=engine.revision)
         if same:
             for batch in engine.history.after(told, ""):
                 self.commit(batch)

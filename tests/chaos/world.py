@@ -143,6 +143,10 @@ class World:
         except pytest.fail.Exception as error:
             raise BrokeOutageTolerance(f"the server does not start: {error}") from None
         self.note("server", "listens")
+        for lost in server.all("lost"):
+            raise BrokeOutageTolerance(
+                f"the server has told of revision {lost['told']}, and went on from {lost['revision']}"
+            )
 
     def kill_server(self) -> None:
         if self.server is not None and self.server.popen.poll() is None:
