@@ -6,6 +6,7 @@
     --world N         only this world of the seed
     --bursts N        so many bursts a world, in place of what is drawn
     --json FILE       the report for programs, too
+    --go-on           with the next world after one that broke something
     --logs DIRECTORY  where the logs of a world that fails are kept; --keep: of all worlds
 
 One world after the other: machines as network namespaces, a server or three members of etcd, nodes with a workload.
@@ -306,6 +307,7 @@ def main() -> int:
     parser.add_argument("--bursts", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--logs", type=Path, default=None)
+    parser.add_argument("--go-on", action="store_true")
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
     if (why := why_not(asked.backend)) is not None:
@@ -315,7 +317,11 @@ def main() -> int:
     sweep()
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="quorate-chaos-"))
     campaign = Campaign(asked.seed, logs, lambda text: print(text, flush=True), asked.keep)
-    status = run(campaign, asked.minutes, asked.backend, asked.world, asked.bursts)
+    try:
+        status = run(campaign, asked.minutes, asked.backend, asked.world, asked.bursts, asked.go_on)
+    except KeyboardInterrupt:
+        campaign.report.broken += " It was interrupted."
+        status = 130
     campaign.end()
     print(campaign.report.in_words(), flush=True)
     if asked.json is not None:
@@ -325,26 +331,25 @@ def main() -> int:
     return status
 
 
-def run(campaign: Campaign, minutes: float, backend: str, world: int | None, bursts: int | None) -> int:
-    """Worlds until the time is up; the exit code."""
+def run(
+    campaign: Campaign, minutes: float, backend: str, world: int | None, bursts: int | None, goes_on: bool = False
+) -> int:
+    """Worlds until the time is up, or until something is broken; the exit code."""
     until = time.monotonic() + 60 * minutes
-    number = world if world is not None else 0
-    try:
-        while True:
-            campaign.play(draw(campaign.report.seed, number, backend, bursts))
-            if world is not None or time.monotonic() >= until:
-                return 0
-            number += 1
-    except KeyboardInterrupt:
-        campaign.report.broken = "It was interrupted."
-        return 130
-    except Failure as failure:
-        campaign.report.broken = str(failure).splitlines()[0]
-        seed = campaign.report.seed
-        again = f"python -m tests.chaos.campaign --seed {seed} --backend {backend} --world {number}"
-        print("\n".join(["", f"BROKEN: {failure}", "", "the last events:", *failure.last, ""]))
-        print(f"seed {seed}, world {number}; the same faults again: {again}\nall logs: {failure.directory}", flush=True)
-        return 1
+    seed, number, status = campaign.report.seed, world if world is not None else 0, 0
+    while True:
+        try:
+            campaign.play(draw(seed, number, backend, bursts))
+        except Failure as failure:
+            status = 1
+            campaign.report.broken += f"{str(failure).splitlines()[0]} (world {number}). "
+            again = f"python -m tests.chaos.campaign --seed {seed} --backend {backend} --world {number}"
+            print("\n".join(["", f"BROKEN: {failure}", "", "the last events:", *failure.last, ""]))
+            print(f"seed {seed}, world {number}; the same faults again: {again}")
+            print(f"all logs: {failure.directory}", flush=True)
+        if world is not None or time.monotonic() >= until or (status and not goes_on):
+            return status
+        number += 1
 
 
 if __name__ == "__main__":
