@@ -177,7 +177,7 @@ class Steering:
     def listen(self) -> None:
         for line in sys.stdin:
             self.obey(line.strip())
-            print(line.strip(), flush=True)
+            say(line.strip())
         os._exit(3)  # whoever started this is gone
 
 
