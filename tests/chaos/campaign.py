@@ -313,7 +313,8 @@ def main() -> int:
     if (why := why_not(asked.backend)) is not None:
         print(f"error: chaos cannot run here: {why}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell lets those in the background ignore SIGINT
+        signal.signal(number, interrupt)
     sweep()
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="quorate-chaos-"))
     campaign = Campaign(asked.seed, logs, lambda text: print(text, flush=True), asked.keep)
