@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 TICK_S = 0.05
 NOTABLE_S = 0.05
+LONG_S = 0.5
 
 
 class Stalls:
@@ -36,6 +37,11 @@ class Stalls:
     def since(self, at: float) -> float:
         """So many seconds in sum, since then."""
         return sum(length_s for began_at, length_s in list(self.found) if began_at + length_s >= at)
+
+    @property
+    def count(self) -> int:
+        """How often it was long: as on a machine that is suspended."""
+        return sum(length_s > LONG_S for _, length_s in list(self.found))
 
     def end(self) -> None:
         self._is_over.set()
