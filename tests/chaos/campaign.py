@@ -239,7 +239,7 @@ def evidence_of(world: World, lines: list) -> Evidence:
     nodes = []
     for node in world.all_nodes:
         ended_by_itself = id(node) not in living and node.popen.returncode not in (-9, None)
-        stalled = [(f["since"], f["since"] + f["length_s"]) for f in list(node.facts) if f["kind"] == "stall"]
+        stalled = [(f["at"] - f["length_s"], f["at"]) for f in list(node.facts) if f["kind"] == "stall"]
         stalled += world.pauses.get(node.popen.pid, [])
         nodes.append(Witness(node.name, list(node.facts), list(node.errors), stalled, ended_by_itself))
     servers = [Witness(server.name, [], list(server.errors)) for server in world.all_servers]

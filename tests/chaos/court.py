@@ -5,6 +5,7 @@ it is said by processes alone, is judged here: the order of what one node return
 and how long anybody waited.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from quorate.testing.checkers import (
 from tests.chaos.server import Life, Line
 
 Fact = dict[str, Any]
+NOBODY_ABSENT = re.compile(r": (\d+) of \1 ranks came")
 WITHDRAW_S = 5.0
 SLACK_S = 2.0
 
@@ -222,6 +224,8 @@ def _store_is_true(
                 added.setdefault(id(current), []).append((fact["id"], fact["value"]))
             elif kind == "store":
                 findings.errors[fact["error"]] = findings.errors.get(fact["error"], 0) + 1
+                if NOBODY_ABSENT.search(fact["text"]):
+                    raise BrokeStore(f"{node.name} waited in vain for nobody: {fact['text']}")
                 if fact["did"] == "add":
                     unknown[id(current)] += 1
             elif kind == "arrives":

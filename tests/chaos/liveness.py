@@ -42,10 +42,7 @@ class Liveness:
     def allowance(self, since: float, processes: Iterable[Process]) -> float:
         """So long they could not act, since then."""
         theirs = sum(
-            fact["length_s"]
-            for process in processes
-            for fact in _since(process, since)
-            if fact["kind"] == "stall" and fact["since"] + fact["length_s"] >= since
+            fact["length_s"] for process in processes for fact in _since(process, since) if fact["kind"] == "stall"
         )
         return self.stalls.since(since) + theirs
 

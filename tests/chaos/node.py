@@ -206,7 +206,7 @@ class Work:
 
 
 if __name__ == "__main__":
-    Stalls(lambda at, length_s: say("stall", since=at, length_s=length_s))
+    Stalls(lambda length_s: say("stall", length_s=length_s))
     worker = Worker(*sys.argv[1:])
     threading.Thread(target=worker.listen, name="words", daemon=True).start()
     worker.live()

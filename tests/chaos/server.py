@@ -202,7 +202,7 @@ def begin() -> None:
     process.Server, quorate.server.durable.DurableServer = audited(audit)
     process.print_event = tell
     threading.Thread(target=steering.listen, name="steering", daemon=True).start()
-    Stalls(lambda at, length_s: say("stall", since=at, length_s=length_s))
+    Stalls(lambda length_s: say("stall", length_s=length_s))
     main()
 
 

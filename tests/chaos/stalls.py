@@ -2,7 +2,8 @@
 
 A thread sleeps for a moment, again and again, and sees how much later than asked for it wakes up. That is time which
 the machine took (other processes, a virtual machine that stood still), and not the code whose times are judged: code
-that is slow lets other threads run.
+that is slow lets other threads run. All of it counts, also a few milliseconds each time: what is judged is a chain of a
+dozen steps in several processes, each of which has to be let run.
 """
 
 import threading
@@ -10,15 +11,19 @@ import time
 from collections.abc import Callable
 
 TICK_S = 0.05
-NOTABLE_S = 0.05
+LEAST_S = 0.002
+"""What any thread is late by on an idle machine."""
+TOLD_S = 0.02
+"""So much together is told."""
 LONG_S = 0.5
 
 
 class Stalls:
-    """Runs from now on until it is told to end. `tell` is called with when one began, and its length."""
+    """Runs from now on until it is told to end. `tell` is called with each length, when it is over."""
 
-    def __init__(self, tell: Callable[[float, float], None] = lambda at, length_s: None) -> None:
+    def __init__(self, tell: Callable[[float], None] = lambda length_s: None) -> None:
         self.found: list[tuple[float, float]] = []
+        """When each was over, and its length."""
         self._tell = tell
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)
@@ -26,17 +31,19 @@ class Stalls:
 
     def _watch(self) -> None:
         before = time.monotonic()
+        late_s = 0.0
         while not self._is_over.wait(TICK_S):
             now = time.monotonic()
-            late_s = now - before - TICK_S
-            if late_s > NOTABLE_S:
-                self.found.append((before, late_s))
-                self._tell(before, late_s)
+            late_s += max(0.0, now - before - TICK_S - LEAST_S)
+            if late_s > TOLD_S:
+                self.found.append((now, late_s))
+                self._tell(late_s)
+                late_s = 0.0
             before = time.monotonic()
 
     def since(self, at: float) -> float:
         """So many seconds in sum, since then."""
-        return sum(length_s for began_at, length_s in list(self.found) if began_at + length_s >= at)
+        return sum(length_s for over_at, length_s in list(self.found) if over_at >= at)
 
     @property
     def count(self) -> int:

@@ -205,6 +205,11 @@ def read_something_else(logs: Logs) -> None:
     logs.say("a", "lie", what="k was 1 and came back as 2")
 
 
+def waited_for_nobody(logs: Logs) -> None:
+    text = "barrier('t') of round 2: 3 of 3 ranks came within 2.4 s; absent: "
+    logs.say("a", "store", did="barrier", round=2, error="StoreTimeoutError", text=text)
+
+
 def waited_too_long(logs: Logs) -> None:
     logs.say("c", "raised", error="RendezvousTimeoutError", text="", took_s=31.0)
 
@@ -230,6 +235,7 @@ DOCTORED: list[tuple[Callable[[Logs], None], type[AssertionError]]] = [
     (past_the_barrier, BrokeStore),
     (never_came, BrokeStore),
     (read_something_else, BrokeStore),
+    (waited_for_nobody, BrokeStore),
     (waited_too_long, BrokeRelease),
 ]
 

@@ -93,8 +93,8 @@ def test_time_that_the_server_or_the_survivor_could_not_run_widens_the_bound(sta
     scene = Scene("a", "b")
     survivor, victim = scene.places
     died_at = time.monotonic() - 30
-    scene.server.say("stall", ago_s=25, since=died_at + 1, length_s=4.0)
-    survivor.node.say("stall", ago_s=24, since=died_at + 1, length_s=5.0)
+    scene.server.say("stall", ago_s=25, length_s=4.0)
+    survivor.node.say("stall", ago_s=24, length_s=5.0)
     survivor.node.say("changed", ago_s=20, round=4, cause="loss")
     assert look(scene, stalls)._told(survivor, 4, died_at, 1.5, "a death is told", victim) > 9
     survivor.node.facts[0]["length_s"] = 4.0
