@@ -39,7 +39,7 @@ from tests.chaos.court import Process as Witness
 from tests.chaos.faults import Storm
 from tests.chaos.liveness import Liveness, Times
 from tests.chaos.plan import CHOICES, RUN_ID, Backend, Plan, draw
-from tests.chaos.stalls import Stalls
+from tests.chaos.stalls import DiskStalls, Stalls
 from tests.chaos.timeline import timeline, write_logs
 from tests.chaos.world import FAKETIME, World
 from tests.e2e.kit import Stage, ip, why_no_machines
@@ -162,7 +162,15 @@ class Campaign:
                 world.cluster.stop()
 
     def _suffer(self, world: World, plan: Plan) -> None:
-        storm, liveness = Storm(world), Liveness(world, self._stalls, self.report.times)
+        of_disk = [DiskStalls(world.directory)] if plan.backend is Backend.ETCD else []
+        try:
+            self._weather(world, plan, Liveness(world, [self._stalls, *of_disk], self.report.times))
+        finally:
+            for stalls in of_disk:
+                stalls.end()
+
+    def _weather(self, world: World, plan: Plan, liveness: Liveness) -> None:
+        storm = Storm(world)
         for place in world.places:
             world.start_node(place)
         liveness.settle("first round")

@@ -5,7 +5,7 @@ A bound is widened by the time that the processes which had to act were not let 
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quorate.testing.checkers import BrokeAdmission, BrokeCompletion, BrokeDetection, BrokeOutageTolerance
@@ -31,7 +31,8 @@ class Times:
 class Liveness:
     """Looks at one world."""
 
-    def __init__(self, world: World, stalls: Stalls, times: Times) -> None:
+    def __init__(self, world: World, stalls: Sequence[Stalls], times: Times) -> None:
+        """`stalls`: of this process, and of the disk where it is not the server that measures that."""
         self.world = world
         self.stalls = stalls
         self.times = times
@@ -44,7 +45,7 @@ class Liveness:
         theirs = sum(
             fact["length_s"] for process in processes for fact in _since(process, since) if fact["kind"] == "stall"
         )
-        return self.stalls.since(since) + theirs
+        return sum(stalls.since(since) for stalls in self.stalls) + theirs
 
     def everybody(self) -> list[Process]:
         server = self.world.server

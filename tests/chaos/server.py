@@ -30,11 +30,12 @@ from quorate.events import Event
 from quorate.kv.engine import Engine
 from quorate.kv.types import Batch
 from quorate.server import journal, process
+from quorate.server.disk import File
 from quorate.server.durable import DurableServer
 from quorate.server.hub import Hub
 from quorate.server.server import Server
 from quorate.testing.disk import FaultyDisk
-from tests.chaos.stalls import Stalls
+from tests.chaos.stalls import DiskStalls, Stalls
 from tests.e2e.node import say
 
 
@@ -135,6 +136,28 @@ def audited(audit: Audit) -> tuple[type[Server], type[DurableServer]]:
     return Plain, Durable
 
 
+class Timed:
+    """A file of a real disk; what its sync takes beyond what one does that is not busy is no fault of the server's."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self.write, self.close = file.write, file.close
+
+    def sync(self) -> None:
+        began_at = time.monotonic()
+        self._file.sync()
+        took_s = time.monotonic() - began_at
+        if took_s > DiskStalls.FAST_S:
+            say("stall", length_s=took_s, of="disk")
+
+
+class TimedDirectory(quorate.server.disk.Directory):
+    """A directory of such files."""
+
+    def create(self, name: str) -> Timed:  # type: ignore[override]
+        return Timed(super().create(name))
+
+
 class Steering:
     """What the words do."""
 
@@ -144,7 +167,7 @@ class Steering:
         self._fds = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def make_disk(self, path: str) -> FaultyDisk:
-        self.disk = FaultyDisk(_directory(path), self._before)
+        self.disk = FaultyDisk(TimedDirectory(path), self._before)
         return self.disk
 
     def _before(self, call: str, name: str) -> None:
@@ -181,7 +204,6 @@ class Steering:
         os._exit(3)  # whoever started this is gone
 
 
-_directory = quorate.server.disk.Directory
 _print_event = process.print_event
 
 

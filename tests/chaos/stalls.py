@@ -6,9 +6,11 @@ that is slow lets other threads run. All of it counts, also a few milliseconds e
 dozen steps in several processes, each of which has to be let run.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 TICK_S = 0.05
 LEAST_S = 0.002
@@ -53,3 +55,27 @@ class Stalls:
     def end(self) -> None:
         self._is_over.set()
         self._thread.join()
+
+
+class DiskStalls(Stalls):
+    """How long the disk of this directory took to keep a few bytes, beyond what one does that is not busy."""
+
+    FAST_S = 0.02
+    EVERY_S = 0.2
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "disk.probe"
+        super().__init__()
+
+    def _watch(self) -> None:
+        number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not self._is_over.wait(self.EVERY_S):
+                began_at = time.monotonic()
+                os.pwrite(number, b"%f" % began_at, 0)
+                os.fdatasync(number)
+                now = time.monotonic()
+                if now - began_at > self.FAST_S:
+                    self.found.append((now, now - began_at))
+        finally:
+            os.close(number)

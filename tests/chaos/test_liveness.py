@@ -52,7 +52,7 @@ def stalls():
 
 
 def look(scene: Scene, stalls: Stalls) -> Liveness:
-    return Liveness(scene, stalls, Times())
+    return Liveness(scene, [stalls], Times())
 
 
 def test_round_of_all_who_live_is_settled_and_any_other_is_not(stalls):
