@@ -557,6 +557,25 @@ def test_numbers_of_rounds_go_on_over_a_restart_without_data():
     run(main())
 
 
+def test_members_who_left_their_round_while_the_server_was_away_are_not_waited_for():
+    async def main():
+        port = await fresh_port()
+        options = {"last_call_timeout": 0.1, "keep_alive_interval": 60, "is_host": False, "min_nodes": 2}
+        nodes = [aio.create_handler(f"tcp://127.0.0.1:{port}/run", name=name, **options) for name in ("a", "b")]
+        async with serving(port):
+            await asyncio.gather(*(node.next_rendezvous() for node in nodes))
+        calls = [asyncio.create_task(node.next_rendezvous()) for node in nodes]
+        await asyncio.sleep(0)  # they know: they are in no round any more
+        async with serving(port):
+            # Bug that this found: "0 of 2 members of round 1 are back", for a time to live.
+            async with asyncio.timeout(PATIENCE_S):
+                worlds = await asyncio.gather(*calls)
+            assert {world.round for world in worlds} == {2}
+            await asyncio.gather(*(node.aclose() for node in nodes))
+
+    run(main())
+
+
 def test_observer_that_comes_back_does_not_hold_up_the_nodes():
     async def main():
         port = await fresh_port()
