@@ -74,8 +74,8 @@ def claim_of(
     """Where the run stood, as a node knows it, for a server that has lost its memory.
 
     `last_active` is the last active round that the node ever saw, with its size: of any life of the server, because
-    somebody may still be in it who has heard from none since. Whoever was in that round and has left it knows as well as
-    who is in it and is told now: neither has to be waited for.
+    somebody may still be in it who has heard from none since. Whoever was in that round and has left it knows as well
+    as who is in it and is told now: neither has to be waited for.
     """
     number, size = last_active
     if was_in is not None and was_in.number >= number:
