@@ -170,7 +170,7 @@ def _burst(rng: random.Random, backend: Backend, ttl_s: float) -> Burst:
     kinds = FAULTS[backend]
     special = [kind for kind in kinds if kind not in OF_NODES]
     actions = [_action(rng, rng.choice(special), ttl_s)]  # what happens to the backend is half of it
-    actions += [_action(rng, rng.choice(kinds), ttl_s) for _ in range(rng.randint(1, 4))]
+    actions += [_action(rng, rng.choice(kinds), ttl_s) for _ in range(rng.choice((1, 2, 2, 3, 4, 6)))]
     probes = [Probe.KILL, Probe.KILL, Probe.PAUSE, Probe.NOTHING]
     if backend is not Backend.TCP:
         probes.append(Probe.OUTAGE)

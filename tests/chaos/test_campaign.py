@@ -16,8 +16,8 @@ from tests.chaos.plan import Action, Burst, Fault, Probe, draw
 from tests.e2e.kit import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-SEED, WORLD = 3, 1
-"""A server with data: killed, with a full disk, and nodes that come and go; about half a minute."""
+SEED, WORLD = 31, 1
+"""A server with data: paused, killed, with a disk that fails, and nodes that come and go; about half a minute."""
 
 
 @pytest.fixture(autouse=True)
