@@ -42,9 +42,7 @@ class Liveness:
 
     def allowance(self, since: float, processes: Iterable[Process]) -> float:
         """So long they could not act, since then."""
-        theirs = sum(
-            fact["length_s"] for process in processes for fact in _since(process, since) if fact["kind"] == "stall"
-        )
+        theirs = sum(stalled_s(process, since) for process in processes)
         return sum(stalls.since(since) for stalls in self.stalls) + theirs
 
     def everybody(self) -> list[Process]:
@@ -137,10 +135,12 @@ class Liveness:
         """Whoever was told, or has gone on by itself, knows."""
         node = place.node
         assert node is not None
-        others = [self.world.server] if self.world.server is not None else self.world.nodes
+        server = self.world.server
+        deciding = [server] if server is not None else [one for one in self.world.nodes if one is not node]
         while True:
             knows = [fact["at"] for fact in _since(node, died_at) if fact["kind"] in STANDING]
-            allowed_s = bound_s + self.allowance(died_at, {id(p): p for p in (node, *others)}.values())
+            slowest = max(deciding, key=lambda one: stalled_s(one, died_at), default=node)
+            allowed_s = bound_s + self.allowance(died_at, [node, slowest])
             took_s = (min(knows) if knows else time.monotonic()) - died_at
             if took_s > allowed_s:
                 raise BrokeDetection(
@@ -201,6 +201,11 @@ class Liveness:
             self.not_judged += 1
         self.settle("after an outage")
         return f"an outage of {outage_s:.1f} s{'' if is_short else ', too long to be judged'}"
+
+
+def stalled_s(process: Process, since: float) -> float:
+    """So long it was not let run, as it measured it itself."""
+    return sum(fact["length_s"] for fact in _since(process, since) if fact["kind"] == "stall")
 
 
 def _since(process: Process | Node | None, at: float) -> list[Fact]:
