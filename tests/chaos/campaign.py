@@ -151,15 +151,15 @@ class Campaign:
     def _play(self, one: Stage, plan: Plan, directory: Path) -> None:
         world = World(one, plan, directory, self.character)
         try:
-            self._tell(plan, f"{plan.nodes} nodes, {plan.min_nodes} to {plan.max_nodes}, ttl {plan.ttl_s:g} s")
             try:
+                world.begin()
+                self._tell(plan, f"{plan.nodes} nodes, {plan.min_nodes} to {plan.max_nodes}, ttl {plan.ttl_s:g} s")
                 self._suffer(world, plan)
-            except (Broke, pytest.fail.Exception) as error:
+            except (AssertionError, pytest.fail.Exception, subprocess.TimeoutExpired) as error:
                 self._fail(world, directory, error)
             self._judge(world, directory)
         finally:
-            if world.cluster is not None:
-                world.cluster.stop()
+            world.end()
 
     def _suffer(self, world: World, plan: Plan) -> None:
         of_disk = [DiskStalls(world.directory)] if plan.backend is Backend.ETCD else []
@@ -211,11 +211,9 @@ class Campaign:
     def _fail(self, world: World, directory: Path, error: BaseException) -> None:
         """Everything is written down; then safety is looked at first, since it is what counts."""
         lines = []
-        with contextlib.suppress(AssertionError, OSError, subprocess.TimeoutExpired):
-            lines = world.audited()
+        with contextlib.suppress(AssertionError, AttributeError, OSError, subprocess.TimeoutExpired):
+            lines = world.audited()  # as far as there is anything
         write_logs(world, lines, directory)
-        if lines and not isinstance(error, Broke | pytest.fail.Exception):
-            raise error
         with contextlib.suppress(KeyError):  # logs that are not whole
             try:
                 if lines:

@@ -91,12 +91,21 @@ class World:
         self.server_clock = Clock(directory / "server.clock")
         self._cuts: list[tuple[Machine, str, Machine]] = []
         self._paused: dict[int, tuple[Process, float]] = {}
-        servers = 3 if plan.backend is Backend.ETCD else 1
-        self.outside, self.strange, *machines = stage.machines(2 + servers + plan.nodes)
-        self.homes, theirs = machines[:servers], machines[servers:]
         self.proxies: list[Process] = []
+        self.places: list[Place] = []
+
+    def begin(self) -> None:
+        """Machines, and a backend that serves. No node yet."""
+        servers = 3 if self.plan.backend is Backend.ETCD else 1
+        self.outside, self.strange, *machines = self.stage.machines(2 + servers + self.plan.nodes)
+        self.homes, theirs = machines[:servers], machines[servers:]
         self._begin_backend()
         self.places = [self._place(number, machine) for number, machine in enumerate(theirs)]
+
+    def end(self) -> None:
+        """What the stage does not end."""
+        if self.cluster is not None:
+            self.cluster.stop()
 
     def note(self, who: str, what: str) -> None:
         self.notes.append((time.monotonic(), who, what))
