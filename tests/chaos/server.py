@@ -81,8 +81,7 @@ class Audit:
         told, same = self._told(generation)
         lost = max(0, told - engine.revision) if same else 0
         self.add(Life(time.monotonic(), generation, engine.revision, lost))
-        if lost:
-            say("lost", told=told, revision=engine.revision)
+        say("begins", generation=generation, revision=engine.revision, lost=lost)
         if same:
             for batch in engine.history.after(told, ""):
                 self.commit(batch)

@@ -6,10 +6,11 @@ that is slow lets other threads run. All of it counts, also a few milliseconds e
 dozen steps in several processes, each of which has to be let run.
 """
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 TICK_S = 0.05
@@ -55,6 +56,28 @@ class Stalls:
     def end(self) -> None:
         self._is_over.set()
         self._thread.join()
+
+
+class Waited:
+    """How long processes have waited for a processor since this was made, as the kernel counts it.
+
+    A thread that sleeps and wakes sees little of that: one that has work to do waits behind all others for each slice.
+    """
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._before = {pid: _run_delay_s(pid) for pid in pids}
+
+    def of(self, pid: int) -> float:
+        """Of all threads of one together; 0 for one that is gone, or where the kernel does not say."""
+        return max(0.0, _run_delay_s(pid) - self._before.get(pid, 0.0))
+
+
+def _run_delay_s(pid: int) -> float:
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # a thread that has just ended
+            total += int(path.read_text().split()[1])
+    return total / 1e9
 
 
 class DiskStalls(Stalls):

@@ -1,5 +1,8 @@
 """What must follow when faults stop is missed by its name if it does not; a machine that stalls is no fault of it."""
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,9 +10,10 @@ from typing import Any
 import pytest
 
 from quorate.testing.checkers import BrokeAdmission, BrokeCompletion, BrokeDetection
-from tests.chaos.liveness import Liveness, Times
+from tests.chaos.liveness import Liveness, Loss, Times
 from tests.chaos.plan import draw
-from tests.chaos.stalls import Stalls
+from tests.chaos.stalls import Stalls, Waited
+from tests.patience import until
 
 
 @dataclass
@@ -18,6 +22,12 @@ class Speaker:
 
     name: str
     facts: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def popen(self) -> "Speaker":
+        return self
+
+    pid = 0
 
     def say(self, kind: str, ago_s: float = 0.0, **what: Any) -> None:
         self.facts.append({"kind": kind, "at": time.monotonic() - ago_s, **what})
@@ -29,6 +39,7 @@ class Spot:
 
     name: str
     node: Speaker
+    is_proxied: bool = False
 
 
 class Scene:
@@ -38,6 +49,7 @@ class Scene:
         self.plan = draw(1, 0, "tcp")
         self.places = [Spot(name, Speaker(name)) for name in names]
         self.server = Speaker("server")
+        self.cluster = None
 
     @property
     def nodes(self) -> list[Speaker]:
@@ -77,29 +89,49 @@ def test_world_that_does_not_settle_breaks_completion_after_its_bound(stalls, mo
         look(scene, stalls).settle("after healing")
 
 
+def told(scene: Scene, stalls: Stalls, died_at: float, bound_s: float) -> float:
+    survivor, victim = scene.places
+    loss = Loss(victim, 4, died_at, bound_s, "a death is told", Waited([]))
+    return look(scene, stalls)._all_told([survivor], loss)
+
+
 def test_survivor_that_is_told_too_late_or_never_breaks_detection(stalls):
     scene = Scene("a", "b")
-    survivor, victim = scene.places
     died_at = time.monotonic() - 30
     with pytest.raises(BrokeDetection, match="not yet"):
-        look(scene, stalls)._told(survivor, 4, died_at, 1.5, "a death is told", victim)
-    survivor.node.say("changed", ago_s=20, round=4, cause="loss")
+        told(scene, stalls, died_at, 1.5)
+    scene.nodes[0].say("changed", ago_s=20, round=4, cause="loss")
     with pytest.raises(BrokeDetection, match=r"after 10\.0 s"):
-        look(scene, stalls)._told(survivor, 4, died_at, 1.5, "a death is told", victim)
-    assert look(scene, stalls)._told(survivor, 4, died_at, 10.5, "a death is told", victim) == pytest.approx(10, abs=1)
+        told(scene, stalls, died_at, 1.5)
+    assert told(scene, stalls, died_at, 10.5) == pytest.approx(10, abs=1)
 
 
 def test_time_that_the_server_or_the_survivor_could_not_run_widens_the_bound(stalls):
     scene = Scene("a", "b")
-    survivor, victim = scene.places
     died_at = time.monotonic() - 30
-    scene.server.say("stall", ago_s=25, length_s=4.0)
-    survivor.node.say("stall", ago_s=24, length_s=5.0)
-    survivor.node.say("changed", ago_s=20, round=4, cause="loss")
-    assert look(scene, stalls)._told(survivor, 4, died_at, 1.5, "a death is told", victim) > 9
-    survivor.node.facts[0]["length_s"] = 4.0
+    scene.server.say("stall", ago_s=25, length_s=3.0)
+    scene.server.say("stall", ago_s=25, length_s=1.0, of="disk")
+    scene.nodes[0].say("stall", ago_s=24, length_s=5.0)
+    scene.nodes[0].say("changed", ago_s=20, round=4, cause="loss")
+    assert told(scene, stalls, died_at, 1.5) > 9
+    scene.nodes[0].facts[0]["length_s"] = 4.0
     with pytest.raises(BrokeDetection):
-        look(scene, stalls)._told(survivor, 4, died_at, 1.5, "a death is told", victim)
+        told(scene, stalls, died_at, 1.5)
+
+
+def test_process_that_waits_for_a_processor_is_seen_to_wait():
+    command = [sys.executable, "-c", "print('ready', flush=True)\nwhile True: pass"]
+    busy = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        for one in busy:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"ready\n"
+        waited = Waited([one.pid for one in busy])
+        until(lambda: sum(waited.of(one.pid) for one in busy) > 0.1, "somebody has waited")
+    finally:
+        for one in busy:
+            one.kill()
+            one.communicate()
 
 
 def test_late_node_that_is_passed_over_twice_breaks_admission(stalls):

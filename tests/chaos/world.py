@@ -152,9 +152,10 @@ class World:
         except pytest.fail.Exception as error:
             raise BrokeOutageTolerance(f"the server does not start: {error}") from None
         self.note("server", "listens")
-        for lost in server.all("lost"):
+        began = server.wait("begins")
+        if began["lost"]:
             raise BrokeOutageTolerance(
-                f"the server has told of revision {lost['told']}, and went on from {lost['revision']}"
+                f"the server went on from revision {began['revision']}, and had told of {began['lost']} beyond it"
             )
 
     def kill_server(self) -> None:
@@ -226,6 +227,13 @@ class World:
     def nodes(self) -> list[Node]:
         """Those that live."""
         return [place.node for place in self.places if place.node is not None and place.node.popen.poll() is None]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all that live."""
+        members = self.cluster.members if self.cluster is not None else []
+        processes = [*self.nodes, *self.proxies, *([self.server] if self.server is not None else [])]
+        return [process.popen.pid for process in processes] + [m.pid for m in members if m.is_running]
 
     # --- standing still -----------------------------------------------------------------------------------------------
 
