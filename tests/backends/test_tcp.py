@@ -4,6 +4,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from quorate import aio
@@ -572,6 +573,30 @@ def test_members_who_left_their_round_while_the_server_was_away_are_not_waited_f
                 worlds = await asyncio.gather(*calls)
             assert {world.round for world in worlds} == {2}
             await asyncio.gather(*(node.aclose() for node in nodes))
+
+    run(main())
+
+
+def test_node_claims_a_round_that_it_left_until_it_has_another_session():
+    """After that, a round of the same number may be another one, of a server that knew nothing of the first."""
+
+    async def main():
+        async with serving() as server:
+            options = {"min_nodes": 1, "last_call_timeout": 0.1, "is_host": False}
+            handler = aio.create_handler(f"tcp://{server.addresses[0]}/run", name="a", **options)
+            await handler.next_rendezvous()
+            node = handler._node
+
+            def claimed() -> tuple[int, bool]:
+                claim = msgspec.json.decode(node._claim(), type=ClaimRecord)
+                return claim.round, claim.is_member
+
+            assert claimed() == (1, True)
+            await node.leave("for a while")
+            assert claimed() == (1, True)
+            await node._presence.ensure()
+            assert claimed() == (1, False)
+            await handler.aclose()
 
     run(main())
 
