@@ -192,6 +192,8 @@ class Liveness:
         asked_at = next((fact["at"] for fact in _since(node, began_at) if fact["kind"] == "joins"), None)
         if own is None or own["kind"] != "round" or asked_at is None:
             return
+        if any(fact.get("event") == "SessionLost" and fact["at"] > asked_at for fact in _since(node, began_at)):
+            return  # on a machine so busy that it could not renew: then it had to ask again
         others = {
             fact["round"]
             for one in self.world.nodes
