@@ -61,6 +61,7 @@ class Report:
     store_errors: Counter[str] = field(default_factory=Counter)
     times: Times = field(default_factory=Times)
     longest_join_s: float = 0.0
+    longest_call_s: float = 0.0
     clocks_apart_s: float = 0.0
     stalled_s: float = 0.0
     took_s: float = 0.0
@@ -71,6 +72,7 @@ class Report:
             self.totals[what] += getattr(findings, what)
         self.store_errors.update(findings.errors)
         self.longest_join_s = max(self.longest_join_s, findings.longest_join_s)
+        self.longest_call_s = max(self.longest_call_s, findings.longest_call_s)
         self.clocks_apart_s = max(self.clocks_apart_s, findings.clocks_apart_s)
 
     def to_json(self) -> dict[str, object]:
@@ -90,6 +92,7 @@ class Report:
             "store_errors": dict(sorted(self.store_errors.items())),
             "times": times,
             "longest_join_s": round(self.longest_join_s, 2),
+            "longest_call_s": round(self.longest_call_s, 2),
             "clocks_apart_s": round(self.clocks_apart_s, 1),
             "stalled_s": round(self.stalled_s, 1),
             "broken": self.broken,
@@ -106,7 +109,8 @@ class Report:
             f"({totals['adds']} adds, {totals['barriers']} barriers)",
             f"  faults: {', '.join(f'{kind} {count}' for kind, count in sorted(self.faults.items()))}",
             f"  probes: {', '.join(f'{kind} {count}' for kind, count in sorted(self.probes.items()))}",
-            f"  the machine stood still for {self.stalled_s:.1f} s in sum; longest join {self.longest_join_s:.1f} s; "
+            f"  the machine stood still for {self.stalled_s:.1f} s in sum; longest join {self.longest_join_s:.1f} s, "
+            f"longest call of a store that failed {self.longest_call_s:.1f} s; "
             f"clocks up to {self.clocks_apart_s:.0f} s apart",
             f"  {'seconds':34} {'times':>6} {'median':>7} {'worst':>7} {'bound':>7}",
         ]

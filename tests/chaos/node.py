@@ -167,10 +167,12 @@ class Work:
         return why
 
     def _attempt(self, verb: str, call: Any) -> None:
+        began_at = time.monotonic()
         try:
             call()
         except (quorate.StoreError, quorate.RendezvousError, OutcomeUnknown) as error:
-            say("store", did=verb, round=self.world.round, error=type(error).__name__, text=str(error)[:200])
+            failed = {"did": verb, "error": type(error).__name__, "text": str(error)[:200]}
+            say("store", round=self.world.round, took_s=time.monotonic() - began_at, **failed)
 
     def _members(self) -> None:
         members = [[member.id, member.name] for member in self.world.members]

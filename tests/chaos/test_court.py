@@ -83,7 +83,7 @@ def good() -> Logs:
     logs.write("a", 1)
     logs.say("a", "added", round=1, value=1)
     logs.say("b", "added", round=1, value=2)
-    logs.say("b", "store", did="add", round=1, error="OutcomeUnknown", text="")
+    logs.say("b", "store", did="add", round=1, error="OutcomeUnknown", text="", took_s=1.0)
     logs.say("a", "added", round=1, value=4)
     logs.meet(1, "a", "b")
     logs.whole_round(2, "a", "b", "c", join=2)
@@ -207,7 +207,11 @@ def read_something_else(logs: Logs) -> None:
 
 def waited_for_nobody(logs: Logs) -> None:
     text = "barrier('t') of round 2: 3 of 3 ranks came within 2.4 s; absent: "
-    logs.say("a", "store", did="barrier", round=2, error="StoreTimeoutError", text=text)
+    logs.say("a", "store", did="barrier", round=2, error="StoreTimeoutError", text=text, took_s=2.4)
+
+
+def store_took_too_long(logs: Logs) -> None:
+    logs.say("a", "store", did="add", round=2, error="StoreTimeoutError", text="", took_s=13.0)
 
 
 def waited_too_long(logs: Logs) -> None:
@@ -237,6 +241,7 @@ DOCTORED: list[tuple[Callable[[Logs], None], type[AssertionError]]] = [
     (read_something_else, BrokeStore),
     (waited_for_nobody, BrokeStore),
     (waited_too_long, BrokeRelease),
+    (store_took_too_long, BrokeRelease),
 ]
 
 
