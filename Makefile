@@ -15,9 +15,12 @@ FAULTS ?= 100
 FRAMES ?= 1000000
 JUNK_MB ?= 100
 SEED ?= 1
+# How `make chaos` runs: ten minutes, or an hour with LONG=1; on tcp, etcd or both.
+LONG ?=
+BACKEND ?= both
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax scenarios
+.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax scenarios chaos
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -68,6 +71,9 @@ fuzz: setup ## a real server under mutated frames and junk; FRAMES=n JUNK_MB=n S
 crash: setup ## kill a server with data under load and audit what it says; ROUNDS=N to choose: 20 minutes
 	$(BIN)/python -m tests.e2e.crash --rounds $(ROUNDS) $(ARGS)
 
+chaos: setup $(VENV)/.stamp-system ## random faults against real processes; SEED=N BACKEND=tcp|etcd|both: 10 minutes, an hour with LONG=1
+	$(BIN)/python -m tests.chaos.campaign --seed $(SEED) --backend $(BACKEND) --minutes $(if $(LONG),60,10) $(ARGS)
+
 chaos-etcd: setup $(VENV)/.stamp-system ## faults against a run on a real etcd cluster; FAULTS=N, SEED=N
 	$(BIN)/python -m tests.e2e.etcd_faults --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
@@ -107,6 +113,7 @@ $(VENV)/.stamp-system: | $(BIN)/python
 	@command -v etcd >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq etcd-server; } || echo "note: no 'etcd' (package etcd-server): tests of etcd are skipped"
 	@command -v ip >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq iproute2; } || echo "note: no 'ip' (package iproute2): tests of several machines are skipped"
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } || echo "note: no 'chromium': tests of the web page in a browser are skipped"
+	@ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libfaketime; } || echo "note: no libfaketime: 'make chaos' cannot run"
 	@command -v tmux >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq tmux; } || echo "note: no 'tmux': tests of the terminal are skipped"
 	@command -v faketime >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq faketime; } || echo "note: no 'faketime': the scenario of clocks that differ is skipped"
 	@touch $@

@@ -183,6 +183,17 @@ def test_write_of_unknown_outcome_is_not_sent_again():
     run(main(), limit_s=60.0)
 
 
+class Mortal(MemoryBackend):
+    """One that is gone before it can say that all have come."""
+
+    mortal = False
+
+    async def txn(self, compares, then, otherwise=()):
+        if self.mortal and any(isinstance(op, Put) and op.key.endswith("/done") for op in then):
+            await asyncio.get_running_loop().create_future()
+        return await super().txn(compares, then, otherwise)
+
+
 # --- races and errors -------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +323,26 @@ def test_ranks_meet_when_one_tries_again_after_a_time_out(cancelled):
                 await give_up(one.gather("g", "old", 1.0))
                 values = await asyncio.gather(one.gather("g", f"{turn}", 1.0), other.gather("g", "x", 1.0))
                 assert values == [[b"%d" % turn, b"x"]] * 2
+
+    run(main(), limit_s=60.0)
+
+
+@pytest.mark.parametrize("verb", ["barrier", "gather"])
+def test_ranks_meet_although_the_last_one_died_as_it_came(verb):
+    def meet(store, name):
+        return store.barrier(name, 2.0) if verb == "barrier" else store.gather(name, str(store.rank), 2.0)
+
+    async def main():
+        async with kit_of(Mortal).members(3) as group:
+            one, other, last = group.stores
+            mortal = last._backend._inner
+            mortal.mortal = True
+            async with started(meet(one, "b")) as first, started(meet(other, "b")) as second, started(meet(last, "b")):
+                met = await asyncio.gather(first, second)
+            assert met == ([None] * 2 if verb == "barrier" else [[b"0", b"1", b"2"]] * 2)
+            mortal.mortal = False
+            await meet(last, "b")  # if it was only slow: the others have been there
+            assert len(await asyncio.gather(*(meet(store, "b") for store in group.stores))) == 3
 
     run(main(), limit_s=60.0)
 

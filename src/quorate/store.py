@@ -274,23 +274,31 @@ class AsyncStore:
                 return [item.value for item in brought.items]
         except BaseException as error:
             self._uses[f"{verb} {name}"] = use - 1  # whoever tries again comes to the same one
-            if isinstance(error, TimeoutError):
-                raise await self._absent(what, base, limit_s) from None
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            values = await self._look_who_came(what, base, finish, limit_s)
+            self._uses[f"{verb} {name}"] = use
+            return values
 
-    async def _absent(self, what: str, base: str, limit_s: float) -> StoreTimeoutError:
+    async def _look_who_came(self, what: str, base: str, finish: list[BranchOp], limit_s: float) -> list[bytes]:
+        """When the time is over: who is absent is told (StoreTimeoutError). If nobody is, the one that came last died
+        before it could say so: then this one does."""
         try:
             async with asyncio.timeout(min(LOOK_S, limit_s)):
                 items = (await self._reach(what, lambda: self._backend.scan(base + "in/"), harmless=True)).items
-        except (TimeoutError, StoreError):
-            return StoreTimeoutError(f"{what} of round {self.round}: no answer from the store within {limit_s:g} s")
+                if len(items) == self.world_size:
+                    await self._transact(what, (), finish, harmless=True)
+                    return [item.value for item in items]
+        except (TimeoutError, StoreError) as error:
+            text = f"{what} of round {self.round}: no answer from the store within {limit_s:g} s"
+            raise error if isinstance(error, StoreFencedError) else StoreTimeoutError(text) from None
         present = {int(item.key.rpartition("/")[2]) for item in items}
         absent = [rank for rank in range(self.world_size) if rank not in present]
-        return StoreTimeoutError(
+        raise StoreTimeoutError(
             f"{what} of round {self.round}: {len(present)} of {self.world_size} ranks came within {limit_s:g} s; "
             f"absent: {listed(absent)}",
             missing=absent,
-        )
+        ) from None
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import argparse
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,34 +18,11 @@ from pathlib import Path
 import pytest
 
 from tests.backends.etcd.kit import needs
+from tests.chaos.stalls import TICK_S, Stalls
 from tests.e2e.etcd_world import INTERVAL_S, SLACK_S, TTL_S, World, three
 from tests.e2e.kit import Stage
 
 NAMES = ("a", "b", "c", "d")
-
-
-class Stalls:
-    """Whether this machine stood still meanwhile, as one does that is suspended: then no time that was taken counts."""
-
-    TICK_S = 0.1
-    LONG_S = 0.5
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        before = time.monotonic()
-        while not self._is_over.wait(self.TICK_S):
-            now = time.monotonic()
-            self.count += now - before > self.LONG_S
-            before = now
-
-    def end(self) -> None:
-        self._is_over.set()
-        self._thread.join()
 
 
 class Campaign:
@@ -95,7 +71,7 @@ class Campaign:
             took_s = time.monotonic() - began_at
             time.sleep(2.5 * INTERVAL_S)  # everybody renews: one fault at a time is what is promised
         except (AssertionError, pytest.fail.Exception):
-            time.sleep(2 * Stalls.TICK_S)
+            time.sleep(2 * TICK_S)
             if self._stalls.count == self._calm:
                 raise
             took_s = 0.0
@@ -126,7 +102,7 @@ class Campaign:
                     world.start(name)
             time.sleep(TTL_S + 2)  # until everybody knows what it cost
             self.number = world.settled()
-            time.sleep(2 * Stalls.TICK_S)
+            time.sleep(2 * TICK_S)
             if self._stalls.count == stalls:
                 self._calm = stalls
 

@@ -45,6 +45,7 @@ FIELDS = {
     "status": "the exit status",
     "term": "the revision at which it became coordinator",
     "took_s": "how many seconds it took",
+    "url": "where a browser finds it",
     "version": "of the program",
     "waits_for": "whom it waits for, in words",
     "where": "the file or directory",

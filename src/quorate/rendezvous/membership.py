@@ -69,15 +69,16 @@ def goodbye(error: RendezvousError) -> str:
 
 
 def claim_of(
-    identity: Identity, current: Joined | None, last_active: tuple[int, int], floor: int, ttl_s: float
+    identity: Identity, was_in: Joined | None, last_active: tuple[int, int], floor: int, ttl_s: float
 ) -> ClaimRecord:
     """Where the run stood, as a node knows it, for a server that has lost its memory.
 
     `last_active` is the last active round that the node ever saw, with its size: of any life of the server, because
-    somebody may still be in it who has heard from none since.
+    somebody may still be in it who has heard from none since. Whoever was in that round and has left it knows as well
+    as who is in it and is told now: neither has to be waited for.
     """
     number, size = last_active
-    if current is not None and current.number >= number:
-        number, size = current.number, current.size
-    is_member = current is not None and current.number == number
+    if was_in is not None and was_in.number >= number:
+        number, size = was_in.number, was_in.size
+    is_member = was_in is not None and was_in.number == number
     return ClaimRecord(id=identity.id, round=number, size=size, is_member=is_member, floor=floor, ttl_s=ttl_s)

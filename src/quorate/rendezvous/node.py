@@ -83,6 +83,8 @@ class Node:
         self.backend = backend
         self.current: Joined | None = None
         """The round that the node last returned from and has not left; its session may be lost."""
+        self._was_in: Joined | None = None
+        """The same, also when it has left it since: until it opens another session, and so enters another life."""
         self._listener: ChangeListener | None = None
         self._bootstrap = bootstrap
         self._emit = emit
@@ -366,7 +368,7 @@ class Node:
             own_revision=self._presence.revision,
             data_lease=self._config().data_lease,
         )
-        self.current = joined
+        self.current = self._was_in = joined
         self._told_cause = None
         self._said = ""
         self._emit(
@@ -427,6 +429,7 @@ class Node:
     def _start_session_tasks(self, session: Session) -> list[asyncio.Task[None]]:
         name, tasks = self.identity.name, []
         self._joined_once = asyncio.Event()
+        self._was_in = None
         if not self.backend.renews_runs:
             tasks.append(asyncio.create_task(self._renew_run(session), name=f"run lease of {name}"))
         if not self.backend.has_coordinator:
@@ -458,7 +461,7 @@ class Node:
 
     def _claim(self) -> bytes:
         floor, ttl_s = self._presence.floor, self.settings.session_ttl_s
-        return encode(claim_of(self.identity, self.current, self.sight.last_active, floor, ttl_s))
+        return encode(claim_of(self.identity, self._was_in, self.sight.last_active, floor, ttl_s))
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,287 @@
+"""The court finds a broken guarantee in logs that were doctored, by its name, and nothing in those that were not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quorate.kv.types import Batch, Change, Item
+from quorate.rendezvous.records import NodePhase
+from quorate.testing.checkers import (
+    BrokeAgreement,
+    BrokeBarrier,
+    BrokeExclusivity,
+    BrokeFencing,
+    BrokeFinality,
+    BrokeFreshness,
+    BrokeMonotonicity,
+    BrokeOutageTolerance,
+    BrokeRanks,
+    BrokeRelease,
+)
+from tests.chaos.court import BrokeStore, Crashed, Evidence, Fact, Process, judge
+from tests.chaos.server import Committed, Life, Line
+from tests.testing.test_checkers import FORMING, KEYS, Story
+
+
+class Recorder:
+    """In the place of the checkers: what they would have been told, as logs."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = [Life(0.0, "first", 0)]
+        self.facts: dict[str, list[Fact]] = {}
+        self.at = 0.0
+
+    def committed(self, revision: int, changes: Any, writer: str = "") -> None:
+        self.lines.append(Committed(self.at, Batch(revision, tuple(changes))))
+
+    def returned(self, process: str, node_id: str, joined: Any) -> None:
+        self.say(node_id, "round", round=joined.number, rank=joined.rank, size=joined.size, took_s=1.0)
+
+    def say(self, who: str, kind: str, **what: Any) -> None:
+        self.at += 1.0
+        self.facts.setdefault(who, []).append({"kind": kind, "at": self.at, "id": who, **what})
+
+
+class Logs(Story):
+    """A story, written down."""
+
+    def __init__(self) -> None:
+        self.recorder = self.safety = Recorder()  # type: ignore[assignment]
+        self._revision = 1
+        self._created = {}
+        self.open()
+        self.elect("boss")
+
+    def say(self, who: str, kind: str, **what: Any) -> None:
+        self.recorder.say(who, kind, **what)
+
+    def write(self, who: str, number: int) -> None:
+        """To the store of a round, as the workload does."""
+        self._revision += 1
+        key = f"{KEYS.store(number)}k/own/{who}/0"
+        item = Item(key, f"{who} 1".encode(), self._revision, self._revision, 1, 1)
+        self.recorder.committed(self._revision, [Change(key, item)])
+
+    def meet(self, number: int, *names: str) -> None:
+        for name in names:
+            self.say(name, "arrives", round=number, barrier="t")
+        for name in names:
+            self.say(name, "passed", round=number, barrier="t")
+
+    def judged(self, **more: Any) -> Any:
+        nodes = [Process(name, facts) for name, facts in self.recorder.facts.items()]
+        return judge(Evidence(KEYS, 2, 3, self.recorder.lines, nodes, **{"waits_s": 20.0, **more}))
+
+
+def good() -> Logs:
+    """Two rounds with a bit of everything."""
+    logs = Logs()
+    logs.whole_round(1, "a", "b")
+    logs.say("a", "members", round=1, members=[["a", "a"], ["b", "b"]])
+    logs.write("a", 1)
+    logs.say("a", "added", round=1, value=1)
+    logs.say("b", "added", round=1, value=2)
+    logs.say("b", "store", did="add", round=1, error="OutcomeUnknown", text="", took_s=1.0)
+    logs.say("a", "added", round=1, value=4)
+    logs.meet(1, "a", "b")
+    logs.whole_round(2, "a", "b", "c", join=2)
+    return logs
+
+
+def test_logs_that_were_not_doctored_break_nothing():
+    findings = good().judged()
+    assert (findings.rounds, findings.returns, findings.adds, findings.barriers) == (2, 5, 3, 1)
+    assert findings.errors == {"OutcomeUnknown": 1}
+
+
+def too_few(logs: Logs) -> None:
+    logs.node("a", join=3)
+    logs.lose("b")
+    logs.lose("c")
+    logs.form(3, "a", join=3)
+    logs.node("a", NodePhase.MEMBER, 3, join=3)
+    logs.activate(3, 1)
+
+
+def returned_from_nothing(logs: Logs) -> None:
+    logs.say("a", "round", round=7, rank=0, size=2, took_s=1.0)
+
+
+def other_rank(logs: Logs) -> None:
+    logs.recorder.facts["c"][-1]["rank"] = 0
+
+
+def other_members(logs: Logs) -> None:
+    logs.say("c", "members", round=2, members=[["a", "a"], ["c", "c"]])
+
+
+def twice_in_a_roster(logs: Logs) -> None:
+    for name in "abc":
+        logs.node(name, join=3)
+    logs.form(3, "a", "b", "a", join=3)
+
+
+def while_some_are_inside(logs: Logs) -> None:
+    logs.node("a", join=3)
+    logs.node("b", join=3)
+    logs.form(3, "a", "b", join=3)
+
+
+def number_again(logs: Logs) -> None:
+    for name in "abc":
+        logs.node(name, join=3)
+    logs.form(2, "a", "b", "c", join=2)
+
+
+def numbers_go_back_for_a_node(logs: Logs) -> None:
+    one, two = (fact for fact in logs.recorder.facts["b"] if fact["kind"] == "round")
+    one["round"], two["round"] = 2, 1
+    one["size"], two["size"] = 3, 2
+
+
+def without_a_session(logs: Logs) -> None:
+    for name in "abc":
+        logs.node(name, join=3)
+    logs.form(3, "a", "b", "c", join=3)
+    logs.node("a", NodePhase.MEMBER, 3, join=3)
+    logs.node("b", NodePhase.MEMBER, 3, join=3)
+    logs.lose("c")
+    logs.activate(3, 3)
+
+
+def written_by_another_term(logs: Logs) -> None:
+    for name in "abc":
+        logs.node(name, join=3)
+    logs.put("boss", logs.roster(3, "a", "b", "c", join=3), logs.round(3, FORMING, 3, term=1))
+
+
+def store_of_an_old_round(logs: Logs) -> None:
+    logs.write("a", 1)
+
+
+def active_after_closing(logs: Logs) -> None:
+    for name in "abc":
+        logs.node(name, join=3)
+    logs.form(3, "a", "b", "c", join=3)
+    for name in "abc":
+        logs.node(name, NodePhase.MEMBER, 3, join=3)
+    logs.close()
+    logs.activate(3, 3)
+
+
+def told_and_gone(logs: Logs) -> None:
+    logs.recorder.lines.append(Life(99.0, "first", 5, lost=3))
+
+
+def revision_again(logs: Logs) -> None:
+    logs.recorder.lines.append(logs.recorder.lines[-1])
+
+
+def answered_twice(logs: Logs) -> None:
+    logs.recorder.facts["b"][1]["value"] = 1
+
+
+def counted_too_often(logs: Logs) -> None:
+    next(fact for fact in reversed(logs.recorder.facts["a"]) if fact["kind"] == "added")["value"] = 7
+
+
+def counts_go_back(logs: Logs) -> None:
+    first, second = (fact for fact in logs.recorder.facts["a"] if fact["kind"] == "added")
+    first["value"], second["value"] = 4, 1
+
+
+def past_the_barrier(logs: Logs) -> None:
+    arrival = next(fact for fact in logs.recorder.facts["b"] if fact["kind"] == "arrives")
+    arrival["at"] += 10
+
+
+def never_came(logs: Logs) -> None:
+    logs.recorder.facts["b"] = [fact for fact in logs.recorder.facts["b"] if fact["kind"] != "arrives"]
+
+
+def read_something_else(logs: Logs) -> None:
+    logs.say("a", "lie", what="k was 1 and came back as 2")
+
+
+def waited_for_nobody(logs: Logs) -> None:
+    text = "barrier('t') of round 2: 3 of 3 ranks came within 2.4 s; absent: "
+    logs.say("a", "store", did="barrier", round=2, error="StoreTimeoutError", text=text, took_s=2.4)
+
+
+def store_took_too_long(logs: Logs) -> None:
+    logs.say("a", "store", did="add", round=2, error="StoreTimeoutError", text="", took_s=13.0)
+
+
+def waited_too_long(logs: Logs) -> None:
+    logs.say("c", "raised", error="RendezvousTimeoutError", text="", took_s=31.0)
+
+
+DOCTORED: list[tuple[Callable[[Logs], None], type[AssertionError]]] = [
+    (too_few, BrokeBarrier),
+    (returned_from_nothing, BrokeBarrier),
+    (other_rank, BrokeAgreement),
+    (other_members, BrokeAgreement),
+    (twice_in_a_roster, BrokeRanks),
+    (while_some_are_inside, BrokeExclusivity),
+    (number_again, BrokeMonotonicity),
+    (numbers_go_back_for_a_node, BrokeMonotonicity),
+    (revision_again, BrokeMonotonicity),
+    (without_a_session, BrokeFreshness),
+    (written_by_another_term, BrokeFencing),
+    (store_of_an_old_round, BrokeFencing),
+    (active_after_closing, BrokeFinality),
+    (told_and_gone, BrokeOutageTolerance),
+    (answered_twice, BrokeStore),
+    (counted_too_often, BrokeStore),
+    (counts_go_back, BrokeStore),
+    (past_the_barrier, BrokeStore),
+    (never_came, BrokeStore),
+    (read_something_else, BrokeStore),
+    (waited_for_nobody, BrokeStore),
+    (waited_too_long, BrokeRelease),
+    (store_took_too_long, BrokeRelease),
+]
+
+
+@pytest.mark.parametrize(("doctor", "broken"), DOCTORED, ids=[doctor.__name__ for doctor, _ in DOCTORED])
+def test_logs_that_were_doctored_break_what_they_should(doctor, broken):
+    logs = good()
+    doctor(logs)
+    with pytest.raises(AssertionError) as caught:
+        logs.judged()
+    assert type(caught.value) is broken, caught.value
+
+
+def test_round_of_an_earlier_store_does_not_bind_a_store_without_memory():
+    logs = good()
+    logs.recorder.lines.append(Life(50.0, "second", 100))
+    logs._created.clear()
+    logs._revision = 100
+    logs.elect("other")
+    for name in "de":
+        logs.node(name)
+    logs.form(1, "d", "e")
+    for name in "de":
+        logs.node(name, NodePhase.MEMBER, 1)
+    logs.activate(1, 2)
+    logs.come_back("d", 1, 0, 2)
+    assert logs.judged().rounds == 3
+
+
+def test_time_that_a_process_stood_still_is_not_time_it_waited():
+    logs = good()
+    waited_too_long(logs)
+    facts = logs.recorder.facts
+    at = facts["c"][-1]["at"]
+    nodes = [Process(name, said, stalled=[(at - 10, at)] if name == "c" else []) for name, said in facts.items()]
+    assert judge(Evidence(KEYS, 2, 3, logs.recorder.lines, nodes, waits_s=20.0)).longest_join_s == 21.0
+
+
+@pytest.mark.parametrize("spoilt", [{"errors": ["Traceback (most recent call last):"]}, {"is_crashed": True}])
+def test_process_that_crashed_is_found(spoilt):
+    logs = good()
+    evidence = Evidence(KEYS, 2, 3, logs.recorder.lines, [Process(n, f) for n, f in logs.recorder.facts.items()])
+    with pytest.raises(Crashed):
+        judge(replace(evidence, servers=[Process("server", [], **spoilt)]))
