@@ -17,7 +17,7 @@ JUNK_MB ?= 100
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean
+.PHONY: help setup check test test-torch-slow test-etcd-slow bare demo bench bench-parts sim fuzz crash chaos-etcd fmt clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -47,7 +47,10 @@ bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always n
 demo: $(VENV)/.stamp-runtime ## show what it does, on this machine
 	$(BIN)/python examples/demo.py $(ARGS)
 
-bench: $(VENV)/.stamp-runtime ## measure it on this machine
+bench: setup $(VENV)/.stamp-torch ## measure it beside others and make docs/benchmarks.md: 25 minutes, ARGS=--quick: 8
+	$(BIN)/python -m quorate.bench.suite $(ARGS)
+
+bench-parts: $(VENV)/.stamp-runtime ## measure its parts: the engine, torchrun, the register backend
 	$(BIN)/python bench/run.py $(ARGS)
 
 sim: $(VENV)/.stamp-runtime ## simulate worlds and check every guarantee; SEEDS=A:B to choose

@@ -21,6 +21,7 @@ WALL_CLOCKS = frozenset(
 # reason; to decide anything is not. "module:" is the top of the module.
 WALL_CLOCK_ALLOWED: dict[str, str] = {
     "quorate.cli.show:wall": "what people are shown, and read in records",
+    "quorate.bench.suite.run:_begin": "the name of a run of benchmarks, which people read",
     "quorate.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
     "quorate.server.server:Server.__init__": "times in records that people read, and the first revision",
     "quorate.server.server:first_revision": "a first revision that no earlier life of the server has reached; if a "
