@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from quorate.server.soon import MOST_QUIET_S, MOST_WAIT_S, QUIET_S, Soon
-from quorate.testing.loop import run
+from quorate.testing.loop import VirtualTimeLoop, run
 
 
 class Sender:
@@ -62,6 +62,19 @@ def test_many_connections_wait_longer_and_not_for_long() -> None:
         soon.add(sender, connections=1_000_000)
         await asyncio.sleep(1.0)
         assert [round(at - begun, 9) for at in sender.flushed_at] == [MOST_QUIET_S]
+
+    run(story())
+
+
+def test_server_that_stood_still_reads_before_it_answers() -> None:
+    async def story() -> None:
+        loop, soon, sender = asyncio.get_running_loop(), Soon(), Sender()
+        assert isinstance(loop, VirtualTimeLoop)
+        begun = loop.time()
+        soon.add(sender, connections=1)
+        loop.pause(1.0)
+        await asyncio.sleep(1.0)
+        assert [round(at - begun, 9) for at in sender.flushed_at] == [1.0 + QUIET_S]
 
     run(story())
 

@@ -11,8 +11,8 @@ import asyncio
 from typing import Protocol
 
 QUIET_S = 0.003
-QUIET_EACH_S = 0.00001
-MOST_QUIET_S = 0.1
+QUIET_EACH_S = 0.00005
+MOST_QUIET_S = 0.3
 """How long nobody must have asked: the more connections, the longer a machine may be busy with something else."""
 MOST_WAIT_S = 2.0
 """An answer never waits longer than that."""
@@ -50,10 +50,12 @@ class Soon:
     def _arm(self, quiet_s: float) -> None:
         self._is_armed = True
         self._seen = self._asked
-        self._loop.call_later(quiet_s, self._look, quiet_s)
+        self._loop.call_at(self._loop.time() + quiet_s, self._look, quiet_s, self._loop.time() + 2 * quiet_s)
 
-    def _look(self, quiet_s: float) -> None:
-        if self._asked != self._seen and self._loop.time() - self._since < MOST_WAIT_S:
+    def _look(self, quiet_s: float, late_at: float) -> None:
+        now = self._loop.time()
+        is_late = now > late_at  # it did not get to run, and so not to read: nobody can tell whether somebody asked
+        if (self._asked != self._seen or is_late) and now - self._since < MOST_WAIT_S:
             self._arm(quiet_s)
             return
         self._is_armed = False

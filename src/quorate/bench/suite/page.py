@@ -59,10 +59,9 @@ TOPICS = (
         Bench.RENDEZVOUS,
         LAST_ARRIVAL,
         ON_TCP + ON_ETCD,
-        "All nodes are connected and N - 1 wait. From the call of the last one until the slowest call has returned. "
-        "For "
-        "torchft that is a quorum, for JAX a barrier of nodes that were given their numbers: neither decides who is "
-        "in.",
+        "All nodes are connected and N - 1 wait. From the call of the last one until the slowest call has "
+        "returned. For torchft that is a quorum of its lighthouse; for JAX it is a barrier of nodes that were "
+        "given their numbers from outside, where nothing has to be decided.",
         "last-arrival",
     ),
     Topic(
@@ -78,9 +77,8 @@ TOPICS = (
         Bench.RECOVERY,
         LOSS_TOLD,
         LOSS,
-        "One of N members is killed; each survivor joins again when its rendezvous tells it to. torch's never does: "
-        "its "
-        "agent learns of a loss from its workers.",
+        "One of N members is killed; each survivor joins again when its rendezvous tells it to. torch's never "
+        "does: its agent learns of a loss from its workers.",
     ),
     Topic(
         "Recovery after kill -9, survivors call at once",
@@ -95,8 +93,8 @@ TOPICS = (
         Bench.RECOVERY,
         LATE_NODE,
         LOSS,
-        "From the call of one node more, with a round of N under way, until all N + 1 are in one. With torch as it is "
-        "installed the late node waits in vain for an address that rank 0 does not publish again.",
+        "From the call of one node more, with a round of N under way, until all N + 1 are in one. With torch as "
+        "it is installed the late node waits in vain for an address that rank 0 does not publish again.",
     ),
     Topic(
         "Idle: payload on the wire",
@@ -185,8 +183,8 @@ def _circumstances(results: Results) -> str:
     said = [
         f"- Machine: {last.cores} cores, {last.memory_gib:g} GiB, {last.machine}. All nodes and the server share it.",
         f"- Versions: {versions}.",
-        f"- Measured: {period} UTC, commit {commits}; {len(results.cells)} cells, {minutes:.0f} minutes, "
-        f"load average at most {results.most_load:.1f} as a cell began.",
+        f"- Measured: {period} UTC, commit {commits}; {len(results.cells)} cells, {minutes:.0f} minutes, load "
+        f"average at most {results.most_load:.1f} as a cell began.",
         f"- Command: `make bench{' ARGS=--quick' if results.is_quick else ''}`; a single cell, e.g. "
         '`make bench ARGS="--only rendezvous/quorate/8 --again"`. Competitors with a Python of their own: '
         "`--torch-python`, `--torchft-python`, `--jax-python`.",
@@ -272,9 +270,8 @@ def _store(results: Results) -> str:
         return "## Store\n\nNot measured.\n"
     text = (
         "## Store\n\nThe same call again and again, values of 64 bytes: the median of one call and, with several "
-        "processes, "
-        "calls a second in all. torch's `set` and `multi_set` are not answered: they return before anything has "
-        "arrived.\n"
+        "processes, calls a second in all. torch's `set` and `multi_set` are not answered: they return before "
+        "anything has arrived.\n"
     )
     for nodes in counts:
         rows = [["call", *(TITLES[side] for side in sides)]]

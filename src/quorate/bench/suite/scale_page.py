@@ -80,15 +80,14 @@ def _constants(results: Results, fits: dict[str, Fit], nodes: list[int]) -> str:
         for count in nodes:
             figure = results.figure(Bench.SCALE, Side.QUORATE, count, measure)
             cells.append("-" if figure is None or figure.median is None else quantity(figure.median, unit))
-        rows.append([measure, *cells, _small(one.each, unit), quantity(one.fixed, unit), f"{100 * one.worst:.0f} %"])
+        fixed = quantity(one.fixed, unit) if one.fixed else "0"
+        rows.append([measure, *cells, _small(one.each, unit), fixed, f"{100 * one.worst:.0f} %"])
     return (
-        "## The constants\n\nMeasured on this machine by `quorate bench scale`: nodes idle in a round, then all of "
-        "them join "
-        "again, which is a whole round (join, assignment, confirmation, release) without connecting. Frames and "
-        "bytes are "
-        "counted by the server and its keep-alives taken off; a frame is what is written at once. The line through "
-        "the "
-        "points, `by node` x N + `fixed`, is the closest one by share of each point.\n\n" + table(rows)
+        "## The constants\n\nMeasured on this machine by `quorate bench scale`: nodes idle in a round, then all "
+        "of them join again, which is a whole round (join, assignment, confirmation, release) without connecting. "
+        "Frames and bytes are counted by the server and its keep-alives taken off; a frame is what is written at "
+        "once. The line through the points, `by node` x N + `fixed`, is the closest one by share of each "
+        "point.\n\n" + table(rows)
     )
 
 
@@ -98,7 +97,7 @@ def _small(value: float, unit: str) -> str:
         return f"{value * 1e6:.3g} µs"
     if unit == "MiB":
         return f"{value * 1024:.3g} KiB"
-    return f"{value:.3g} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 100.0 else f"{value:.3g} {unit}"
 
 
 def _functions(fits: dict[str, Fit], most: int) -> str:
@@ -113,18 +112,16 @@ def _functions(fits: dict[str, Fit], most: int) -> str:
                 f"{fits[ROUND_BYTES].at(count) / 1e6:.3g} MB",
                 quantity(fits[ROUND_CPU].at(count), "s"),
                 f"{2 * fits[KEPT_RATE].at(count):,.0f}",
-                f"{fits[KEPT_BYTES].at(count) / 1e3:.3g} kB/s",
+                quantity(fits[KEPT_BYTES].at(count), "B/s"),
                 f"{fits[KEPT_CPU].at(count):.3g} % of a core",
-                f"{fits[MEMORY].at(count):.3g} MiB",
+                quantity(fits[MEMORY].at(count), "MiB"),
             ]
         )
     return (
-        "## As functions of N\n\nComputed from the constants. An idle node sends a keep-alive and is answered: two "
-        "messages "
-        "every `keep_alive_interval` (5 s); a longer interval makes idling cheaper and a loss without a closed "
-        "connection "
-        f"later to be seen. Memory is what the nodes add. `*`: beyond what was measured here, {most:,} nodes.\n\n"
-        + table(rows)
+        "## As functions of N\n\nComputed from the constants. An idle node sends a keep-alive and is answered: "
+        "two messages every `keep_alive_interval` (5 s); a longer interval makes idling cheaper and a loss "
+        "without a closed connection later to be seen. Memory is what the nodes add. `*`: beyond what was "
+        f"measured here, {most:,} nodes.\n\n" + table(rows)
     )
 
 
@@ -150,8 +147,7 @@ def _limits(fits: dict[str, Fit], most: int) -> str:
     beyond = "" if nodes <= most else f" That is beyond the {most:,} nodes that were measured: it is a computed figure."
     return (
         "## Where the embedded server stops being enough\n\nThe server is one process with one event loop, so one "
-        "core, "
-        "whatever the number of cores.\n\n"
+        "core, whatever the number of cores.\n\n"
         + table(rows)
         + f"\nThe first is: {first}, at about {_rounded(nodes):,} nodes on one server, in one run or in several "
         f"together." + beyond + WHAT_THEN
@@ -185,17 +181,13 @@ def _trips(results: Results, fits: dict[str, Fit], most: int) -> str:
         times.append([f"{trip_ms:g} ms", *(quantity(value, "s") for value in row)])
     return (
         "## With real round trips\n\nHow often somebody has to wait for the other side, measured by keeping "
-        "everything on the "
-        f"wire back for 100 ms in each direction ({counts[0]} nodes; opening a TCP connection is one more). It does "
-        f"not "
-        "depend on the number of nodes: all of them wait at the same time.\n\n"
+        f"everything on the wire back for 100 ms in each direction ({counts[0]} nodes; opening a TCP connection is "
+        "one more). It does not depend on the number of nodes: all of them wait at the same time.\n\n"
         + table(rows)
         + "\nFor 10,000 nodes on machines of their own, then, at most: trips x round trip + the server's processor "
-        "time for "
-        f"a round ({quantity(busy_s, 's')}{'' if most >= 10_000 else ', computed'}; the nodes' own is spent at the "
-        f"same "
-        "time, on their machines). A late node, and whoever waits for others, adds what it waits for.\n\n"
-        + table(times)
+        f"time for a round ({quantity(busy_s, 's')}{'' if most >= 10_000 else ', computed'}; the nodes' own is "
+        "spent at the same time, on their machines). A late node, and whoever waits for others, adds what it "
+        "waits for.\n\n" + table(times)
     )
 
 
@@ -217,6 +209,8 @@ What to use then:
   more;
   the URL of the job names it. This helps with many jobs, not with a single one that is too large.
 - **A longer `keep_alive_interval`**, if idling is what ends first: twice the interval, half of that.
+- **A longer `confirm_timeout`**, if a round is: an attempt that takes longer is given up, and the next would too. A
+  machine that is busy with something else reaches that with fewer nodes.
 - **etcd** (`etcd://`), for high availability: the coordinator is then one of the nodes, and the cluster keeps the
   leases.
   It is not the answer to size: every key costs a write to disk on a majority, and what was measured on it here is in
