@@ -110,6 +110,15 @@ def test_last_entry_of_a_cell_counts_and_a_full_run_more_than_quick_ones():
     assert [one.run for one in both.runs] == ["second"]
 
 
+def test_side_that_an_earlier_run_had_is_not_missing():
+    earlier = begun("2026-01-02 03:04:05", versions={"jax": "0.10.2"})
+    later = begun("later", skipped={"jax": "jax is not there", "torchft": "torchft is not there"})
+    more = msgspec.structs.replace(rendezvous(Side.QUORATE, 8, [1.0], []), run="later")
+    both = collect([earlier, rendezvous(Side.JAX, 2, [1.0], []), later, more])
+    assert both.skipped == {"torchft": "torchft is not there"}
+    assert {"jax", "torch"} <= both.versions.keys()
+
+
 def test_no_results_are_an_error_that_says_what_to_do():
     with pytest.raises(ValueError, match="make bench"):
         collect([begun()])

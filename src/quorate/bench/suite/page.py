@@ -175,7 +175,7 @@ def marks(results: Results) -> str:
 
 def _circumstances(results: Results) -> str:
     last = results.last
-    versions = ", ".join(f"{name} {version}" for name, version in last.versions.items())
+    versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     first = results.runs[0].run
     period = first if len(results.runs) == 1 else f"{first} to {last.run}"
     commits = ", ".join(dict.fromkeys(run.commit for run in results.runs))
@@ -310,7 +310,7 @@ def _losses(results: Results) -> str:
 
 
 def _missing(results: Results) -> str:
-    said = [f"- {side}: {why}" for side, why in results.last.skipped.items()]
+    said = [f"- {side}: {why}" for side, why in results.skipped.items()]
     said += [f"- `{key}` ended early: {one.failed}" for key, one in results.cells.items() if one.failed]
     return "## Not measured\n\n" + ("\n".join(said) or "- Everything that was to be measured was.") + "\n"
 

@@ -77,6 +77,17 @@ class Results:
         return Figure(taken.unit, taken.values, taken.why_none or failed) if not taken.values else taken
 
     @property
+    def versions(self) -> dict[str, str]:
+        """Of everything that was measured, by whichever run."""
+        return {name: version for run in self.runs for name, version in run.versions.items()}
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """How to get the sides that no run had."""
+        tried = {one.case.side.value for one in self.cells.values()}
+        return {side: why for side, why in self.last.skipped.items() if side not in tried}
+
+    @property
     def most_load(self) -> float:
         return max((one.load for one in self.cells.values()), default=0.0)
 
