@@ -163,6 +163,13 @@ def test_page_of_a_quick_run_says_so_and_a_busy_machine_too(some_results):
     assert "up to 7.5 on 2 cores" in benchmarks_page(full)
 
 
+def test_page_says_what_was_planned_and_not_run(some_results):
+    missing = benchmarks_page(some_results).partition("## Not measured")[2]
+    assert "`rendezvous/quorate/8`" in missing
+    assert "`rendezvous/quorate/2`" not in missing
+    assert "`rendezvous/jax/2`" not in missing  # said to be absent instead
+
+
 def test_page_says_where_others_are_better_and_by_how_much(some_results):
     lost = benchmarks_page(some_results).partition("## Where others are better")[2]
     assert "Last arrival until all are released, N = 2: torchft lighthouse needs 1/3 of what Quorate does" in lost

@@ -24,6 +24,7 @@ from quorate.bench.plan import (
     per_second,
 )
 from quorate.bench.report import Figure, ratio
+from quorate.bench.suite import cells
 from quorate.bench.suite.plot import Series, log_plot
 from quorate.bench.suite.results import Results
 
@@ -276,12 +277,12 @@ def _store(results: Results) -> str:
     for nodes in counts:
         rows = [["call", *(TITLES[side] for side in sides)]]
         for op in STORE_OPS:
-            cells = []
+            shown = []
             for side in sides:
                 one, all_ = (results.figure(Bench.STORE, side, nodes, name(op)) for name in (per_call, per_second))
                 rate = f", {_cell(all_)}" if all_ is not None and all_.values else ""
-                cells.append(_cell(one) + (rate if nodes > 1 else ""))
-            rows.append([f"`{op}`", *cells])
+                shown.append(_cell(one) + (rate if nodes > 1 else ""))
+            rows.append([f"`{op}`", *shown])
         text += f"\n{nodes} process{'es' if nodes > 1 else ''}:\n\n{table(rows)}"
     return text
 
@@ -311,6 +312,13 @@ def _losses(results: Results) -> str:
 
 def _missing(results: Results) -> str:
     said = [f"- {side}: {why}" for side, why in results.skipped.items()]
+    planned = cells.quick() if results.is_quick else cells.full()
+    not_run = [
+        f"`{cell.key}`"
+        for cell in planned
+        if cell.key not in results.cells and cell.case.side.value not in results.skipped
+    ]
+    said += [f"- Planned and not run, or left out for the budget: {', '.join(not_run)}."] if not_run else []
     said += [f"- `{key}` ended early: {one.failed}" for key, one in results.cells.items() if one.failed]
     return "## Not measured\n\n" + ("\n".join(said) or "- Everything that was to be measured was.") + "\n"
 
