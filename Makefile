@@ -20,7 +20,7 @@ LONG ?=
 BACKEND ?= both
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax scenarios chaos
+.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax scenarios chaos bench-parts
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -59,7 +59,10 @@ bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always n
 demo: $(VENV)/.stamp-runtime ## an elastic job on four nodes of this machine: one is killed, one is added
 	$(BIN)/python examples/demo.py $(ARGS)
 
-bench: $(VENV)/.stamp-runtime ## measure it on this machine
+bench: setup $(VENV)/.stamp-torch ## measure it beside others and make docs/benchmarks.md: 25 minutes, ARGS=--quick: 8
+	$(BIN)/python -m quorate.bench.suite $(ARGS)
+
+bench-parts: $(VENV)/.stamp-runtime ## measure its parts: the engine, torchrun, the register backend
 	$(BIN)/python bench/run.py $(ARGS)
 
 sim: $(VENV)/.stamp-runtime ## simulate worlds and check every guarantee; SEEDS=A:B to choose

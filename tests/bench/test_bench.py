@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quorate.bench.plan import MEASURES, MOST_PROCESSES, Bench, Case, Sample, Side
+from quorate.bench.plan import (
+    MEASURES,
+    MOST_PROCESSES,
+    ROUND_FRAMES_IN,
+    ROUND_FRAMES_OUT,
+    TRIPS_COLD,
+    TRIPS_LAST,
+    Bench,
+    Case,
+    Sample,
+    Side,
+)
 from quorate.bench.runner import run_case
 from quorate.cli import main
 from tests.patience import until
@@ -44,6 +55,27 @@ def test_idle_round_of_quorate_is_measured():
     assert [sample.measure for sample in samples] == list(MEASURES[Bench.IDLE])
 
 
+@linux_only
+def test_cost_of_a_round_is_counted_by_the_server():
+    samples = {s.measure: s.value for s in measured(Case(Bench.SCALE, Side.QUORATE, nodes=6, repeat=1, seconds=1.0))}
+    assert list(samples) == list(MEASURES[Bench.SCALE])
+    frames_in, frames_out = samples[ROUND_FRAMES_IN], samples[ROUND_FRAMES_OUT]
+    assert frames_in is not None
+    assert frames_out is not None
+    assert 6 <= frames_in <= 60  # a node says that it joins and that it confirms
+    assert 6 <= frames_out <= 120
+
+
+@pytest.mark.slow
+def test_last_arrival_takes_fewer_trips_than_a_cold_start():
+    samples = {s.measure: s.value for s in measured(Case(Bench.TRIPS, Side.QUORATE, nodes=3, repeat=1))}
+    assert list(samples) == list(MEASURES[Bench.TRIPS])
+    last, cold = samples[TRIPS_LAST], samples[TRIPS_COLD]
+    assert last is not None
+    assert cold is not None
+    assert 1.5 < last < cold
+
+
 def test_more_nodes_than_processes_share_four_drivers():
     samples = measured(Case(Bench.RENDEZVOUS, Side.QUORATE, nodes=MOST_PROCESSES + 2, repeat=1))
     assert [sample.why_none for sample in samples] == ["", ""]
@@ -55,6 +87,7 @@ def test_more_nodes_than_processes_share_four_drivers():
         pytest.param(Side.TORCH_STOCK, marks=[needs("torch"), pytest.mark.slow]),
         pytest.param(Side.TORCH_LEAN, marks=[needs("torch"), pytest.mark.slow]),
         pytest.param(Side.TORCHFT, marks=needs("torchft")),
+        pytest.param(Side.JAX, marks=needs("jax")),
     ],
 )
 def test_competitor_does_the_same_work(side):
@@ -106,7 +139,7 @@ def test_command_writes_a_table_for_people():
         (["rendezvous", "--nodes", "2,x"], "is no list of numbers of nodes: give it like 2,8,32"),
         (["rendezvous", "--nodes", "1"], "is out of range: 2 to 16000 nodes"),
         (["rendezvous", "--seconds", "3"], "No such option"),
-        (["rendezvous", "--against", "jax"], "'torch', 'torchft'"),
+        (["rendezvous", "--against", "horovod"], "'torch', 'torchft'"),
         (["recovery", "--against", "torchft"], "use it with `bench rendezvous`"),
         (["idle", "--against", "torchft"], "use it with `bench rendezvous`"),
         (["recover"], "No such command 'recover'"),

@@ -23,6 +23,7 @@ WALL_CLOCK_ALLOWED: dict[str, str] = {
     "quorate.dashboard.watching:wall": "when something was shown, for people",
     "quorate.cli.show:wall": "what people are shown, and read in records",
     "quorate.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
+    "quorate.bench.suite.run:_begin": "the name of a run of benchmarks, which people read",
     "quorate.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
     "quorate.launcher.preflight:leave_note": "a time in a note that people read",
     "quorate.launcher.supervisor:Supervisor.__init__": "when a run was closed, for people",

@@ -16,10 +16,12 @@ from quorate.bench.crew import NodeFailed, NoneInTime
 from quorate.bench.helper import allow_many_files, be_quiet, die_with_parent
 from quorate.bench.idle import idle
 from quorate.bench.measures import TIMED
-from quorate.bench.plan import MEASURES, Bench, Case, Doing, Failed, Line, Sample
+from quorate.bench.plan import Bench, Case, Doing, Failed, Line, Sample
 from quorate.bench.restart import restart
+from quorate.bench.scale import scale
 from quorate.bench.sides import Contender, contender
 from quorate.bench.stores import store_speed
+from quorate.bench.trips import trips
 
 FAILED = "failed"
 
@@ -52,6 +54,10 @@ def main() -> None:
                 write(line)
         elif case.bench is Bench.IDLE:
             _run_looked_at(side, case, write, idle)
+        elif case.bench is Bench.SCALE:
+            _run_looked_at(side, case, write, scale)
+        elif case.bench is Bench.TRIPS:
+            _run_looked_at(side, case, write, trips)
         elif case.bench is Bench.STORE:
             _run_looked_at(side, case, write, store_speed)
         else:
@@ -61,7 +67,7 @@ def main() -> None:
 
 
 def _run_timed(side: Contender, case: Case, write: _Output) -> None:
-    for measure in MEASURES[case.bench]:
+    for measure in case.measures:
         for repetition in range(case.repeat):
             write(Doing(f"{measure}, {repetition + 1} of {case.repeat}"))
             sample = _timed(side, case, measure, repetition)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
+
 from quorate.bench import usage
 from quorate.bench.crew import Crew, Do, NodeFailed, NoneInTime, What
 from quorate.bench.driver import be_nodes
@@ -24,7 +26,10 @@ from quorate.bench.plan import (
     LOSS_TOLD,
     MOST_PROCESSES,
     TOGETHER,
+    TRIPS_REST_S,
+    Bench,
     Case,
+    Side,
     least_settle_s,
     phase_s,
 )
@@ -38,11 +43,12 @@ START_SIGNAL_S = 0.2
 class Stage:
     """A server with its nodes, for one sample."""
 
-    def __init__(self, server: Helper, port: int, crew: Crew, limit_s: float) -> None:
+    def __init__(self, server: Helper, port: int, crew: Crew, limit_s: float, rest_s: float = 0.0) -> None:
         self.server = server
         self.port = port
         self.crew = crew
         self._limit_s = limit_s
+        self._rest_s = rest_s
 
     def deadline(self) -> float:
         """Of something that begins now."""
@@ -50,7 +56,7 @@ class Stage:
 
     def settle(self, nodes: int, repetition: int) -> None:
         """Give the nodes time until the server has noted what they want, and a random part of a polling interval."""
-        time.sleep(least_settle_s(nodes))
+        time.sleep(least_settle_s(nodes) + self._rest_s)
         usage.wait_calm([self.server.pid, *self.crew.pids], CALM_CORES, self._limit_s)
         time.sleep(phase_s(nodes, repetition))
 
@@ -69,8 +75,9 @@ def stage(side: Contender, case: Case, nodes: int, least: int) -> Iterator[Stage
     server, port = side.start_server(nodes)
     try:
         sizes = Sizes(f"bench-{port}", least, nodes, join_timeout_s=math.ceil(2 * case.limit_s))
-        with Crew(*_processes(side, port, sizes, own_process=case.nodes <= MOST_PROCESSES)) as crew:
-            there = Stage(server, port, crew, case.limit_s)
+        with Crew(*_processes(side, port, sizes, own_process=_is_process(case))) as crew:
+            rest_s = TRIPS_REST_S if case.bench is Bench.TRIPS else 0.0
+            there = Stage(server, port, crew, case.limit_s, rest_s)
             crew.wait(What.READY, crew.nodes, there.deadline())
             yield there
     except (NoneInTime, NodeFailed) as error:
@@ -79,6 +86,13 @@ def stage(side: Contender, case: Case, nodes: int, least: int) -> Iterator[Stage
         raise
     finally:
         end_all([server])
+
+
+def _is_process(case: Case) -> bool:
+    """Whether every node is a process. Competitors have no other way; what is counted by node is counted in one way."""
+    if case.bench is Bench.SCALE:
+        return False
+    return case.side is not Side.QUORATE or case.nodes <= MOST_PROCESSES
 
 
 def _processes(
@@ -92,8 +106,9 @@ def _processes(
         hosted = [tuple(range(first, count, DRIVERS)) for first in range(DRIVERS)]
 
     def start(number: int) -> Helper:
+        own = msgspec.structs.replace(sizes, number=number)
         if own_process:
-            return fork(with_a_stack_of_its_own(lambda sock: be_node(sock, number, side.client(port, sizes))))
+            return fork(with_a_stack_of_its_own(lambda sock: be_node(sock, number, side.client(port, own))))
         return fork(lambda sock: be_nodes(sock, hosted[number], run_url(port, sizes)))
 
     return hosted, start

@@ -19,6 +19,8 @@ POLL_S = 0.1
 """How often torch's agent asks for waiting nodes."""
 MOST_PHASE_S = 1.0
 """Nodes that poll have a phase: a random part of the settle time keeps it out of the figures."""
+TRIPS_REST_S = 3.0
+"""How much longer nodes settle that are far away."""
 CALM_CORES = 0.5
 """Nodes and server have settled when they use less of a core than this together."""
 
@@ -31,6 +33,8 @@ class Bench(enum.Enum):
     IDLE = "idle"
     STORE = "store"
     RESTART = "restart"
+    SCALE = "scale"
+    TRIPS = "trips"
 
 
 class Against(enum.Enum):
@@ -39,6 +43,7 @@ class Against(enum.Enum):
     TORCH = "torch"
     TORCHFT = "torchft"
     TORCH_ETCD = "torch-etcd"
+    JAX = "jax"
 
 
 class Side(enum.Enum):
@@ -53,6 +58,7 @@ class Side(enum.Enum):
     QUORATE_ETCD = "quorate-etcd"
     TORCH_ETCD = "torch-etcd"
     TORCH_ETCD_V2 = "torch-etcd-v2"
+    JAX = "jax"
 
 
 OURS = (Side.QUORATE, Side.QUORATE_ETCD)
@@ -67,6 +73,7 @@ TITLES = {
     Side.QUORATE_ETCD: "quorate on etcd",
     Side.TORCH_ETCD: "torch, etcd",
     Side.TORCH_ETCD_V2: "torch, etcd-v2",
+    Side.JAX: "JAX coordination service",
 }
 
 LAST_ARRIVAL = "last arrival until all released"
@@ -88,7 +95,24 @@ LATENCY_NONE = "one write, without --data"
 LATENCY_OS = "one write, --sync os"
 LATENCY_ALWAYS = "one write, --sync always"
 
+ROUND_CPU = "server CPU of a round"
+ROUND_NODES_CPU = "CPU of all nodes of a round"
+ROUND_FRAMES_IN = "frames to the server in a round"
+ROUND_FRAMES_OUT = "frames from the server in a round"
+ROUND_BYTES = "payload of a round"
+KEPT_RATE = "keep-alives while idle"
+KEPT_BYTES = "payload while idle"
+KEPT_CPU = "server CPU while idle"
+MEMORY = "server RSS growth"
+TRIPS_LAST = "round trips from the last call until all are released"
+TRIPS_COLD = "round trips from nothing until all are released"
+TRIPS_LATE = "round trips from a late node's call until it is in"
+TRIPS_OF = {TRIPS_LAST: LAST_ARRIVAL, TRIPS_COLD: TOGETHER, TRIPS_LATE: LATE_NODE}
+
 STORE_OPS = ("get", "wait", "check", "add", "compare_set", "multi_get of 16", "set", "multi_set of 16")
+
+LACKING = {Side.JAX: ("wait", "check", "compare_set", "multi_get of 16", "multi_set of 16")}
+"""What a store does not have."""
 
 
 def per_call(op: str) -> str:
@@ -110,6 +134,11 @@ MEASURES: dict[Bench, tuple[str, ...]] = {
         *(FROM_SNAPSHOT, FROM_LOG, RATE_NONE, RATE_OS, RATE_ALWAYS),
         *(LATENCY_NONE, LATENCY_OS, LATENCY_ALWAYS),
     ),
+    Bench.SCALE: (
+        *(ROUND_CPU, ROUND_NODES_CPU, ROUND_FRAMES_IN, ROUND_FRAMES_OUT, ROUND_BYTES),
+        *(KEPT_RATE, KEPT_BYTES, KEPT_CPU, MEMORY),
+    ),
+    Bench.TRIPS: tuple(TRIPS_OF),
 }
 RATE = "calls/s"
 UNITS = {
@@ -121,6 +150,13 @@ UNITS = {
     **{per_call(op): "µs" for op in STORE_OPS},
     **{per_second(op): RATE for op in STORE_OPS},
     **dict.fromkeys((RATE_NONE, RATE_OS, RATE_ALWAYS), "/s"),
+    **dict.fromkeys((ROUND_FRAMES_IN, ROUND_FRAMES_OUT), "frames"),
+    ROUND_BYTES: "B",
+    KEPT_RATE: "/s",
+    KEPT_BYTES: "B/s",
+    KEPT_CPU: "% of a core",
+    MEMORY: "MiB",
+    **dict.fromkeys(TRIPS_OF, "trips"),
 }
 SECONDS = "s"
 
@@ -131,6 +167,9 @@ _RIVALS = {
     (Bench.RECOVERY, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_UNSHARED),
     (Bench.IDLE, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_POLLING),
     (Bench.STORE, Against.TORCH): (Side.TORCH_STOCK,),
+    (Bench.RENDEZVOUS, Against.JAX): (Side.JAX,),
+    (Bench.IDLE, Against.JAX): (Side.JAX,),
+    (Bench.STORE, Against.JAX): (Side.JAX,),
 }
 
 
@@ -145,11 +184,18 @@ class Case(msgspec.Struct, frozen=True):
     limit_s: float = LIMIT_S
     keys: int = 0
     """Of a restart; its nodes are sessions."""
+    only: str = ""
+    """One measure of a rendezvous or a recovery; empty: all of them."""
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What a rendezvous or a recovery measures here."""
+        return (self.only,) if self.only else MEASURES[self.bench]
 
     @property
     def patience_s(self) -> float:
         """How long the whole case may take: what every sample may, and as much again for starting and ending them."""
-        samples = self.repeat * (1 if self.bench is Bench.IDLE else len(MEASURES[self.bench]))
+        samples = self.repeat * (1 if self.bench in (Bench.IDLE, Bench.SCALE) else len(self.measures))
         return 60.0 + samples * (2 * self.limit_s + 20.0 + 0.1 * self.nodes) + samples * self.seconds
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -37,12 +38,18 @@ class _Collected:
     failed: str = ""
 
 
-def run_case(case: Case, doing: Callable[[str], None]) -> Outcome:
-    """Run a case to its end or to the end of patience. `doing` is called with what it is at."""
+def run_case(
+    case: Case, doing: Callable[[str], None], python: str = sys.executable, patience_s: float | None = None
+) -> Outcome:
+    """Run a case to its end or to the end of patience. `doing` is called with what it is at.
+
+    `python` is what runs it, if the competitor is installed for another one; that one needs what Quorate needs.
+    """
     collected = _Collected()
-    process = _start(case)
+    patience_s = case.patience_s if patience_s is None else patience_s
+    process = _start(case, python)
     try:
-        for line in _lines(process, time.monotonic() + case.patience_s):
+        for line in _lines(process, time.monotonic() + patience_s):
             match line:
                 case Sample():
                     collected.samples.append(line)
@@ -51,7 +58,7 @@ def run_case(case: Case, doing: Callable[[str], None]) -> Outcome:
                 case Failed():
                     collected.failed = line.why
     except TimeoutError:
-        collected.failed = f"it was ended after {case.patience_s:g} s"
+        collected.failed = f"it was ended after {patience_s:g} s"
     finally:
         said = _end(process)
     if not collected.samples and not collected.failed:
@@ -59,15 +66,23 @@ def run_case(case: Case, doing: Callable[[str], None]) -> Outcome:
     return Outcome(case, tuple(collected.samples), collected.failed)
 
 
-def _start(case: Case) -> subprocess.Popen[bytes]:
+def for_python(python: str) -> dict[str, str]:
+    """The environment in which another Python finds this Quorate."""
+    if python == sys.executable:
+        return dict(os.environ)
+    here = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def _start(case: Case, python: str) -> subprocess.Popen[bytes]:
     text = msgspec.json.encode(case).decode()
     return subprocess.Popen(
-        [sys.executable, "-m", "quorate.bench.case", text, str(os.getpid())],
+        [python, "-m", "quorate.bench.case", text, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env={**os.environ, **_ONE_THREAD},
+        env={**for_python(python), **_ONE_THREAD},
     )
 
 

@@ -24,6 +24,8 @@ class Sizes(msgspec.Struct, frozen=True):
     least: int
     most: int
     join_timeout_s: int
+    number: int = 0
+    """Of the node that asks: some are told from outside which one they are."""
 
 
 class Client(Protocol):
@@ -80,6 +82,10 @@ def contender(side: Side) -> Contender:
         from quorate.bench.torchft_side import TorchftSide
 
         return TorchftSide()
+    if side is Side.JAX:
+        from quorate.bench.jax_side import JaxSide
+
+        return JaxSide()
     from quorate.bench.torch_side import TorchSide
 
     return TorchSide(lean=side in (Side.TORCH_LEAN, Side.TORCH_UNSHARED), unshared=side is Side.TORCH_UNSHARED)

@@ -13,7 +13,7 @@ import msgspec
 from quorate.bench.crew import NodeFailed
 from quorate.bench.helper import Gone, Helper, Line, end_all, fork, with_a_stack_of_its_own
 from quorate.bench.node import wait_until
-from quorate.bench.plan import STORE_OPS, Case, Sample, per_call, per_second
+from quorate.bench.plan import LACKING, STORE_OPS, Case, Sample, per_call, per_second
 from quorate.bench.sides import Contender, Sizes
 
 VALUE = b"v" * 64
@@ -22,6 +22,7 @@ WARM_S = 0.2
 AHEAD_S = 0.05
 PATIENCE_S = 60.0
 MOST_TIMED = 200_000
+LACKS = "it has none"
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -54,6 +55,10 @@ def store_speed(side: Contender, case: Case) -> Iterator[Sample]:
         lines = [Line(helper.sock, Done) for helper in helpers]
         _replies(lines)
         for op in STORE_OPS:
+            if op in LACKING.get(case.side, ()):
+                for measure in (per_call(op), per_second(op)):
+                    yield Sample(measure, None, LACKS)
+                continue
             _measure(lines, op, WARM_S)
             done = _measure(lines, op, case.seconds)
             yield Sample(per_call(op), statistics.median(one.median_s for one in done) * 1e6)
@@ -85,8 +90,9 @@ def _replies(lines: list[Line[Done]]) -> list[Done]:
 def _client(side: Contender, port: int, sizes: Sizes, number: int) -> Callable[[socket.socket], None]:
     def work(sock: socket.socket) -> None:
         line = Line(sock, Work)
+        own = msgspec.structs.replace(sizes, number=number)
         try:
-            calls = _calls(side.store(port, sizes), f"p{number}/")
+            calls = _calls(side.store(port, own), f"p{number}/")
             line.send([Done()])
             while True:
                 for wanted in line.receive():
@@ -104,8 +110,8 @@ def _calls(store: Any, place: str) -> dict[str, Callable[[], object]]:
     keys = [f"{place}k{number}" for number in range(SEVERAL)]
     values = [VALUE] * SEVERAL
     one, number, same = keys[0], f"{place}number", f"{place}same"
-    store.multi_set(keys, values)
-    store.set(same, VALUE)
+    for key in (*keys, same):
+        store.set(key, VALUE)
     store.add(number, 1)
     return {
         "get": lambda: store.get(one),

@@ -120,9 +120,14 @@ def start_forked(host: Any) -> tuple[Helper, int]:
 
 def report_port(sock: socket.socket, number: int) -> None:
     """A forked server is ready; it lives until it is killed."""
-    Line(sock, Port).send([Port(number)])
+    say_port(sock, number)
     while True:
         signal.pause()
+
+
+def say_port(sock: socket.socket, number: int) -> None:
+    """A forked server is ready."""
+    Line(sock, Port).send([Port(number)])
 
 
 def _host_store(sock: socket.socket) -> None:

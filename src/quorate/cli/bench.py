@@ -32,6 +32,7 @@ INSTALL = {
     "torch": "pip install torch==2.13.0",
     "torchft": "pip install torchft==0.2.0",
     "torch-etcd": "pip install torch==2.13.0 python-etcd==0.4.5",
+    "jax": "pip install jax==0.10.2",
 }
 MODULES = {"torch-etcd": ("torch", "etcd")}
 """What has to be there, where that is not the name itself."""
@@ -63,12 +64,18 @@ def _common(
     repeat: int, nodes: str = "2,8,32,128", fewest: int = FEWEST_NODES
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The options that all measurements have."""
+    against = click.option(
+        "--against",
+        type=click.Choice(["torch", "torchft", "torch-etcd", "jax"]),
+        help="Measure this one too, if it is installed; torch-etcd: both sides on a real etcd.",
+    )
+    alone = _alone(repeat, nodes, fewest)
+    return lambda command: against(alone(command))
+
+
+def _alone(repeat: int, nodes: str, fewest: int = FEWEST_NODES) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options of what is measured without anybody else."""
     options = (
-        click.option(
-            "--against",
-            type=click.Choice(["torch", "torchft", "torch-etcd"]),
-            help="Measure this one too, if it is installed; torch-etcd: both sides on a real etcd.",
-        ),
         click.option("--nodes", type=NodeCounts(fewest), default=nodes, show_default=True, help="Numbers of nodes."),
         click.option(
             "--repeat", type=click.IntRange(min=1), default=repeat, show_default=True, help="Samples of each."
@@ -130,6 +137,23 @@ def idle(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: bool
 def store(against: str | None, nodes: tuple[int, ...], repeat: int, as_json: bool, seconds: float) -> None:
     """How fast the store is, with one process and with many. Values have 64 bytes."""
     _run("store", against, nodes, repeat, seconds, as_json)
+
+
+@bench.command()
+@_alone(repeat=1, nodes="250,500,1000,2000")
+@click.option("--seconds", type=click.FloatRange(min=1.0), default=10.0, show_default=True, help="How long to idle.")
+def scale(nodes: tuple[int, ...], repeat: int, as_json: bool, seconds: float) -> None:
+    """What a round, and nodes that idle, cost the server: frames, bytes, processor time, memory."""
+    if sys.platform != "linux":
+        raise click.ClickException("bench scale reads /proc, which only Linux has")
+    _run("scale", None, nodes, repeat, seconds, as_json)
+
+
+@bench.command()
+@_alone(repeat=1, nodes="4")
+def trips(nodes: tuple[int, ...], repeat: int, as_json: bool) -> None:
+    """How many round trips a rendezvous takes, found by delaying everything on the wire."""
+    _run("trips", None, nodes, repeat, 0.0, as_json)
 
 
 @bench.command()
@@ -286,6 +310,10 @@ def _explained(bench: Bench, nodes: tuple[int, ...], seconds: float) -> list[str
                 f"N processes make the same call again and again for {seconds:g} s, values of 64 bytes; what one call "
                 f"takes, and how many all make in a second (ratio: Quorate / competitor). torch answers no `set`"
             ]
+        case Bench.SCALE:
+            return [f"a further round of N nodes, after {seconds:g} s of idling; of the server, less its keep-alives"]
+        case Bench.TRIPS:
+            return ["what a sample takes longer by what a round trip takes longer; without opening TCP connections"]
         case Bench.RESTART:
             return [f"N sessions; from the start of the process; writes of 64 bytes by one process for {seconds:g} s"]
 

@@ -143,7 +143,11 @@ class Watches:
 
 
 def _value_bytes(batch: Batch) -> int:
-    return sum([len(change.item.value) for change in batch.changes if change.item is not None])
+    changes = batch.changes
+    if len(changes) == 1:  # most often
+        item = changes[0].item
+        return len(item.value) if item is not None else 0
+    return sum([len(change.item.value) for change in changes if change.item is not None])
 
 
 def start(

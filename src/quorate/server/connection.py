@@ -38,6 +38,7 @@ from quorate.server.door import Door, peer_of, shown
 from quorate.server.gallery import Pushed
 from quorate.server.house import House
 from quorate.server.refusals import Refusal
+from quorate.server.soon import Soon
 from quorate.wire.frames import GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
 from quorate.wire.handshake import Accepted, judge, stranger_line
 from quorate.wire.messages import (
@@ -65,10 +66,6 @@ from quorate.wire.messages import (
 
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
-SOON_S = 0.003
-SOON_EACH_S = 0.0001
-MOST_SOON_S = 1.0
-"""How long an answer waits for a push that it can go out with: the more connections, the longer a round takes."""
 NODES = "nodes"
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
@@ -393,12 +390,13 @@ class Connection(asyncio.Protocol):
     def _send_soon(self, message: SentMessage) -> None:
         """Send with what comes next, or in a moment: most often a push follows, and the peer is woken once for both."""
         self._out.append(message)
-        if not self._flush_due and not self._is_paused and not self._soon_due:
+        if self._soon_due:
+            self._house.soon.asked()
+        elif not self._flush_due and not self._is_paused:
             self._soon_due = True
-            soon_s = SOON_EACH_S * len(self._house.connections)
-            self._loop.call_later(min(max(soon_s, SOON_S), MOST_SOON_S), self._flush_soon)
+            self._house.soon.add(self, len(self._house.connections))
 
-    def _flush_soon(self) -> None:
+    def flush_soon(self) -> None:
         self._soon_due = False
         self._flush()
 

@@ -10,6 +10,7 @@ from quorate.server.gallery import Gallery
 from quorate.server.hub import Hub
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
+from quorate.server.soon import Soon
 from quorate.server.traffic import Traffic
 from quorate.wire.handshake import Versions
 
@@ -28,6 +29,7 @@ class House(Protocol):
     tokens: tuple[str, ...]
     door: Door
     quota: Quota
+    soon: Soon
     generation: str
     software: str
     max_frame: int

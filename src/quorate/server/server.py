@@ -31,6 +31,7 @@ from quorate.server.local import LocalBackend
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
 from quorate.server.runs import Runs
+from quorate.server.soon import Soon
 from quorate.server.traffic import Traffic
 from quorate.urls import format_endpoint
 from quorate.wire.handshake import Versions
@@ -89,6 +90,7 @@ class Server:
         self.max_txn_bytes = LIMITS.max_txn_bytes
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
+        self.soon = Soon()
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
         self.first_revision = self.hub.engine.revision
         self.gallery = Gallery(self.hub, self.max_frame)

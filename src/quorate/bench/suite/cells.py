@@ -1,0 +1,122 @@
+"""What `make bench` measures: one cell for each measurement, side and number of nodes, the most telling first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatch
+
+import msgspec
+
+from quorate.bench.plan import LATE_NODE, LOSS_NOTICED, Bench, Case, Side
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """A case, and about how many seconds it takes on a machine with two cores that has nothing else to do."""
+
+    case: Case
+    about_s: float
+
+    @property
+    def key(self) -> str:
+        """Its name, for `--only` and in the results."""
+        return key_of(self.case)
+
+    @property
+    def patience_s(self) -> float:
+        """When it is ended from outside: a cell that hangs must not take the time of the others."""
+        return 45.0 + 4 * self.about_s
+
+
+def key_of(case: Case) -> str:
+    """`rendezvous/quorate/8`; one measure alone has its first word behind it."""
+    words = [case.bench.value, case.side.value, str(case.nodes)]
+    return "/".join([*words, *case.only.partition(",")[0].split(" ")[:1]] if case.only else words)
+
+
+def full() -> tuple[Cell, ...]:
+    """About 25 minutes."""
+    return tuple(_rendezvous_full()) + tuple(_others_full())
+
+
+def _rendezvous_full() -> Iterable[Cell]:
+    yield from _cells(Bench.RENDEZVOUS, Side.QUORATE, {2: 12, 8: 12, 32: 15, 128: 35, 1_000: 22, 3_000: 35, 10_000: 75})
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_STOCK, {2: 18, 8: 20, 32: 25}, limit_s=20)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_STOCK, {128: 45}, repeat=2, limit_s=20)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_LEAN, {32: 24, 128: 45}, limit_s=20)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCHFT, {2: 14, 8: 14, 32: 18})
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCHFT, {128: 28}, repeat=2)
+    yield from _cells(Bench.RENDEZVOUS, Side.JAX, {2: 15, 8: 15, 32: 18})
+    yield from _cells(Bench.RENDEZVOUS, Side.JAX, {128: 30}, repeat=2)
+    yield from _cells(Bench.RENDEZVOUS, Side.QUORATE_ETCD, {2: 11, 8: 12, 32: 21}, repeat=2)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_ETCD_V2, {2: 13, 8: 14, 32: 25}, repeat=2, limit_s=20)
+
+
+def _others_full() -> Iterable[Cell]:
+    yield from _cells(Bench.SCALE, Side.QUORATE, dict.fromkeys((250, 500, 1_000, 2_000), 17), repeat=1, seconds=10)
+    yield from _cells(Bench.SCALE, Side.QUORATE, {5_000: 30, 10_000: 45}, repeat=1, seconds=10)
+    yield from _cells(Bench.TRIPS, Side.QUORATE, {4: 30}, repeat=1)
+    yield from _cells(Bench.RECOVERY, Side.QUORATE, {2: 25, 8: 27})
+    yield from _cells(Bench.RECOVERY, Side.QUORATE, {128: 40, 1_000: 35}, repeat=2)
+    yield from _cells(Bench.RECOVERY, Side.TORCH_UNSHARED, {2: 50}, repeat=1, limit_s=20)
+    for side in (Side.TORCH_STOCK, Side.TORCH_UNSHARED):
+        for only, about_s in ((LOSS_NOTICED, 30), (LATE_NODE, 25)):
+            yield from _cells(Bench.RECOVERY, side, {8: about_s}, repeat=1, limit_s=20, only=only)
+    yield from _cells(Bench.STORE, Side.QUORATE, {1: 14, 16: 16}, repeat=1, seconds=1)
+    yield from _cells(Bench.STORE, Side.TORCH_STOCK, {1: 18, 16: 20}, repeat=1, seconds=1)
+    yield from _cells(Bench.STORE, Side.JAX, {1: 12, 16: 14}, repeat=1, seconds=1)
+    yield from _cells(Bench.IDLE, Side.QUORATE, {8: 15, 128: 23, 1_000: 17, 10_000: 35}, repeat=1, seconds=10)
+    yield from _cells(Bench.IDLE, Side.TORCH_STOCK, {8: 20, 128: 30}, repeat=1, seconds=10, limit_s=30)
+    yield from _cells(Bench.IDLE, Side.TORCH_POLLING, {128: 30}, repeat=1, seconds=10, limit_s=30)
+    yield from _cells(Bench.IDLE, Side.JAX, {8: 20, 128: 30}, repeat=1, seconds=10)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_LEAN, {256: 60}, repeat=1, limit_s=20)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_ETCD, {8: 12, 32: 20}, repeat=1, limit_s=20)
+
+
+def quick() -> tuple[Cell, ...]:
+    """About eight minutes: enough to see that everything works, and the order of magnitude."""
+    return tuple(_quick())
+
+
+def _quick() -> Iterable[Cell]:
+    yield from _cells(Bench.RENDEZVOUS, Side.QUORATE, {2: 7, 8: 7, 32: 9, 128: 16, 1_000: 12, 10_000: 30}, repeat=1)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_STOCK, {2: 10, 8: 11, 32: 15}, repeat=1, limit_s=20)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCHFT, {2: 8, 8: 8, 32: 10}, repeat=1)
+    yield from _cells(Bench.RENDEZVOUS, Side.JAX, {2: 9, 8: 9, 32: 11}, repeat=1)
+    yield from _cells(Bench.RENDEZVOUS, Side.QUORATE_ETCD, {2: 9, 8: 10}, repeat=1)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_ETCD_V2, {2: 9, 8: 10}, repeat=1, limit_s=20)
+    yield from _cells(Bench.SCALE, Side.QUORATE, {250: 17, 500: 17, 1_000: 17}, repeat=1, seconds=10)
+    yield from _cells(Bench.TRIPS, Side.QUORATE, {4: 30}, repeat=1)
+    yield from _cells(Bench.RECOVERY, Side.QUORATE, {2: 11, 8: 12}, repeat=1)
+    for only, about_s in ((LOSS_NOTICED, 30), (LATE_NODE, 22)):
+        yield from _cells(Bench.RECOVERY, Side.TORCH_UNSHARED, {8: about_s}, repeat=1, limit_s=20, only=only)
+    yield from _cells(Bench.STORE, Side.QUORATE, {1: 9}, repeat=1, seconds=0.4)
+    yield from _cells(Bench.STORE, Side.TORCH_STOCK, {1: 12}, repeat=1, seconds=0.4)
+    yield from _cells(Bench.STORE, Side.JAX, {1: 10}, repeat=1, seconds=0.4)
+    yield from _cells(Bench.IDLE, Side.QUORATE, {8: 14, 1_000: 18}, repeat=1, seconds=10)
+    yield from _cells(Bench.IDLE, Side.TORCH_STOCK, {8: 18}, repeat=1, seconds=10)
+    yield from _cells(Bench.IDLE, Side.JAX, {8: 18}, repeat=1, seconds=10)
+
+
+def _cells(
+    bench: Bench,
+    side: Side,
+    about_s: dict[int, float],
+    *,
+    repeat: int = 3,
+    seconds: float = 0.0,
+    limit_s: float = 60.0,
+    only: str = "",
+) -> Iterable[Cell]:
+    for nodes, about in about_s.items():
+        yield Cell(Case(bench, side, nodes, repeat, seconds, limit_s, only=only), about)
+
+
+def chosen(cells: Iterable[Cell], patterns: Iterable[str], most_nodes: int | None = None) -> tuple[Cell, ...]:
+    """Those whose key is like any of the patterns (`rendezvous/*/8`; none: all), with at most so many nodes."""
+    wanted = tuple(patterns)
+    return tuple(
+        cell
+        for cell in cells
+        if (not wanted or any(fnmatch(cell.key, pattern) for pattern in wanted))
+        and (most_nodes is None or cell.case.nodes <= most_nodes)
+    )
