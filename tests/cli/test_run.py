@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from quorate.cli import main
-from quorate.cli.run_settings import FLAGS, Found, collect, count_gpus, job_of, settings_of
+from quorate.cli.run_settings import FLAGS, Found, collect, count_gpus, job_of, settings_of, wants_a_host
 from quorate.errors import SettingsError
 from quorate.launcher.logs import Std
 
@@ -59,6 +59,15 @@ def test_flag_wins_over_environment_and_environment_over_the_host():
     assert values({"QUORATE_NNODES": "5", "PET_NNODES": "4"}, detected, nnodes="6").text("nnodes") == "6"
     run = settings_of(found)
     assert (run.min_nodes, run.max_nodes, run.run_id, run.where) == (4, 4, "job-7", "tcp://head:29400")
+
+
+def test_host_is_asked_only_for_what_was_not_said():
+    assert wants_a_host(values())
+    assert wants_a_host(values(rdzv_endpoint="head", rdzv_id="x"))
+    assert not wants_a_host(values(rdzv_endpoint="head", rdzv_id="x", nnodes="2"))
+    assert not wants_a_host(values({"PET_RDZV_ID": "x", "PET_NNODES": "2"}, rdzv_endpoint="head"))
+    assert not wants_a_host(values(standalone="true"))
+    assert not wants_a_host(values(url="tcp://head/x?min_nodes=1"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quorate.cli.common import Failed
-from quorate.cli.run_settings import FLAGS, Found, Values, collect, job_of, settings_of
+from quorate.cli.run_settings import FLAGS, Found, Values, collect, job_of, settings_of, wants_a_host
 
 if TYPE_CHECKING:
     from quorate.launcher.supervisor import Job
@@ -73,7 +74,9 @@ def run(context: click.Context, /, show_config: bool, program: tuple[str, ...], 
 
     flags = {flag.name: _as_text(given[flag.key]) for flag in FLAGS}
     try:
-        values = collect(flags, os.environ, _detected(os.environ))
+        values = collect(flags, os.environ, {})
+        if wants_a_host(values):
+            values = collect(flags, os.environ, _detected(os.environ))
         settings = settings_of(values)
         job = job_of(values, _argv(values, program, context.meta[SEPARATED], show_config))
     except SettingsError as error:
@@ -94,7 +97,8 @@ def _detected(environ: Mapping[str, str]) -> dict[str, Found]:
         from quorate.integrations.hosts import detect  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return {}
-    host = detect(environ)
+    fqdn = socket.getfqdn() if "KUBERNETES_SERVICE_HOST" in environ else None  # elsewhere a name server may be slow
+    host = detect(environ, hostname=socket.gethostname(), fqdn=fqdn)
     if host is None:
         return {}
     sizes = None if host.nodes is None else f"{host.nodes}:{host.nodes}"

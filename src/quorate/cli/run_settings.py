@@ -159,6 +159,13 @@ def collect(given: Mapping[str, str | None], environ: Mapping[str, str], detecte
     return values
 
 
+def wants_a_host(values: Values) -> bool:
+    """Whether something is left that the host may say: it is not asked where everything was said."""
+    if values.is_on("standalone") or values.text("url") is not None:
+        return False
+    return any(values.found[name].source == "default" for name in ("nnodes", "rdzv-endpoint", "rdzv-id"))
+
+
 # --- what they amount to ----------------------------------------------------------------------------------------------
 
 
