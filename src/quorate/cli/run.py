@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from quorate.cli.common import Failed
 from quorate.cli.run_settings import FLAGS, Found, Values, collect, job_of, settings_of, wants_a_host
+from quorate.cli.serve_watching import metrics_address
 
 if TYPE_CHECKING:
+    from quorate.aio import AsyncHandler
+    from quorate.events import Sink
+    from quorate.launcher.output import Console
     from quorate.launcher.supervisor import Job
     from quorate.settings import Settings
 
@@ -84,7 +89,7 @@ def run(context: click.Context, /, show_config: bool, program: tuple[str, ...], 
     if show_config:
         _show(values, settings, job)
         return
-    sys.exit(_launch(settings, job))
+    sys.exit(_launch(values, settings, job))
 
 
 def _as_text(value: str | bool | None) -> str | None:
@@ -93,12 +98,9 @@ def _as_text(value: str | bool | None) -> str | None:
 
 def _detected(environ: Mapping[str, str]) -> dict[str, Found]:
     """What the host says of itself (Slurm, Kubernetes, MPI)."""
-    try:
-        from quorate.integrations.hosts import detect  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return {}
-    fqdn = socket.getfqdn() if "KUBERNETES_SERVICE_HOST" in environ else None  # elsewhere a name server may be slow
-    host = detect(environ, hostname=socket.gethostname(), fqdn=fqdn)
+    from quorate.integrations.here import detect_here
+
+    host = detect_here(environ)
     if host is None:
         return {}
     sizes = None if host.nodes is None else f"{host.nodes}:{host.nodes}"
@@ -136,19 +138,59 @@ def _show(values: Values, settings: Settings, job: Job) -> None:
     click.echo(f"\nrun {settings.run_id!r} on {settings.where}, {sizes}, {job.workers} workers on this node")
 
 
-def _launch(settings: Settings, job: Job) -> int:
+def _launch(values: Values, settings: Settings, job: Job) -> int:
     import asyncio
 
+    from quorate.errors import QuorateError
     from quorate.launcher.output import Console
-    from quorate.launcher.supervisor import Supervisor
 
     console = Console()
     try:
-        return asyncio.run(_run(settings, job, console, Supervisor))
+        with _heard(values) as heard:
+            return asyncio.run(_run(settings, job, console, heard))
+    except QuorateError as error:
+        raise Failed(str(error), 2) from None
     finally:
         console.close()
 
 
-async def _run(settings: Settings, job: Job, console: Any, make: Any) -> int:
-    code: int = await make(settings, job, console).run()
-    return code
+async def _run(settings: Settings, job: Job, console: Console, heard: Heard) -> int:
+    from quorate.launcher.supervisor import Supervisor
+
+    supervisor = Supervisor(settings, job, console, heard.sinks)
+    heard.attend(supervisor.handler)
+    return await supervisor.run()
+
+
+@dataclass(slots=True)
+class Heard:
+    """Who hears the events of this node beside the launcher, and is shown its handler."""
+
+    sinks: list[Sink] = field(default_factory=list)
+    attend: Callable[[AsyncHandler], None] = field(default=lambda _: None)
+
+
+@contextmanager
+def _heard(values: Values) -> Iterator[Heard]:
+    """`--metrics` and `--events`. QuorateError if an address or a file cannot be used."""
+    metrics, file = values.found["metrics"].value, values.found["events"].value
+    heard = Heard()
+    with ExitStack() as stack:
+        if file is not None:
+            from quorate.observe.sinks import JsonLines
+
+            lines = JsonLines(file)
+            stack.callback(lines.close)
+            heard.sinks.append(lines)
+        if metrics is not None:
+            try:
+                from quorate.observe.metrics import NodeMetrics, serve_metrics
+            except ImportError as error:
+                raise click.ClickException(f"--metrics cannot be served: {error}") from None
+            counted = NodeMetrics()
+            listener = serve_metrics(counted.registry, *metrics_address(metrics))
+            stack.callback(listener.close)
+            click.echo(f"shows metrics at http://{listener.address}/metrics", err=True)
+            heard.sinks.append(counted)
+            heard.attend = counted.attend
+        yield heard

@@ -96,6 +96,13 @@ FLAGS = (
     Flag("preflight", "A shell command that must succeed before this node may join.", "CMD"),
     Flag("preflight-timeout", "How long it may take.", "SECONDS", "300"),
     Flag("grace-period", "What workers have between SIGTERM and SIGKILL.", "SECONDS", "15"),
+    Flag(
+        "metrics",
+        "Serve this node's metrics for Prometheus there, at /metrics; without an address: on loopback. Needs "
+        "quorate[dashboard].",
+        "[ADDR:]PORT",
+    ),
+    Flag("events", "Write every event of this node to this file, a JSON object a line; it is rotated.", "FILE"),
     Flag("exit-timeout", "How long a node that has finished waits for the others.", "SECONDS", "1800"),
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}

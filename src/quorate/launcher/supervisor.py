@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,15 +79,15 @@ class Job:
 class Supervisor:
     """One launcher. `run()` once."""
 
-    def __init__(self, settings: Settings, job: Job, console: Console) -> None:
+    def __init__(self, settings: Settings, job: Job, console: Console, sinks: Sequence[events.Sink] = ()) -> None:
         self._settings = settings
         self._job = job
         self._console = console
         self._policy = policy.Policy()
         self._events: asyncio.Queue[policy.Event] = asyncio.Queue()
         self._backend: Backend | None = None
-        self._handler = handler_for(settings, sinks=[self._hear], opener=self._open)
-        self._name = self._handler.name
+        self.handler = handler_for(settings, sinks=[self._hear, *sinks], opener=self._open)
+        self._name = self.handler.name
         keys = RunKeys(settings.etcd_prefix, settings.run_id)
         self._book = Book(
             self._reach,
@@ -180,7 +180,7 @@ class Supervisor:
             case policy.Leave(why=why, early=early):
                 if early and self._world is not None:
                     await self._say_goodbye(self._world, why)
-                await self._within(LEAVE_S, self._handler.leave(why), "the others could not be told")
+                await self._within(LEAVE_S, self.handler.leave(why), "the others could not be told")
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Supervisor:
         self._world = None
         self._console.wait_for(f"an answer from {self._settings.where}")
         try:
-            world = await self._handler.next_rendezvous()
+            world = await self.handler.next_rendezvous()
         except RendezvousError as error:
             self._console.wait_for(None)
             self._post(await self._not_in(error))
@@ -460,7 +460,7 @@ class Supervisor:
         limit_s = self._job.grace_s if self._was_told else self._settings.close_timeout_s + LEAVE_S
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                await self._handler.aclose()
+                await self.handler.aclose()
 
 
 def _listed(names: list[str]) -> str:

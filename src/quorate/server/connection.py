@@ -38,7 +38,6 @@ from quorate.server.door import Door, peer_of, shown
 from quorate.server.gallery import Pushed
 from quorate.server.house import House
 from quorate.server.refusals import Refusal
-from quorate.server.soon import Soon
 from quorate.wire.frames import GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
 from quorate.wire.handshake import Accepted, judge, stranger_line
 from quorate.wire.messages import (
