@@ -16,7 +16,7 @@ from tests.backends.etcd.kit import EtcdCluster, needs
 from tests.e2e.conftest import network, stage
 from tests.e2e.etcd_world import three
 from tests.e2e.kit import Stage
-from tests.scenarios.page import BACKENDS, FAILED, SKIPPED, Outcome, note, verdict_of
+from tests.scenarios.page import BACKENDS, FAILED, MISSED, SKIPPED, Outcome, note, verdict_of
 from tests.scenarios.places import Place, on_etcd, on_tcp
 from tests.scenarios.record import Recorder
 
@@ -63,16 +63,18 @@ def outcome_of(item: pytest.Item, report: pytest.TestReport, row: int) -> Outcom
     why = ""
     if report.outcome != "passed":
         why = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else _first_line(report)
+    known = getattr(report, "wasxfail", "")
+    verdict = {"passed": verdict_of(sights), "failed": FAILED, "skipped": SKIPPED}[report.outcome]
     return Outcome(
         test=item.name,
         row=row,
         backend=backend_of(item),
-        verdict={"passed": verdict_of(sights), "failed": FAILED, "skipped": SKIPPED}[report.outcome],
+        verdict=MISSED if known else verdict,
         day=datetime.datetime.now(datetime.UTC).date().isoformat(),
         took_s=round(report.duration, 1),
         load=round(recorder.load.per_core, 1) if recorder is not None else 0.0,
         sights=sights,
-        why=why,
+        why=f"a known limit: {known}" if known else why,
     )
 
 

@@ -110,15 +110,18 @@ def test_row_21_rdzv_conf_of_torchrun_is_never_ignored(row: Recorder, stage: Sta
 
 def test_row_22_error_event_and_why_say_the_same(row: Recorder, stage: Stage, place: Place):
     run, ttl_s = place.run(), 3.0
-    lost = stage.node(place.url("min_nodes=4", run, ttl_s=ttl_s), "c")
     patient = stage.node(place.url("min_nodes=4", run, ttl_s=ttl_s), "a", "hand")
-    hasty = stage.node(place.url("min_nodes=4&join_timeout=20", run, ttl_s=ttl_s), "b", "hand")
-    for node in (patient, hasty):
-        node.wait("ready")
     patient.ask("next")
-    asked = hasty.ask("next")
-    until_said("why", run, parts=("3 of at least 4 nodes joined",))
+    patient.event(
+        "WaitingFor", lambda fact: "1 of at least 4" in fact["reason"]
+    )  # where a node decides, it is this one
+    lost = stage.node(place.url("min_nodes=4", run, ttl_s=ttl_s), "c")
+    hasty = stage.node(place.url("min_nodes=4&join_timeout=20", run, ttl_s=ttl_s), "b", "hand")
+    hasty.wait("ready")
+    until_said("why", run, parts=("2 of at least 4 nodes joined",))
     lost.kill()
+    until_said("why", run, parts=("1 of at least 4", "lost: c"))
+    asked = hasty.ask("next")
     said = json.loads(until_said("why", run, "--json", parts=("2 of at least 4", "lost: c")))
     patient.event("WaitingFor", lambda fact: fact["reason"] == said["reason"])
     error = hasty.outcome(asked)
@@ -126,6 +129,21 @@ def test_row_22_error_event_and_why_say_the_same(row: Recorder, stage: Stage, pl
     assert said["reason"] in error["text"]
     row(f"`quorate why`, the event and the error of the node that gave up have the same sentence: {said['reason']}")
     row("its time-out was 20 s, and it gave up after", error["took_s"], 20 + 1)
+
+
+@pytest.mark.parametrize("place", ["etcd"], indirect=True)
+@pytest.mark.xfail(reason="before the first round, a new coordinator does not know whom it succeeds", strict=True)
+def test_row_22_loss_of_the_coordinator_before_the_first_round_is_named(row: Recorder, stage: Stage, place: Place):
+    url = place.url("min_nodes=3", ttl_s=3.0)
+    lost = stage.node(url, "c")
+    lost.event("CoordinatorElected")
+    heir = stage.node(url, "a")
+    heir.event("WaitingFor", lambda fact: "2 of at least 3" in fact["reason"])
+    lost.kill()
+    heir.event("CoordinatorElected")
+    said = heir.event("WaitingFor", lambda fact: "1 of at least 3 nodes joined: a" in fact["reason"])["reason"]
+    row(f"the node that decided was lost before the first round; the other said: {said}")
+    assert "lost: c" in said
 
 
 @pytest.mark.quick
