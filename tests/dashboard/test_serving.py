@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from quorate.dashboard import watching as module
 from quorate.dashboard.places import behind
 from quorate.dashboard.process import bind_page, check_exposure
 from quorate.dashboard.streams import EventStream
@@ -95,6 +96,21 @@ def test_follower_begins_with_the_first_reader_and_ends_after_the_last():
                 assert watching.followed == 1
             await eventually(lambda: watching.followed == 0, "it is stopped")
             await eventually(lambda: not server.has_company, "its connection is closed")
+            await watching.close()
+
+    run(main())
+
+
+def test_what_is_told_says_what_time_it_is_now(monkeypatch):
+    async def main():
+        async with serving() as server:
+            watching = Watching(behind(f"tcp://{server.addresses[0]}"))
+            async with watching.reading(RUN) as channel:
+                await eventually(lambda: channel.shown.version >= 2, "a first look")
+                monkeypatch.setattr(module, "wall", lambda: 1000.0)
+                assert b'"now":1000.0' in channel.message(0)[1]
+                monkeypatch.setattr(module, "wall", lambda: 2000.0)
+                assert b'"now":2000.0' in channel.message(0)[1]
             await watching.close()
 
     run(main())
