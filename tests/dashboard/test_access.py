@@ -61,6 +61,16 @@ def test_session_ends_after_its_time_and_when_it_is_not_used(clock):
     assert not viewer.is_valid()
 
 
+def test_page_that_is_open_keeps_its_session_in_use(clock):
+    one = access(clock, "a")
+    viewer = one.viewer(one.login("a", PEER), "", PEER)
+    for _ in range(int(LASTS_S / IDLE_S * 2) - 1):
+        clock.now += IDLE_S / 2
+        assert viewer.is_valid()
+    clock.now += IDLE_S / 2
+    assert not viewer.is_valid()
+
+
 def test_number_of_sessions_is_bounded_and_the_one_unused_for_longest_goes(clock):
     one = access(clock, "a")
     first, second = one.login("a", PEER), one.login("a", PEER)

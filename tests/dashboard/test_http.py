@@ -77,7 +77,7 @@ def test_without_a_token_nothing_but_the_page_is_shown(guarded):
     browser = guarded.browser()
     assert browser.get("/").status == 200
     assert browser.get("/api/me").json == {"logged_in": False}
-    for path in ("/api/runs", f"/api/run?id={RUN}", "/metrics"):
+    for path in ("/api/runs", f"/api/run?id={RUN}", f"/api/run?id={'x' * 10_000}", "/metrics"):
         assert browser.get(path).status == 401, path
     assert browser.post("/api/close", {"run": RUN}).status == 401
     assert browser.post("/api/logout", {}).status == 401

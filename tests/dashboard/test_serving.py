@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from quorate import aio
+from quorate.dashboard import watching as module
 from quorate.dashboard.places import behind
 from quorate.dashboard.process import bind_page, check_exposure
 from quorate.dashboard.streams import EventStream
@@ -100,6 +102,21 @@ def test_follower_begins_with_the_first_reader_and_ends_after_the_last():
     run(main())
 
 
+def test_what_is_told_says_what_time_it_is_now(monkeypatch):
+    async def main():
+        async with serving() as server:
+            watching = Watching(behind(f"tcp://{server.addresses[0]}"))
+            async with watching.reading(RUN) as channel:
+                await eventually(lambda: channel.shown.version >= 2, "a first look")
+                monkeypatch.setattr(module, "wall", lambda: 1000.0)
+                assert b'"now":1000.0' in channel.message(0)[1]
+                monkeypatch.setattr(module, "wall", lambda: 2000.0)
+                assert b'"now":2000.0' in channel.message(0)[1]
+            await watching.close()
+
+    run(main())
+
+
 def test_page_that_is_loaded_again_finds_its_time_line():
     async def main():
         async with serving() as server:
@@ -176,6 +193,27 @@ def test_directory_of_runs_is_no_place():
     with pytest.raises(SettingsError):
         behind("file:///tmp/runs/")
     assert behind("file:///tmp/runs/one").only == "one"
+
+
+def test_run_in_a_file_is_shown_as_any_other(tmp_path):
+    async def main():
+        url = f"file://{tmp_path}/one"
+        node = aio.create_handler(f"{url}?min_nodes=1&name=a&last_call_timeout=0.1")
+        await node.next_rendezvous()
+        watching = Watching(behind(url))
+        async with watching.reading("one") as channel:
+            await eventually(lambda: channel.shown.since(0, 0.0).state["phase"] == "active", "the round")
+            message = channel.shown.since(0, 0.0)
+            assert [(card.name, spot.rank) for card, spot in zip(message.nodes, message.spots, strict=True)] == [
+                ("a", 0)
+            ]
+        async with watching.reading(None) as runs:
+            await eventually(lambda: runs.shown.version > 0, "the list")
+            assert [run.run_id for run in runs.shown.since(0, 0.0).runs] == ["one"]
+        await watching.close()
+        await node.abandon()
+
+    run(main())
 
 
 # --- slow browsers ----------------------------------------------------------------------------------------------------

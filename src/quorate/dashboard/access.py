@@ -93,7 +93,6 @@ class Access:
         session = self._live(digest) if cookie else None
         if session is None:
             return None
-        session.idle_at = self._clock() + IDLE_S
         return Viewer(How.SESSION, session.csrf, True, digest.hex(), lambda: self._live(digest) is session)
 
     def _by_token(self, authorization: str, peer: tuple[str, int]) -> Viewer | None:
@@ -111,6 +110,7 @@ class Access:
         if now >= min(session.ends_at, session.idle_at) or not any(still):
             del self._sessions[digest]
             return None
+        session.idle_at = now + IDLE_S  # a page that is open is in use
         return session
 
     def is_current(self, csrf: str, viewer: Viewer) -> bool:

@@ -201,6 +201,7 @@ class Dashboard:
         return self._stream(request, None)
 
     async def _run(self, request: Request) -> Response:
+        self._allowed(request)  # what is here and what is not is for those who may look
         run_id = request.query_params.get("id", "")
         try:
             self._watching.place.target(run_id)

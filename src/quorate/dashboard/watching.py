@@ -38,6 +38,8 @@ LINGER_S = 60.0
 MOST_RUNS = 64
 """That are followed at a time."""
 FIRST_S, MOST_S = 1.0, 10.0
+CACHED_S = 0.5
+"""A message says what time it is, so it is not kept for long."""
 POLL_SHARE = 20
 """The list of runs is looked at for at most one part in so many of the time."""
 logger = logging.getLogger("quorate.dashboard")
@@ -72,6 +74,7 @@ class Channel:
         self._news = asyncio.Event()
         self._cached: dict[int, bytes] = {}
         self._cached_for = 0
+        self._cached_at = 0.0
         self._task = asyncio.create_task(self._run(work), name=name)
         self._task.add_done_callback(self._ended)
 
@@ -97,12 +100,12 @@ class Channel:
 
     def message(self, version: int) -> tuple[int, bytes]:
         """The version that it leads to, and the difference as JSON. Many readers of one version share the work."""
-        now = self.shown.version
-        if self._cached_for != now:
-            self._cached, self._cached_for = {}, now
+        latest, now = self.shown.version, wall()
+        if self._cached_for != latest or abs(now - self._cached_at) > CACHED_S:
+            self._cached, self._cached_for, self._cached_at = {}, latest, now
         if version not in self._cached:
-            self._cached[version] = encoder.encode(self.shown.since(version, wall()))
-        return now, self._cached[version]
+            self._cached[version] = encoder.encode(self.shown.since(version, now))
+        return latest, self._cached[version]
 
     async def stop(self) -> None:
         self._task.cancel()

@@ -235,11 +235,12 @@ export class Timeline {
     pen.textAlign = "right";
     const every = Math.max(1, Math.ceil(15 / l.rowHeight));
     const room = l.gutter - 14;
+    const domain = commonDomain(l.rows);
     l.rows.forEach((track, index) => {
       if (index % every || (every > 1 && (l.rows.length - index) * l.rowHeight < 8)) return;
       const y = l.top + (index + 0.5) * l.rowHeight + (every > 1 ? 5 : -1);
       pen.fillStyle = GRAVE.has(track.spans[track.spans.length - 1][1]) ? this.colours.lost : this.colours.text;
-      pen.fillText(shorten(pen, track.name, room), l.gutter - 8, y);
+      pen.fillText(shorten(pen, track.name.slice(0, track.name.length - domain), room), l.gutter - 8, y);
     });
   }
 
@@ -340,6 +341,17 @@ function stateAt(track, at) {
     found = span;
   }
   return found;
+}
+
+/** How long the end is that all names share, from a dot on: it tells nothing, so it is left out. */
+function commonDomain(rows) {
+  if (rows.length < 2) return 0;
+  const first = rows[0].name;
+  for (let dot = first.indexOf(".", 1); dot > 0; dot = first.indexOf(".", dot + 1)) {
+    const end = first.slice(dot);
+    if (rows.every((track) => track.name.endsWith(end) && track.name.length > end.length)) return end.length;
+  }
+  return 0;
 }
 
 function shorten(pen, text, room) {
