@@ -61,6 +61,19 @@ def test_fastest_of_the_last_calls_counts():
     assert pace.turn_s == pytest.approx(2.0)
 
 
+def test_writes_of_others_that_got_through_say_how_fast_it_is_when_all_calls_wait():
+    pace = Pace()
+    pace.read(0.5)
+    pace.written(0.5)
+    for look in range(4):
+        pace.looked(look * 0.1, 100 + look * 2)
+    assert pace.turn_s == pytest.approx(1.0), "six writes are too few"
+    pace.looked(0.4, 110)
+    assert pace.turn_s == pytest.approx(0.04)
+    pace.looked(0.5, 1)
+    assert pace.turn_s == pytest.approx(1.0), "another document"
+
+
 # --- at the door ------------------------------------------------------------------------------------------------------
 
 

@@ -380,6 +380,7 @@ class Hub:
         """This document is, or was just now, what the cell holds."""
         self._generation, self._version = document.generation, document.version
         self._progress.look(document, now)
+        self.pace.looked(now, document.version)
         if document.engine.revision != self._revision:
             self._revision = document.engine.revision
             self._quiet_since = now

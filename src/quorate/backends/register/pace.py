@@ -2,7 +2,8 @@
 
 Everything that all the nodes write takes turns, and a turn is a read and a write. A session that must be renewed before
 all the others have had a few turns is lost although nobody died. What is measured is the fastest call of each kind:
-those that waited for others say how many others there are, not how fast the cell is.
+those that waited for others say how many others there are, not how fast the cell is. Where many write at once all calls
+wait, and the writes that are seen to get through say how fast it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ TURNS = 10
 """A time to live must have room for so many turns of each session: three renewals, the races that they lose, what a
 round costs, and an outage of which some of it must be left."""
 REMEMBERED = 16
+FEWEST_WRITES = 8
+"""So many writes have to be seen before they say anything about how long one takes."""
 
 
 class Pace:
@@ -23,6 +26,13 @@ class Pace:
     def __init__(self) -> None:
         self._reads: deque[float] = deque(maxlen=REMEMBERED)
         self._writes: deque[float] = deque(maxlen=REMEMBERED)
+        self._looks: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
+
+    def looked(self, now: float, version: int) -> None:
+        """The document had been written so many times, by whomever."""
+        if self._looks and version < self._looks[-1][1]:
+            self._looks.clear()  # it is another one
+        self._looks.append((now, version))
 
     def read(self, took_s: float) -> None:
         """A read was answered."""
@@ -35,7 +45,16 @@ class Pace:
     @property
     def turn_s(self) -> float:
         """What a read and a write take when nobody is in the way; 0 before there was one of each."""
-        return min(self._reads) + min(self._writes) if self._reads and self._writes else 0.0
+        if not self._reads or not self._writes:
+            return 0.0
+        return min(min(self._reads) + min(self._writes), self._seen_s)
+
+    @property
+    def _seen_s(self) -> float:
+        """How far apart the writes of everybody were, on average, as far as they were seen."""
+        if not self._looks or (writes := self._looks[-1][1] - self._looks[0][1]) < FEWEST_WRITES:
+            return float("inf")
+        return (self._looks[-1][0] - self._looks[0][0]) / writes
 
     def too_short(self, ttl_s: float, document: Document | None) -> str | None:
         """Why a session of this document cannot have this time to live; None: it can.
