@@ -116,7 +116,7 @@ def prepare_beside(
     token_file: str | None,
     tls: TlsFiles | None,
     insecure: bool,
-    metrics: Callable[[Server], Metrics | None] = lambda _: None,
+    metrics: Callable[[Server], Metrics | None] | None = None,
 ) -> Callable[[Server, Credentials], AbstractAsyncContextManager[None]]:
     """The page of a server in this process, with the server's token, certificates and door. BindError: it cannot be."""
     address = bind_page(http, names)
@@ -136,7 +136,7 @@ def prepare_beside(
             server.door,
             server.emit,
             acts_openly=True,
-            metrics=metrics(server),
+            metrics=None if metrics is None else metrics(server),
         ):
             yield
 
