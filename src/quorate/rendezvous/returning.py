@@ -2,9 +2,9 @@
 
 A restarted server without data knows no rounds, but the members of one may still be at work. They learn that their
 round is over when they reach the new server, or from their own clocks one time to live after they lost the old one. So
-once anybody has come back, nothing forms for one time to live from the server's start, unless every member of the last
-round has said that it knows. One who came back and knows of no round proves nothing: it may have missed it. New numbers
-are above all that were ever confirmed, as far as anybody tells.
+once a node has come back, nothing forms for one time to live from the server's start. Nothing shortens that: whoever
+came back may have missed a round, or a whole life of the server, in which others are still at work. New numbers are
+above all that were ever confirmed, as far as anybody tells.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ class Returning:
         self.size = 0
         self._started_at = started_at
         self._ttl_s = 0.0
-        self._has_anybody = False
+        self._has_nodes = False
         self._expected: set[str] = set()
         self._members: dict[int, set[str]] = {}
 
     def expect(self, client: str) -> None:
         """A client of the server's earlier life is back, and has not said yet where it stood."""
-        self._has_anybody = True
         self._expected.add(client)
 
     def claim(self, client: str, claim: ClaimRecord) -> None:
-        """It has, and has given up whatever it held."""
-        self._has_anybody = True
+        """It has, and has given up whatever it held. One without a time to live is no node: it only looks on."""
         self._expected.discard(client)
+        self._has_nodes |= claim.ttl_s > 0
         self.floor = max(self.floor, claim.floor, claim.round)
         self._ttl_s = max(self._ttl_s, claim.ttl_s)
         if claim.round > self.round:
@@ -51,34 +50,19 @@ class Returning:
     def holds_until(self, now: float) -> float | None:
         """When to look again while nothing may form; None: it may."""
         ends_at = self._started_at + (self._ttl_s or UNTOLD_TTL_S)
-        if now >= ends_at or not self._is_incomplete:
+        if now >= ends_at or not (self._has_nodes or self._expected):
             return None
         return min(ends_at, now + LOOK_AGAIN_S)
-
-    @property
-    def _is_incomplete(self) -> bool:
-        """Somebody may be in a round: told of or not, or in an attempt that was confirmed and may be active."""
-        if not self._has_anybody:
-            return False
-        return not self.round or bool(self._expected) or self._back < self.size or self.floor > self.round
 
     @property
     def members(self) -> Set[str]:
         """The ids of those members of the last active round that are back."""
         return self._members.get(self.round, frozenset())
 
-    @property
-    def _back(self) -> int:
-        return len(self.members)
-
     def sentence(self) -> str:
         """What is waited for."""
-        if not self.round:
-            return (
-                "the server was restarted without its data: waiting for the nodes to say where the run stood, one time "
-                "to live at most, because somebody may still be in a round"
-            )
+        back = f"; {len(self.members)} of {self.size} members of round {self.round} are back" if self.round else ""
         return (
-            f"the server was restarted without its data: {self._back} of {self.size} members of round {self.round} are "
-            f"back; the others are given up one time to live after the restart"
+            f"the server was restarted without its data: nothing forms for one time to live from its start, because "
+            f"somebody may still be at work in a round{back}"
         )
