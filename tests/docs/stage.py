@@ -79,19 +79,15 @@ class Stage:
 
     def run(self, script: str, kind: str = "sh") -> subprocess.CompletedProcess[str]:
         """To its end."""
-        command, given = self._command(script, kind)
-        return subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=2 * PATIENCE_S, cwd=self.home, env=self._env()
-        )
+        command = self._command(script, kind)
+        return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, env=self._env())
 
     def start(self, script: str, until: str = "") -> None:
         """In the background, until it says something (that, if given)."""
-        command, _ = self._command(script, "sh")
+        command = self._command(script, "sh")
         log = self.place / f"log-{len(self._started)}"
         with log.open("w") as out:
-            one = subprocess.Popen(
-                command, stdout=out, stderr=out, text=True, cwd=self.home, env=self._env(), start_new_session=True
-            )
+            one = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=self._env(), start_new_session=True)
         self._started.append(one)
         deadline = time.monotonic() + PATIENCE_S
         while not (log.read_text() and until in log.read_text()):
@@ -106,10 +102,8 @@ class Stage:
         (self.place / "node.py").write_text(_NODE)
         for name in ("node1", "node2"):
             out = self.place / f"{name}.log"
-            command, _ = self._command(f"exec python {self.place / 'node.py'} {name} >{out} 2>&1", "sh")
-            self._started.append(
-                subprocess.Popen(command, text=True, cwd=self.home, env=self._env(), start_new_session=True)
-            )
+            command = self._command(f"exec python {self.place / 'node.py'} {name} >{out} 2>&1", "sh")
+            self._started.append(subprocess.Popen(command, text=True, env=self._env(), start_new_session=True))
         waiting = "until quorate status tcp://head:29400/my-run --json | grep -q '\"active\"'; do sleep 0.1; done"
         done = self.run(f"timeout {PATIENCE_S} sh -c {_quoted(waiting)}")
         assert done.returncode == 0, done.stderr
@@ -125,11 +119,13 @@ class Stage:
         assert failed == (block.how == "fails"), told
         assert "Traceback" not in done.stderr, told
 
-    def _command(self, script: str, kind: str) -> tuple[list[str], str]:
-        inside = ["nsenter", "-t", str(self._root.pid), "-m", "-n", "--"]
+    def _command(self, script: str, kind: str) -> list[str]:
+        """In its home: who enters a machine begins at the top of its files."""
+        there = ["nsenter", "-t", str(self._root.pid), "-m", "-n", "--"]
+        there += ["bash", "-c", 'cd "$1" && shift && exec "$@"', "bash", str(self.home)]
         if kind == "python":
-            return [*inside, sys.executable, "-W", "error", "-W", QUIET, "-c", script], ""
-        return [*inside, "bash", "-e", "-o", "pipefail", "-c", script], ""
+            return [*there, sys.executable, "-W", "error", "-W", QUIET, "-c", script]
+        return [*there, "bash", "-e", "-o", "pipefail", "-c", script]
 
     def _env(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -43,7 +43,6 @@ class Host:
     def run(self, script: str) -> None:
         done = subprocess.run(
             self._command(script),
-            cwd=self.home,
             env=self._env(),
             capture_output=True,
             text=True,
@@ -56,9 +55,7 @@ class Host:
         log = self.home / f"log-{len(self.running)}"
         with log.open("wb") as out:
             command = self._command(f"exec {script}")
-            one = subprocess.Popen(
-                command, cwd=self.home, env=self._env(), stdout=out, stderr=out, start_new_session=True
-            )
+            one = subprocess.Popen(command, env=self._env(), stdout=out, stderr=out, start_new_session=True)
         self.running.append((one, log))
         self.read = 0
 
@@ -84,7 +81,9 @@ class Host:
             one.wait()
 
     def _command(self, script: str) -> list[str]:
-        return ["nsenter", "-t", str(self._init), "-n", "-u", "-p", "-m", "--", "bash", "-e", "-c", script]
+        """In its home: who enters a machine begins at the top of its files."""
+        there = ["nsenter", "-t", str(self._init), "-n", "-u", "-p", "-m", "--"]
+        return [*there, "bash", "-c", 'cd "$1" && exec bash -e -c "$2"', "bash", str(self.home), script]
 
     def _env(self) -> dict[str, str]:
         return {

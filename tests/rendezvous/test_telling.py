@@ -165,7 +165,7 @@ def test_time_out_after_an_outage_that_healed_does_not_blame_the_backend() -> No
         (call,) = town.enter("a")
         await asyncio.sleep(8)
         lines[0].refuse()
-        await asyncio.sleep(3)
+        await asyncio.sleep(12)  # longer than between two renewals of the run
         assert len(town.of(BackendUnreachable)) == 1
         lines[0].heal()
         with pytest.raises(RendezvousTimeoutError) as caught:
@@ -173,7 +173,7 @@ def test_time_out_after_an_outage_that_healed_does_not_blame_the_backend() -> No
         assert "unreachable" not in str(caught.value)
         assert "1 of at least 2 nodes joined" in str(caught.value)
         (reachable,) = town.of(BackendReachable)
-        assert reachable.after_s < 20
+        assert reachable.after_s < 30
 
     play(scene, wrap=wrap, min_nodes=2, join_timeout=60)
 

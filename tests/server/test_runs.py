@@ -348,7 +348,6 @@ NAMELESS = """
     import asyncio, socket, sys
     from quorate.events import Emitter
     from quorate.server.server import Server
-from quorate.settings import Timing
 
     def raises(name):
         def call(*args, **options):
