@@ -113,9 +113,12 @@ def test_node_with_other_settings_is_named_with_both_values(place):
 
 def test_lost_member_is_named_with_how_it_went(place):
     url = place.run("lost")
-    nodes = [place.stage.node(f"{url}?min_nodes=2{place.soon}", name, "hand") for name in ("a", "b")]
-    for node in nodes:
+    nodes = []
+    for name in ("a", "b"):
+        node = place.stage.node(f"{url}?min_nodes=2{place.soon}", name, "hand")
+        nodes.append(node)
         node.ask("next")
+        until_said("status", url, parts=("coordinator: ",))  # on etcd, a: it is to tell what becomes of b
     for node in nodes:
         node.round()
     nodes[1].kill()
@@ -134,6 +137,7 @@ def test_held_back_node_is_named_with_why(place):
     url = place.run("held-back")
     options = f"min_nodes=1&max_nodes=2&last_call_timeout=2&hold_back_losses=1&hold_back=600{place.soon}"
     steady = place.stage.node(f"{url}?{options}", "a")
+    until_said("status", url, parts=("coordinator: ",))  # on etcd, a: it is to tell what becomes of b
     flaky = place.stage.node(f"{url}?{options}", "b")
     steady.round(size=2)
     flaky.kill()

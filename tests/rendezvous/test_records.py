@@ -134,7 +134,7 @@ def with_fields(record: Record, **fields: object) -> bytes:
 
 
 def test_every_kind_of_record_is_tried() -> None:
-    assert set(RECORDS) == set(Record.__subclasses__())
+    assert set(RECORDS) == {kind for kind in Record.__subclasses__() if kind.__module__ == Record.__module__}
 
 
 # Round trips and versions
