@@ -20,7 +20,15 @@ from quorate.errors import (
 )
 from quorate.events import BackendReachable, BackendUnreachable, JoinFailed, RoundActive, SessionLost, WorldChanged
 from quorate.kv.types import Delete, Put, TxnResult
-from quorate.rendezvous.records import AssignRecord, ClaimRecord, ConfigRecord, NodePhase, RoundPhase, RoundRecord, encode
+from quorate.rendezvous.records import (
+    AssignRecord,
+    ClaimRecord,
+    ConfigRecord,
+    NodePhase,
+    RoundPhase,
+    RoundRecord,
+    encode,
+)
 from quorate.testing.chaos import ChaosBackend, Faults
 from tests.rendezvous.board import node
 from tests.rendezvous.kit import Meddling, Town, now, play, wait_until
