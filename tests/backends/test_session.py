@@ -6,7 +6,7 @@ import random
 import pytest
 
 from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.backends.session import first_part
+from quorate.backends.session import LeaseSession, first_part
 from quorate.errors import OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Put
 from quorate.testing.chaos import ChaosBackend, Faults
@@ -104,6 +104,28 @@ def test_answer_that_takes_longer_than_the_interval_leaves_a_pause_all_the_same(
         return backend.sent_at
 
     assert run(main()) == pytest.approx([1.0, 2.7, 4.4, 6.1, 7.8, 9.5])
+
+
+@pytest.mark.parametrize("granting_s", [3.0, 5.0, 5.9])
+def test_session_whose_granting_took_long_is_renewed_before_it_ends(granting_s):
+    """Its time to live counts from when it was asked for."""
+
+    class Slow(Scripted):
+        async def grant(self, ttl_s):
+            await asyncio.sleep(granting_s)
+            return await super().grant(ttl_s)
+
+    async def main():
+        backend = Slow()
+        session = await LeaseSession.open(backend, TTL_S)
+        await asyncio.sleep(2 * TTL_S)
+        lost = session.lost.is_set()
+        await session.close()
+        return lost, backend.sent_at[0]
+
+    lost, first = run(main())
+    assert not lost
+    assert granting_s < first < TTL_S
 
 
 def test_sessions_of_many_nodes_are_spread_over_half_an_interval():

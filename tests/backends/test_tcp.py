@@ -12,6 +12,7 @@ from quorate.backends import tcp
 from quorate.errors import BackendError, HistoryGone, OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Put
 from quorate.rendezvous.records import ClaimRecord, encode
+from quorate.server import runs
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, Framer, frame
 from quorate.wire.handshake import Versions
 from quorate.wire.messages import (
@@ -615,6 +616,29 @@ def test_observer_that_comes_back_does_not_hold_up_the_nodes():
                 # Bug that this found: it has nothing to claim, so the run waited for its claim for a time to live.
                 async with asyncio.timeout(8.0):
                     assert (await node.next_rendezvous()).rank == 0
+                await node.aclose()
+
+    run(main())
+
+
+def test_claim_of_a_member_counts_although_it_has_gone_again(monkeypatch):
+    monkeypatch.setattr(runs, "MOST_PAUSE_S", 0.05)
+    monkeypatch.setattr(runs, "UNMADE_PAUSE_S", 0.05)
+
+    async def main():
+        port = await fresh_port()
+        claim = ClaimRecord(id="x", round=7, size=2, is_member=True, floor=7, ttl_s=1.0)
+        async with client_of(f"127.0.0.1:{port}", run="run") as member:
+            member.claim_by(lambda: encode(claim))
+            async with serving(port):
+                await member.get("/a")
+            async with serving(port) as server:
+                await eventually(lambda: "run" in server.runs and server.runs.attend("run").returning.floor, "a claim")
+                await member.close()
+                await asyncio.sleep(0.5)
+                # Bug that this found: with the run, what was known of its past was forgotten, and round 1 was formed.
+                node = aio.create_handler(f"tcp://127.0.0.1:{port}/run", name="a", min_nodes=1, last_call_timeout=0.1)
+                assert (await node.next_rendezvous()).round == 8
                 await node.aclose()
 
     run(main())

@@ -98,6 +98,24 @@ def test_session_that_the_cell_is_too_slow_for_is_refused_and_leaves_nothing():
     assert leases == len("2")
 
 
+def test_those_who_have_died_do_not_keep_out_those_who_come_in_their_place():
+    """Their leases are there until somebody has seen them stand still for a time to live."""
+    cell = Distant(MemoryCell(), delay_s=0.05)
+
+    async def main():
+        dead = [backend_at(cell, seed) for seed in range(2)]
+        for backend in dead:
+            (await backend.open_session(2.5)).abandon()
+            await backend.close()
+        again = [backend_at(cell, seed) for seed in range(2, 4)]
+        sessions = await asyncio.gather(*(backend.open_session(2.5) for backend in again))
+        assert not any(session.lost.is_set() for session in sessions)
+        for backend in again:
+            await backend.close()
+
+    run(main(), limit_s=100.0)
+
+
 def test_one_slow_call_refuses_nobody():
     cell = Distant(MemoryCell(), delay_s=0.5)
 

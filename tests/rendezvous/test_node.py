@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from quorate.backends.contract import Backend
@@ -19,7 +20,15 @@ from quorate.errors import (
 )
 from quorate.events import BackendReachable, BackendUnreachable, JoinFailed, RoundActive, SessionLost, WorldChanged
 from quorate.kv.types import Delete, Put, TxnResult
-from quorate.rendezvous.records import AssignRecord, ConfigRecord, NodePhase, RoundPhase, RoundRecord, encode
+from quorate.rendezvous.records import (
+    AssignRecord,
+    ClaimRecord,
+    ConfigRecord,
+    NodePhase,
+    RoundPhase,
+    RoundRecord,
+    encode,
+)
 from quorate.testing.chaos import ChaosBackend, Faults
 from tests.rendezvous.board import node
 from tests.rendezvous.kit import Meddling, Town, now, play, wait_until
@@ -454,6 +463,25 @@ def test_node_that_confirmed_does_not_wait_for_ever() -> None:
         assert now() <= 15.1
 
     play(scene, min_nodes=2, join_timeout=10, confirm_timeout=5)
+
+
+def test_node_tells_of_a_confirmation_that_was_not_answered_yet() -> None:
+    """A backend that lost its memory must not give the number to another round: the first may have become active."""
+
+    async def scene(town: Town) -> None:
+        async def unanswered(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+            result = await execute()
+            if "confirm" in what:
+                await asyncio.sleep(1000)
+            return result
+
+        town._wrap = lambda name, backend: Meddling(backend, unanswered if name == "b" else None)
+        calls = town.enter("a", "b")
+        assert (await calls[0]).number == 1
+        claim = msgspec.json.decode(town.node("b")._claim(), type=ClaimRecord)
+        assert (claim.floor, claim.is_member) == (1, False)
+
+    play(scene, min_nodes=2)
 
 
 # Spares

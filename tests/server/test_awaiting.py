@@ -7,6 +7,7 @@ import random
 import pytest
 
 from quorate.kv.types import Delete, Grant, Put, Revoke, Txn
+from quorate.rendezvous.records import NodePhase, NodeRecord, encode
 from quorate.server import connection
 from quorate.wire.messages import Await, Do
 from tests.server.kit import Raw, eventually, run, serving
@@ -274,3 +275,11 @@ def test_key_of_a_user_is_not_taken_for_the_key_of_a_node():
     users = Txn((), (Put("/quorate/run:data/store/000000000001/k/all/nodes/a1", b""),))
     assert connection._is_of_a_node(own)
     assert not connection._is_of_a_node(users)
+
+
+def test_goodbye_of_a_node_is_answered_at_once():
+    """Nothing is pushed to it next, and it waits for the answer before it ends its session."""
+    for phase in NodePhase:
+        value = encode(NodeRecord(id="a1", name="a", addr="host", session=1, join=1, phase=phase))
+        wanted = phase is not NodePhase.LEFT
+        assert connection._is_of_a_node(Txn((), (Put("/quorate/run/nodes/a1", value),))) is wanted

@@ -6,9 +6,10 @@ import random
 import pytest
 
 from quorate.kv.types import KeepAlive, Put, Txn
-from quorate.server import gallery
+from quorate.server import connection, gallery
+from quorate.server.connection import Connection
 from quorate.testing.disk import MemoryDisk
-from quorate.wire.messages import NOW, Answer, Do, WatchRefused, WatchStart, WatchStop
+from quorate.wire.messages import NOW, Answer, Do, Going, WatchRefused, WatchStart, WatchStop, encoder
 from tests.server.durable_kit import serving_from
 from tests.server.kit import Raw, client_of, eventually, put, run, serving
 
@@ -167,5 +168,71 @@ def test_who_looks_on_is_told_of_a_change_before_any_answer_that_knows_of_it(mon
             own = message.result.revision
             assert [revision for watch, revision in told if watch == 1] == [*revisions, own]
             assert [revision for watch, revision in told if watch == 2] == [*revisions, own]
+
+    run(main())
+
+
+def test_who_writes_without_a_pause_does_not_keep_others_from_being_told(monkeypatch):
+    monkeypatch.setattr(gallery, "GATHER_BYTES", 1000)
+
+    async def main():
+        async with serving() as server:
+            raw, _ = await Raw.welcomed(server)
+            raw.send(WatchStart(1, "/w/", NOW))
+            await eventually(lambda: len(server.gallery) == 1, "it looks on")
+            frames = server.traffic.frames_out
+
+            async def write():
+                for _ in range(50):
+                    server.hub.execute(Txn((), (Put("/w/a", bytes(1000)),)))
+                    await asyncio.sleep(0)  # and again in the next turn of the loop
+
+            await asyncio.gather(*(write() for _ in range(3)))
+            # Bug that this found: each change put off what was due at once, so all of it came at the end.
+            assert server.traffic.frames_out - frames > 40
+
+    run(main())
+
+
+def test_those_who_do_not_keep_up_do_not_cost_an_encoding_each(monkeypatch):
+    monkeypatch.setattr(gallery, "GATHER_S", 3600.0)
+    encoded = []
+
+    class Counting:
+        def encode(self, value):
+            encoded.append(value)
+            return encoder.encode(value)
+
+    async def main():
+        async with serving() as server:
+            monkeypatch.setattr(connection, "encoder", Counting())
+            readers = [Connection(server) for _ in range(5)]
+            for reader in readers:
+                reader.pause_writing()
+                server.gallery.enter(reader, 1, "/w/", server.hub.engine.revision)
+            for _ in range(10):
+                server.hub.execute(Txn((), (Put("/w/a", b"x"),)))
+            server.gallery.flush()
+            assert [reader.lag[0] for reader in readers] == [10] * 5
+            assert len(encoded) == 10
+            for reader in readers:
+                server.gallery.leave(reader, 1, "/w/")
+
+    run(main())
+
+
+@pytest.mark.parametrize("has_data", [False, True])
+def test_what_has_gathered_is_told_before_the_server_goes(has_data, monkeypatch):
+    monkeypatch.setattr(gallery, "GATHER_S", 3600.0)
+
+    async def main():
+        async with serving_from(MemoryDisk()) if has_data else serving() as server:
+            raw, _ = await Raw.welcomed(server)
+            raw.send(WatchStart(1, "/w/", NOW))
+            await eventually(lambda: len(server.gallery) == 1, "it looks on")
+            async with client_of(server.addresses[0]) as writer:
+                revisions = [await put(writer, "/w/a") for _ in range(3)]
+        assert [push.batch.revision for push in await pushes(raw, 3)] == revisions
+        assert isinstance(await raw.next_message(), Going)
 
     run(main())

@@ -7,8 +7,8 @@ import pytest
 from quorate.errors import OutcomeUnknown, Rejected
 from quorate.events import ClientRefused, Emitter
 from quorate.kv.types import Get, Grant, KeepAlive, Put, Range, Txn
-from quorate.server import connection
-from quorate.wire.messages import Do, Hold, WatchStart
+from quorate.server import connection, gallery
+from quorate.wire.messages import NOW, Do, Hold, WatchStart
 from tests.server.kit import Raw, client_of, eventually, port_of, put, run, serving, take
 
 BIG = bytes(256 * 1024)
@@ -152,6 +152,42 @@ def test_one_who_asks_and_never_reads_the_answers_is_dropped(monkeypatch):
             await eventually(lambda: server.traffic.slow == 1, "it is dropped")
             raw.abort()
             await put(writer, "/a")
+
+    run(main())
+
+
+def test_one_who_joins_and_never_reads_the_answers_is_dropped(monkeypatch):
+    monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 20)
+
+    async def main():
+        async with serving() as server:
+            raw, _ = await Raw.welcomed(server, "greedy", run="run")
+            (held,) = server.connections
+            held.pause_writing()
+            # Bug that this found: the answer to the write of a node's key was kept for whoever did not read, for ever.
+            raw.send(*(Do(seq, Txn((), (Put("/quorate/run/nodes/a", b""),))) for seq in range(1, 100)))
+            await eventually(lambda: server.traffic.slow == 1, "it is dropped")
+            raw.abort()
+
+    run(main())
+
+
+def test_slow_one_that_looks_on_is_dropped_once(monkeypatch):
+    monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 3)
+    monkeypatch.setattr(gallery, "GATHER_S", 3600.0)
+
+    async def main():
+        async with serving() as server:
+            raw, _ = await Raw.welcomed(server, "slow")
+            raw.send(WatchStart(1, "/w/", NOW))
+            await eventually(lambda: len(server.gallery) == 1, "it looks on")
+            (held,) = server.connections
+            held.pause_writing()
+            for _ in range(10):
+                server.hub.execute(Txn((), (Put("/w/a", b""),)))
+            server.gallery.flush()
+            assert server.traffic.slow == 1
+            raw.abort()
 
     run(main())
 

@@ -95,7 +95,8 @@ class LeaseSession(Session):
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
-        pause_s = self._first_s
+        # Of a session whose granting took long little is left: it is renewed while there is time for an answer.
+        pause_s = min(self._first_s, (self._expires_at - loop.time()) / 2)
         while True:
             await asyncio.sleep(min(pause_s, max(0.0, self._expires_at - loop.time())))
             if loop.time() >= self._expires_at:

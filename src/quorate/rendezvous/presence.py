@@ -55,7 +55,7 @@ class Presence:
         self.join = 0
         self._sent_join = 0
         self.floor = 0
-        """The highest number that this node ever confirmed."""
+        """The highest number that this node ever confirmed, or tried to: that may have been executed unanswered."""
         self._backend = backend
         self._key = keys.node(identity.id)
         self._settings = settings
@@ -114,6 +114,7 @@ class Presence:
             raise JoinAnew  # the node left meanwhile
         record = self._make(session, phase, number, zero)
         self._sent_join = record.join
+        self.floor = max(self.floor, record.floor)
         value = encode(record)
         while session is self.session and not session.lost.is_set():
             own_key = ModRevisionIs(self._key, self.revision)
@@ -220,7 +221,6 @@ class Presence:
 
     def _written(self, record: NodeRecord, revision: int) -> bool:
         self.record, self.revision = record, revision
-        self.floor = max(self.floor, record.floor)
         return True
 
     def _lost(self, session: Session, why: str) -> None:

@@ -66,6 +66,8 @@ from quorate.wire.messages import (
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
 NODES = "nodes"
+LEAVES = b'"phase":"left"'
+"""In the record of a node that says goodbye."""
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
 
@@ -379,7 +381,7 @@ class Connection(asyncio.Protocol):
         out.append(message)
         if not self._flush_due:
             if self._is_paused:
-                if len(out) > MOST_WAITING_MESSAGES:
+                if len(out) > MOST_WAITING_MESSAGES and not self._is_over:
                     self._drop_slow()
                 return
             self._flush_due = True
@@ -388,10 +390,13 @@ class Connection(asyncio.Protocol):
 
     def _send_soon(self, message: SentMessage) -> None:
         """Send with what comes next, or in a moment: most often a push follows, and the peer is woken once for both."""
+        if self._flush_due or self._is_paused:
+            self.send(message)
+            return
         self._out.append(message)
         if self._soon_due:
             self._house.soon.asked()
-        elif not self._flush_due and not self._is_paused:
+        else:
             self._soon_due = True
             self._house.soon.add(self, len(self._house.connections))
 
@@ -480,8 +485,8 @@ class Connection(asyncio.Protocol):
 
 
 def _is_of_a_node(op: Op) -> bool:
-    """Whether a node writes its own key: it joins, or confirms. Something is pushed to it next."""
+    """Whether a node writes its own key: it joins, or confirms. Something is pushed to it next, unless it leaves."""
     if not (isinstance(op, Txn) and op.then and isinstance(op.then[0], Put)):
         return False
     parts = op.then[0].key.split("/", 4)  # /quorate/run/nodes/id; a user's key may have any words further on
-    return len(parts) == 5 and parts[3] == NODES
+    return len(parts) == 5 and parts[3] == NODES and LEAVES not in op.then[0].value

@@ -9,7 +9,6 @@ and before any answer that knows of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -108,7 +107,8 @@ class _Lane:
         self._batches: list[Batch] = []
         self._size = 0
         self._told_at = float("-inf")
-        self._due: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._due: asyncio.Handle | None = None
+        self._is_due_now = False
 
     def open(self) -> None:
         """Watch from now on, unless it does."""
@@ -127,27 +127,31 @@ class _Lane:
         for change in batch.changes:
             if change.item is not None:
                 self._size += len(change.item.value)
-        if self._due is not None and self._size >= GATHER_BYTES:
-            self._due.cancel()
-            self._due = None
-        if self._due is None:
-            pause_s = self._told_at + GATHER_S - self._loop.time() if self._size < GATHER_BYTES else 0.0
-            self._due = self._loop.call_later(pause_s, self.flush) if pause_s > 0 else self._loop.call_soon(self.flush)
+        if self._is_due_now:
+            return
+        pause_s = self._told_at + GATHER_S - self._loop.time() if self._size < GATHER_BYTES else 0.0
+        if pause_s <= 0:
+            if self._due is not None:
+                self._due.cancel()
+            self._due, self._is_due_now = self._loop.call_soon(self.flush), True
+        elif self._due is None:
+            self._due = self._loop.call_later(pause_s, self.flush)
 
     def flush(self) -> None:
         """Tell everybody what has gathered."""
         if self._due is not None:
             self._due.cancel()
-            self._due = None
+            self._due, self._is_due_now = None, False
         batches, self._batches, self._size = self._batches, [], 0
         if not batches:
             return
         self._told_at = self._loop.time()
         frames: dict[int, bytes] = {}
         raws: list[msgspec.Raw] = []
+        behind: list[tuple[Reader, int]] = []
         for reader, number in list(self.readers):
             if not reader.keeps_up:
-                _each(reader.push, number, batches)
+                behind.append((reader, number))
                 continue
             if number not in frames:
                 raws = raws or [msgspec.Raw(encoder.encode(batch)) for batch in batches]
@@ -155,9 +159,7 @@ class _Lane:
             if len(frames[number]) <= self._max_frame:
                 reader.push_frame(frame(frames[number]))
             else:
-                _each(reader.push, number, batches)
-
-
-def _each(push: Callable[[int, Batch], None], number: int, batches: list[Batch]) -> None:
-    for batch in batches:
-        push(number, batch)
+                behind.append((reader, number))
+        for batch in batches:  # one after the other for all of them: each is encoded once
+            for reader, number in behind:
+                reader.push(number, batch)

@@ -196,7 +196,7 @@ class Runs:
             if config is None:
                 if run_id in present or run_id in alive:
                     pause_s = min(pause_s, UNMADE_PAUSE_S)
-                else:
+                elif run.returning.holds_until(self._loop.time()) is None:  # else what was claimed would be forgotten
                     self._let_go(run_id, run)
                 continue
             pause_s = min(pause_s, config.run_ttl_s / 3)

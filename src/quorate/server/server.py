@@ -148,6 +148,7 @@ class Server:
         self.door.shut(why)
         await self.runs.stop()
         await self.settle()
+        self.gallery.flush()
         for connection in list(self.connections):
             connection.go(why)
         for _ in range(round(GOODBYE_S / LOOK_S)):

@@ -8,6 +8,8 @@ from tests.backends.etcd.kit import needs, running
 
 pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
 
+import grpc
+
 from quorate.backends.etcd.cluster import Cluster
 from quorate.backends.etcd.probe import Trouble
 from quorate.backends.etcd.security import Security
@@ -35,6 +37,7 @@ TTL_S = 3.0
 def test_it_is_certain_that_nothing_ends_only_if_every_member_is_out(troubles, is_certain):
     async def check():
         cluster = Cluster(("a:1", "b:2", "c:3"), Security())
+        cluster._members = 3
         found = cluster._nothing_ended_at({f"{n}": trouble for n, trouble in enumerate(troubles)}, 7.0)
         await cluster.close()
         return found
@@ -51,6 +54,37 @@ def test_members_that_the_url_does_not_name_count():
         return found
 
     assert run(check()) is None
+
+
+class Deaf:
+    """A link whose calls fail with a code."""
+
+    endpoint = "a:1"
+
+    def __init__(self, code):
+        self.code = code
+
+    async def ask(self, *_):
+        raise grpc.aio.AioRpcError(self.code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no")
+
+
+@pytest.mark.parametrize(
+    ("code", "is_certain"),
+    [
+        (grpc.StatusCode.PERMISSION_DENIED, True),  # then it has to be believed that the URL names all
+        (grpc.StatusCode.DEADLINE_EXCEEDED, False),
+        (grpc.StatusCode.UNAVAILABLE, False),
+    ],
+)
+def test_one_endpoint_is_not_taken_for_all_members_because_a_call_failed(code, is_certain):
+    async def check():
+        cluster = Cluster(("a:1",), Security())
+        await cluster._count_members(Deaf(code))
+        found = cluster._nothing_ended_at({"a:1": REFUSED}, 7.0)
+        await cluster.close()
+        return found
+
+    assert run(check()) == (7.0 if is_certain else None)
 
 
 async def has_key(endpoints: str, key: str) -> bool:

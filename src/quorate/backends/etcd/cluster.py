@@ -61,6 +61,7 @@ class Cluster:
         self._connecting: asyncio.Task[Link] | None = None
         self._token: str | None = None
         self._members = 0
+        """As long as that is not known, nothing is certain."""
         self._listeners: list[Callable[[BackendError | None], None]] = []
         self._is_down = False
         self.is_closed = False
@@ -261,7 +262,7 @@ class Cluster:
         and ends what has run out meanwhile; or it has a majority with it that this process cannot reach.
         """
         out = sum(trouble.is_out for trouble in troubles.values())
-        if out < max(self._members, len(self._links)):
+        if not self._members or out < max(self._members, len(self._links)):
             return None
         mark("etcd.leaderless")
         return started_at
@@ -269,8 +270,9 @@ class Cluster:
     async def _count_members(self, link: Link) -> None:
         try:
             told = await link.ask(MEMBERS, rpc.MemberListRequest(), CONNECT_S, self.metadata())
-        except grpc.aio.AioRpcError:
-            self._members = len(self._links)  # not everybody may ask
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED):
+                self._members = len(self._links)  # not everybody may ask; else it is asked again next time
         else:
             self._members = sum(not member.isLearner for member in told.members)
 

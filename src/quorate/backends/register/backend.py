@@ -21,7 +21,9 @@ from quorate.kv.types import Grant, LeaseResult, Op, Result, Tick
 CALL_TIMEOUT_S = 60.0
 LEASE_BITS = 62
 MEASURED = 4
-"""A cell that seems too slow is measured so many times more before that is believed."""
+"""A cell that seems too slow is measured so many times more before that is believed, ..."""
+BURIED = 1.2
+"""... and for so many times to live: then the leases of those who had died before are gone."""
 
 
 class RegisterBackend(OpBackend):
@@ -103,16 +105,26 @@ class RegisterBackend(OpBackend):
         return session
 
     async def _too_slow_for(self, session: Session) -> str | None:
-        """Why the cell is too slow for the time to live of a session. One slow call says nothing: it is asked again."""
-        for _ in range(MEASURED):
-            if self.hub.pace.too_short(session.ttl_s, self.hub.document) is None:
-                return None
+        """Why the cell is too slow for the time to live of a session. One slow call says nothing: it is asked again.
+
+        Nor do the leases of those who have died, which are there until they were seen to stand still for as long.
+        """
+        loop = asyncio.get_running_loop()
+        until, measured = loop.time() + BURIED * session.ttl_s, 0
+        while (why := self.hub.pace.too_short(session.ttl_s, self.hub.document)) is not None:
+            if session.lost.is_set():
+                return why
+            if measured >= MEASURED:
+                if loop.time() >= until or self.hub.pace.too_short(session.ttl_s, None) is not None:
+                    return why  # for one alone, too
+                await asyncio.sleep(session.ttl_s / 10)
+            measured += 1
             try:
                 await self.keep_alive(session.lease)
                 await self.execute(Tick())
             except (Unavailable, OutcomeUnknown):
                 return None  # it says nothing at all: that is not being slow
-        return self.hub.pace.too_short(session.ttl_s, self.hub.document)
+        return None
 
     def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:
         self._listener = on_reach
