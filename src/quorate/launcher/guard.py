@@ -33,6 +33,7 @@ IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOOK_AGAIN_S = 0.02
 STUCK_S = 5.0
 """After so long what does not die is named."""
+MOST_NAMED = 100
 
 
 def prctl(option: int, value: int) -> None:
@@ -150,7 +151,7 @@ class Guard:
         self._ticks += 1
         if left and self._ticks * LOOK_AGAIN_S > STUCK_S and not self._has_left:
             self._has_left = True
-            self.say("left " + " ".join(map(str, left)))
+            self.say("left " + " ".join(map(str, left[:MOST_NAMED])))
 
     def run(self, specs: list[dict[str, object]], words: int) -> None:
         woken, waker = os.pipe()

@@ -212,6 +212,18 @@ def _write_all(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
 
 
+def fill_standard_streams() -> None:
+    """Let those that were closed lead nowhere: else the next pipes would take their places, and be written to."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, fd)
+            if nothing != fd:
+                os.close(nothing)
+
+
 def _is_terminal(fd: int) -> bool:
     try:
         return os.isatty(fd)
