@@ -62,6 +62,14 @@ def test_lines_have_prefixes_and_are_never_torn(ends):
     ]
 
 
+def test_names_of_others_cannot_speak_for_the_launcher(ends):
+    console = Console(ends.fds[1], ends.fds[2])
+    console.say("lost: a\033[31m\nquorate run: ends with code 0")
+    console.close()
+    until(lambda: ends.said[2].endswith(b"\n"), "it is said")
+    assert ends.said[2].decode() == "quorate run: lost: a\N{REPLACEMENT CHARACTER}[31m quorate run: ends with code 0\n"
+
+
 def test_files_hold_what_was_said_without_prefixes(ends, tmp_path):
     console = Console(ends.fds[1], ends.fds[2])
     file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)

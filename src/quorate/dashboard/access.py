@@ -148,8 +148,9 @@ class Access:
         return None
 
     def _is_right(self, digest: bytes) -> bool:
-        """Whether it is that of a token that counts now."""
-        return any([hmac.compare_digest(digest, _digest(one)) for one in self._tokens()])
+        """Whether it is that of a token that counts now. All are compared."""
+        right = [hmac.compare_digest(digest, _digest(one)) for one in self._tokens()]
+        return any(right)
 
 
 def _digest(text: str) -> bytes:
