@@ -7,6 +7,7 @@ from quorate import events
 from quorate.launcher import supervisor as module
 from quorate.launcher.supervisor import Job, Supervisor
 from quorate.settings import Settings
+from tests.patience import PATIENCE_S
 
 
 class Said:
@@ -55,6 +56,17 @@ def test_signal_that_comes_as_the_preflight_passes_is_not_missed(monkeypatch):
 
         monkeypatch.setattr(module, "wait_until_fit", passes)
         assert await one._unfit() == 143 or not one._events.empty()
+
+    asyncio.run(main())
+
+
+def test_launcher_that_is_told_again_while_it_lets_go_of_the_run_ends_at_once(monkeypatch):
+    async def main() -> None:
+        one = made(Said())
+        monkeypatch.setattr(one.handler, "aclose", lambda: asyncio.sleep(PATIENCE_S))
+        one._tell(signal.SIGINT)
+        ending = asyncio.create_task(one._let_go())
+        await asyncio.wait_for(ending, PATIENCE_S / 3)
 
     asyncio.run(main())
 

@@ -465,10 +465,19 @@ class Supervisor:
             self._crew.kill()
             await self._crew.wait_empty()
         # A node that serves the run itself stays until the others have gone; one that was told to go, not so long.
+        # Whoever is told once more goes at once.
         limit_s = self._job.grace_s if self._was_told else self._settings.close_timeout_s + LEAVE_S
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self.handler.aclose()
+        closing = asyncio.create_task(self.handler.aclose(), name="close")
+        told = asyncio.create_task(self._hear_signal(), name="signal")
+        await asyncio.wait({closing, told}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        closing.cancel()
+        with suppress(asyncio.CancelledError):
+            await closing
+
+    async def _hear_signal(self) -> None:
+        while not isinstance(await self._events.get(), policy.Told):
+            pass
 
 
 def _named(names: list[str], rank: int) -> str:
