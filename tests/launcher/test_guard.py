@@ -122,7 +122,7 @@ def test_worker_that_ends_by_itself_leaves_no_children(held):
 def test_word_to_end_reaches_the_worker_and_the_word_to_kill_all_of_its_children(held):
     one = held("sh", "-c", "trap 'echo told' TERM; " + FORKS.replace("exec sleep 300", "while :; do sleep 0.05; done"))
     one.wait_up()
-    assert len(one.left()) >= 5
+    until(lambda: len(one.left()) >= 5, "all of them are there")
     one.tell(b"t\n")
     said = b""
     while b"told\n" not in said:  # its shell says more
