@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import socket
@@ -15,6 +16,7 @@ from typing import Any, Self, TypeVar
 from quorate import aio
 from quorate.backends.tls import TlsFiles
 from quorate.dashboard.process import prepare_beside
+from quorate.dashboard.serving import Http
 from quorate.events import Emitter, Event
 from quorate.server.credentials import Credentials
 from quorate.server.limits import ServerLimits
@@ -89,6 +91,13 @@ class House:
             await handler.abandon()
         await self._stack.aclose()
         await self.server.stop()
+
+    async def stop_page(self) -> None:
+        await self._stack.aclose()
+
+    def web_connections(self) -> list[Http]:
+        """Those of the page. On its loop."""
+        return [one for one in gc.get_objects() if type(one) is Http and one in one.connections]
 
     def ask(self, what: Coroutine[Any, Any, T] | Callable[[], T]) -> T:
         """A coroutine or a function, on the loop of the house."""

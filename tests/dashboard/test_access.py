@@ -26,10 +26,14 @@ def clock():
 
 
 def access(clock, *tokens, acts_openly=True, **limits):
+    return access_by(clock, lambda: tokens, acts_openly=acts_openly, **limits)
+
+
+def access_by(clock, tokens, acts_openly=True, **limits):
     async def make():
         door = Door(ServerLimits(**limits), Emitter(), "test")
         door._loop = type("Loop", (), {"time": staticmethod(clock)})()
-        return Access(lambda: tokens, door, clock, acts_openly=acts_openly)
+        return Access(tokens, door, clock, acts_openly=acts_openly)
 
     return asyncio.run(make())
 
@@ -46,6 +50,22 @@ def test_any_of_several_tokens_opens_a_session(clock):
     assert one.login("a" * 10_000, PEER) is None
     assert one.viewer("made up", "", PEER) is None
     assert one.viewer("", "", PEER) is None
+
+
+def test_program_is_let_in_as_long_as_its_token_counts(clock):
+    tokens = ["old"]
+    one = access_by(clock, lambda: tuple(tokens))
+    viewer = one.viewer("", "Bearer old", PEER)
+    assert (viewer.how, viewer.is_valid()) == (How.TOKEN, True)
+    tokens[:] = ["new"]
+    assert not viewer.is_valid()
+
+
+def test_what_a_browser_says_to_a_proxy_is_no_token_of_ours(clock):
+    one = access(clock, "a")
+    cookie = one.login("a", PEER)
+    assert one.viewer(cookie, "Basic dXNlcjpwYXNz", PEER).how is How.SESSION
+    assert one.viewer("", "Basic dXNlcjpwYXNz", PEER) is None
 
 
 def test_session_ends_after_its_time_and_when_it_is_not_used(clock):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from quorate import aio
+from quorate.dashboard import serving as web
 from quorate.dashboard import watching as module
 from quorate.dashboard.places import behind
 from quorate.dashboard.process import bind_page, check_exposure
@@ -16,6 +17,7 @@ from quorate.dashboard.watching import MOST_RUNS, Crowded, Watching
 from quorate.errors import SettingsError
 from quorate.server.process import BindError
 from tests.dashboard.kit import RUN, House, phase
+from tests.patience import PATIENCE_S, until
 from tests.server.kit import eventually, run, serving
 from tests.server.tls_kit import Town, files
 
@@ -251,6 +253,39 @@ def test_browser_that_reads_nothing_is_given_up_and_nothing_is_kept_for_it():
             await watching.close()
 
     run(main())
+
+
+def ask_and_read_nothing(house):
+    """More answers than any buffer between takes."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    one.connect(("127.0.0.1", house.port))
+    one.sendall(b"GET /page/timeline.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 1000)
+    return one
+
+
+def stalled(house, wait_s=PATIENCE_S):
+    """Whether there is a connection that takes nothing."""
+
+    def count():
+        return [one for one in house.web_connections() if one.flow.write_paused]
+
+    until(lambda: house.ask(count), "it does not take what it asked for", wait_s)
+
+
+def test_who_asks_and_reads_nothing_is_dropped_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(web, "STALLED_S", 0.5)
+    with House(tmp_path, token="sesame") as house, ask_and_read_nothing(house):
+        stalled(house)
+        until(lambda: not house.ask(house.web_connections), "its connection is gone")
+
+
+def test_who_asks_and_reads_nothing_does_not_keep_the_page_from_stopping(tmp_path):
+    with House(tmp_path, token="sesame") as house, ask_and_read_nothing(house):
+        stalled(house)
+        began = time.monotonic()
+        house.ask(house.stop_page())
+        assert time.monotonic() - began < 10
 
 
 def test_browser_that_was_slow_gets_one_difference_for_all_it_missed(tmp_path):

@@ -125,6 +125,20 @@ def test_list_of_runs_leads_to_each_by_keyboard_and_back(stage: Stage, place, lo
     page.until(lambda: page.page.get_by_role("link", name="second").is_visible(), "the list again")
 
 
+def test_who_goes_on_before_the_page_is_there_leaves_no_stream_behind(place, look):
+    page = look(place[1])
+    page.until(lambda: page.text("#feed-text") == "Live", "the list")
+
+    def streams():
+        return sum("/api/runs" in url for url in page.asked)
+
+    before = streams()
+    page.page.evaluate("for (const _ of [1, 2, 3]) document.getElementById('home').click()")
+    page.until(lambda: streams() > before, "the list again")
+    page.page.wait_for_timeout(500)
+    assert streams() == before + 1
+
+
 def test_stopped_server_is_said_and_not_shown_as_if_it_lived(stage: Stage, look):
     bind, page_at = loopback(), loopback().replace(str(PORT), "29480")
     server = stage.serve(bind)

@@ -18,25 +18,30 @@ FORKS = "sleep 300 & setsid sleep 300 & (setsid sh -c 'sleep 300 & sleep 300' &)
 
 
 class Held:
-    """A guard with one worker."""
+    """A guard with one worker, or several that are alike."""
 
-    def __init__(self, *argv: str, mark: str) -> None:
+    def __init__(self, *argv: str, mark: str, workers: int = 1, at_once: bytes = b"") -> None:
         self.mark = f"TEST_GUARD={mark}"
         reader, writer = os.pipe()
+        writers = [writer, *(os.dup(writer) for _ in range(workers - 1))]
         self.output = os.fdopen(reader, "rb", buffering=0)
         self.popen = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=[writer],
+            pass_fds=writers,
             start_new_session=True,
             bufsize=0,
         )
         env = {"PATH": os.environ["PATH"], "TEST_GUARD": mark}
-        spec = {"argv": argv, "env": env, "local_rank": 0, "stdout": writer, "stderr": writer}
-        text = json.dumps([spec]).encode()
-        self.tell(f"{len(text)}\n".encode() + text)
-        os.close(writer)
+        specs = [
+            {"argv": argv, "env": env, "local_rank": rank, "stdout": fd, "stderr": fd}
+            for rank, fd in enumerate(writers)
+        ]
+        text = json.dumps(specs).encode()
+        self.tell(f"{len(text)}\n".encode() + text + at_once)
+        for fd in writers:
+            os.close(fd)
 
     def tell(self, words: bytes) -> None:
         assert self.popen.stdin is not None
@@ -117,7 +122,7 @@ def test_worker_that_ends_by_itself_leaves_no_children(held):
 def test_word_to_end_reaches_the_worker_and_the_word_to_kill_all_of_its_children(held):
     one = held("sh", "-c", "trap 'echo told' TERM; " + FORKS.replace("exec sleep 300", "while :; do sleep 0.05; done"))
     one.wait_up()
-    assert len(one.left()) >= 5
+    until(lambda: len(one.left()) >= 5, "all of them are there")
     one.tell(b"t\n")
     said = b""
     while b"told\n" not in said:  # its shell says more
@@ -126,6 +131,35 @@ def test_word_to_end_reaches_the_worker_and_the_word_to_kill_all_of_its_children
     one.tell(b"k\n")
     assert [one.line(), one.line()] == [["exited", "0", "137"], ["empty"]]
     assert one.left() == []
+
+
+def test_word_to_end_that_comes_with_the_order_reaches_workers_that_have_not_begun(tmp_path):
+    one = Held("sleep", "300", mark=str(tmp_path), at_once=b"t\n")
+    try:
+        assert one.line()[0] == "started"
+        assert one.line() == ["exited", "0", str(128 + signal.SIGTERM)]
+    finally:
+        one.end()
+
+
+def test_worker_has_its_own_output_and_none_of_the_others(tmp_path):
+    one = Held("sh", "-c", "ls -m /proc/$$/fd; true", mark=str(tmp_path), workers=3)
+    try:
+        said = b"".join(iter(lambda: one.output.read(100), b""))
+        assert said.split(b"\n")[:3] == [b"0, 1, 2"] * 3
+    finally:
+        one.end()
+
+
+def test_process_that_may_not_be_killed_stops_nobody(monkeypatch):
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    with subprocess.Popen(["sleep", "300"]) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", refuse)
+            assert other.pid in guard.kill_below(os.getpid())
+        other.kill()
 
 
 def test_end_of_the_launcher_is_the_end_of_everything(held):

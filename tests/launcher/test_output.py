@@ -2,12 +2,14 @@
 
 import os
 import pty
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from quorate.launcher.output import Console, Stream
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 
 class Ends:
@@ -58,6 +60,14 @@ def test_lines_have_prefixes_and_are_never_torn(ends):
         b"[rank 0] progress 2%",
         b"[rank 0] last words without an end",
     ]
+
+
+def test_names_of_others_cannot_speak_for_the_launcher(ends):
+    console = Console(ends.fds[1], ends.fds[2])
+    console.say("lost: a\033[31m\nquorate run: ends with code 0")
+    console.close()
+    until(lambda: ends.said[2].endswith(b"\n"), "it is said")
+    assert ends.said[2].decode() == "quorate run: lost: a\N{REPLACEMENT CHARACTER}[31m quorate run: ends with code 0\n"
 
 
 def test_files_hold_what_was_said_without_prefixes(ends, tmp_path):
@@ -146,3 +156,10 @@ def test_on_a_terminal_there_is_one_line_and_it_gives_way_to_others(ends, monkey
     until(lambda: said[0].endswith(b"\r\x1b[K"), "nothing is left of it")
     os.close(terminal)
     os.close(master)
+
+
+def test_launcher_whose_streams_are_closed_runs_its_workers_all_the_same(tmp_path):
+    talk = f"head -c 1000000 /dev/zero >&2; head -c 1000000 /dev/zero; touch {tmp_path}/done"
+    launch = f"exec {sys.executable} -m quorate run --standalone -- sh -c '{talk}' <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", launch], timeout=PATIENCE_S, check=False).returncode == 0
+    assert (tmp_path / "done").exists()

@@ -36,6 +36,7 @@ from quorate.launcher.policy import (
     Told,
     Unfinished,
     Why,
+    ended,
 )
 
 TERM = Told(15, "SIGTERM")
@@ -80,6 +81,13 @@ def test_loss_stops_the_workers_and_costs_nothing():
     assert policy.handle(Changed(1, Why.GONE, "lost: b")) == [Stop(1, "lost: b")]
     assert policy.handle(Exited(1, 0, 0, 137)) == []
     assert policy.handle(Stopped(1)) == [Join()]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(1, "exited with 1"), (137, "was killed by signal 9"), (255, "exited with 255")]
+)
+def test_code_of_a_program_is_not_taken_for_a_signal(code, words):
+    assert ended(code) == words
 
 
 def test_growth_is_agreed_on_before_anything_stops():

@@ -1,20 +1,26 @@
 """The metrics of a server say what happened to it, are read only when somebody asks, and stay few."""
 
 import asyncio
+import contextlib
+import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 
 import pytest
+from prometheus_client.registry import CollectorRegistry
 
 from quorate import aio
 from quorate.kv.types import Grant
 from quorate.observe.metrics import ServerBusy, exposition, serve_metrics, server, server_registry
+from quorate.observe.metrics import listener as listening
 from quorate.observe.metrics.table import TABLE, Kind, Shown
 from quorate.server.process import BindError
 from quorate.testing.disk import MemoryDisk
 from quorate.wire.messages import NOW, Do, Hold, WatchStart
 from tests.observe.metrics_kit import Scraped, scrape
+from tests.patience import PATIENCE_S
 from tests.server.durable_kit import serving_from
 from tests.server.kit import Raw, client_of, eventually, put, run, serving
 
@@ -264,6 +270,23 @@ def test_metrics_are_served_from_a_thread_and_nothing_else_is():
                 await asyncio.to_thread(fetch, listener.address)
 
     run(main())
+
+
+def test_scraper_that_speaks_slowly_is_hung_up_on(monkeypatch):
+    monkeypatch.setattr(listening, "REQUEST_S", 0.5)
+    listener = serve_metrics(CollectorRegistry(), "127.0.0.1", 0)
+    host, _, port = listener.address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as slow:
+            began = time.monotonic()
+            with contextlib.suppress(OSError):  # it has hung up
+                slow.sendall(b"GET /metrics HTTP/1.0\r\nx: ")
+                while time.monotonic() - began < 5:
+                    slow.sendall(b"x")
+                    time.sleep(0.1)
+            assert time.monotonic() - began < 5
+    finally:
+        listener.close()
 
 
 def test_server_that_has_no_moment_fails_the_scrape_and_says_so(monkeypatch):

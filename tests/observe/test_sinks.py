@@ -114,6 +114,16 @@ def test_file_that_somebody_else_moved_is_begun_anew(made):
     assert [line["reason"] for line in lines(path)] == ["after"]
 
 
+def test_event_that_is_no_text_is_lost_alone(made):
+    sink, _, path = made()
+    sink(waiting("a path \udcff"))
+    sink(waiting("after it"))
+    assert sink.wait_written(5)
+    sink(waiting("later"))
+    assert sink.wait_written(5)
+    assert [line.get("reason", line.get("lost")) for line in lines(path)] == ["after it", 1, "later"]
+
+
 def test_full_disk_is_said_once_harms_nobody_and_the_gap_is_told(made, monkeypatch):
     clock = Clock()
     sink, told, path = made(clock=clock)

@@ -142,8 +142,9 @@ def _launch(values: Values, settings: Settings, job: Job) -> int:
     import asyncio
 
     from quorate.errors import QuorateError
-    from quorate.launcher.output import Console
+    from quorate.launcher.output import Console, fill_standard_streams
 
+    fill_standard_streams()
     console = Console()
     try:
         with _heard(values) as heard:

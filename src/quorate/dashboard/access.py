@@ -87,27 +87,27 @@ class Access:
         """Whoever sent a request with these; None: nobody we know. Blocked."""
         if not self.asks:
             return Viewer(How.OPEN, self._open_csrf, self._acts_openly, f"open {peer[0]}", lambda: not self.asks)
-        if authorization:
-            return self._by_token(authorization, peer)
+        kind, _, token = authorization.partition(" ")
+        if kind.lower() == "bearer":  # what else is there is for a proxy before us
+            return self._by_token(token.strip(), peer)
         digest = _digest(cookie)
         session = self._live(digest) if cookie else None
         if session is None:
             return None
         return Viewer(How.SESSION, session.csrf, True, digest.hex(), lambda: self._live(digest) is session)
 
-    def _by_token(self, authorization: str, peer: tuple[str, int]) -> Viewer | None:
-        kind, _, token = authorization.partition(" ")
-        if kind.lower() != "bearer" or self._check(token.strip(), peer) is None:
+    def _by_token(self, token: str, peer: tuple[str, int]) -> Viewer | None:
+        digest = self._check(token, peer)
+        if digest is None:
             return None
-        return Viewer(How.TOKEN, "", True, f"token {peer[0]}", lambda: self.asks)
+        return Viewer(How.TOKEN, "", True, f"token {peer[0]}", lambda: self._is_right(digest))
 
     def _live(self, digest: bytes) -> _Session | None:
         session = self._sessions.get(digest)
         if session is None:
             return None
         now = self._clock()
-        still = [hmac.compare_digest(session.token, _digest(token)) for token in self._tokens()]
-        if now >= min(session.ends_at, session.idle_at) or not any(still):
+        if now >= min(session.ends_at, session.idle_at) or not self._is_right(session.token):
             del self._sessions[digest]
             return None
         session.idle_at = now + IDLE_S  # a page that is open is in use
@@ -141,12 +141,16 @@ class Access:
         if blocked_s > 0:
             raise Blocked(blocked_s)
         digest = _digest(token[: LONGEST_TOKEN + 1])
-        right = [hmac.compare_digest(digest, _digest(one)) for one in self._tokens()]
-        if any(right):
+        if self._is_right(digest):
             return digest
         said = "a wrong token" if token else "no token"
         self._door.refused(peer, f"{said} was given to the dashboard", Refusal.TOKEN)
         return None
+
+    def _is_right(self, digest: bytes) -> bool:
+        """Whether it is that of a token that counts now. All are compared."""
+        right = [hmac.compare_digest(digest, _digest(one)) for one in self._tokens()]
+        return any(right)
 
 
 def _digest(text: str) -> bytes:

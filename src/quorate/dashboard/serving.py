@@ -30,6 +30,8 @@ MOST_CONNECTIONS = 512
 KEEP_ALIVE_S = 15
 LONGEST_HEAD = 32 * 1024
 GOODBYE_S = 1.0
+STALLED_S = 15.0
+"""Whoever takes nothing of an answer for so long is gone."""
 HTTPS_ONLY = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 29\r\nConnection: close\r\n\r\n"
     b"This page speaks https only.\n"
@@ -43,10 +45,12 @@ class Http(H11Protocol):
         super().__init__(config=config, server_state=state, app_state={})
         self._door = door
         self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
         self._peer = ("", 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
+        self.transport.set_write_buffer_limits(high=0)  # `pause_writing` means: something is not taken
         if transport.get_extra_info("ssl_object") is not None:
             self.scheme = "https"
         self._peer = peer_of(transport)
@@ -68,7 +72,32 @@ class Http(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
+        self._forget_stall()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_progress()
+
+    def resume_writing(self) -> None:
+        self._forget_stall()
+        super().resume_writing()
+
+    def _expect_progress(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(STALLED_S, self._look_at_progress, left)
+
+    def _look_at_progress(self, before: int) -> None:
+        """Closing would wait until everything is taken: for ever, if nobody takes it."""
+        if self.transport.get_write_buffer_size() < before:
+            self._expect_progress()
+        else:
+            self.transport.abort()
+
+    def _forget_stall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     @property
     def _is_busy(self) -> bool:
@@ -173,8 +202,9 @@ class WebServer:
         answering = set(self._state.tasks)
         if answering:
             await asyncio.wait(answering, timeout=GOODBYE_S)
+        for one in list(self._state.connections):
+            one.transport.abort()
+        await asyncio.sleep(0)  # they are told that nobody is there any more: none waits to send then
         for task in answering:
             task.cancel()
         await asyncio.gather(*answering, return_exceptions=True)
-        for one in list(self._state.connections):
-            one.transport.abort()

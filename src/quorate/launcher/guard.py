@@ -33,6 +33,7 @@ IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOOK_AGAIN_S = 0.02
 STUCK_S = 5.0
 """After so long what does not die is named."""
+MOST_NAMED = 100
 
 
 def prctl(option: int, value: int) -> None:
@@ -66,7 +67,7 @@ def kill_below(of: int) -> list[int]:
     """Kill every descendant of a process; those there were."""
     below = descendants(of)
     for pid in below:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # what has become somebody else's is named, and waited for
             os.kill(pid, signal.SIGKILL)
     return below
 
@@ -84,7 +85,10 @@ class Guard:
     def __init__(self) -> None:
         self.running: dict[int, int] = {}
         """pid -> local rank."""
+        self.starting: dict[int, int] = {}
+        """A pipe that ends when a worker's program has begun -> its pid."""
         self.is_killing = False
+        self._is_terminating = False
         self._has_left = False
         self._ticks = 0
 
@@ -101,16 +105,31 @@ class Guard:
         assert isinstance(out, int)
         assert isinstance(err, int)
         guard = os.getpid()
+        begun, begins = os.pipe()  # not inherited: its end is the beginning of the program
         pid = os.fork()
         if pid == 0:
             become_worker(guard, argv, env, out, err)
+        os.close(begins)
         self.running[pid] = rank
+        self.starting[begun] = pid
         self.say(f"started {rank} {pid}")
 
+    def has_begun(self, begun: int) -> None:
+        """A worker's program has begun, or never will."""
+        os.close(begun)
+        pid = self.starting.pop(begun)
+        if self._is_terminating and pid in self.running:
+            self._terminate(pid)
+
     def terminate(self) -> None:
-        for pid in self.running:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGTERM)
+        """Before its program has begun, a worker has no group of its own and ignores what the guard ignores."""
+        self._is_terminating = True
+        for pid in self.running.keys() - self.starting.values():
+            self._terminate(pid)
+
+    def _terminate(self, pid: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGTERM)
 
     def reap(self) -> bool:
         """Take note of all that has ended; whether anything is left."""
@@ -132,26 +151,34 @@ class Guard:
         self._ticks += 1
         if left and self._ticks * LOOK_AGAIN_S > STUCK_S and not self._has_left:
             self._has_left = True
-            self.say("left " + " ".join(map(str, left)))
+            self.say("left " + " ".join(map(str, left[:MOST_NAMED])))
 
     def run(self, specs: list[dict[str, object]], words: int) -> None:
         woken, waker = os.pipe()
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        places = {fd for spec in specs for fd in (spec["stdout"], spec["stderr"]) if isinstance(fd, int)}
+        for fd in places:
+            os.set_inheritable(fd, False)  # each worker has its own, and none of the others'
         for spec in specs:
             self.start(spec)
-        for fd in {fd for spec in specs for fd in (spec["stdout"], spec["stderr"]) if isinstance(fd, int)}:
+        for fd in places:
             os.close(fd)
         is_told = True
         while self.reap():
             if not self.running:
                 self.kill()  # the workers have ended: what they have left behind goes too
             ready, _, _ = select.select(
-                [woken, words] if is_told else [woken], [], [], LOOK_AGAIN_S if self.is_killing else None
+                [woken, *self.starting, *([words] if is_told else [])],
+                [],
+                [],
+                LOOK_AGAIN_S if self.is_killing else None,
             )
             if woken in ready:
                 os.read(woken, 4096)
+            for begun in self.starting.keys() & ready:
+                self.has_begun(begun)
             if words in ready:
                 said = os.read(words, 4096)
                 is_told = bool(said)
@@ -174,7 +201,6 @@ def become_worker(guard: int, argv: list[str], env: dict[str, str], out: int, er
         nothing = os.open(os.devnull, os.O_RDONLY)
         for fd, place in ((nothing, 0), (out, 1), (err, 2)):
             os.dup2(fd, place)
-        os.closerange(3, max(out, err, nothing) + 1)
         for number in (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)  # what is ignored would stay ignored
         os.execvpe(argv[0], argv, env)

@@ -71,12 +71,12 @@ class Console:
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
-        self._do(lambda: self._write(2, f"{OWN_PREFIX}{text}\n".encode(errors="replace")))
+        self._do(lambda: self._write(2, f"{OWN_PREFIX}{_one_line(text)}\n".encode(errors="replace")))
 
     def wait_for(self, what: str | None) -> None:
         """What is waited for now: one line, which is kept up to date on a terminal. None: nothing any more."""
-        at = self._clock()
-        self._do(lambda: self._set_wait(what, at))
+        at, line = self._clock(), None if what is None else _one_line(what)
+        self._do(lambda: self._set_wait(line, at))
 
     def follow(self, stream: Stream) -> None:
         """Take over a pipe (and its file), until it ends."""
@@ -210,6 +210,25 @@ def _write_all(fd: int, data: bytes) -> None:
             view = view[os.write(fd, view) :]
         except BlockingIOError:  # somebody else made it so
             select.select([], [fd], [])
+
+
+def _one_line(text: str) -> str:
+    """Without what would move the cursor or colour the rest: names and reasons are from other nodes, too."""
+    return "".join(
+        letter if letter.isprintable() else " " if letter.isspace() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+def fill_standard_streams() -> None:
+    """Let those that were closed lead nowhere: else the next pipes would take their places, and be written to."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, fd)
+            if nothing != fd:
+                os.close(nothing)
 
 
 def _is_terminal(fd: int) -> bool:

@@ -26,6 +26,8 @@ HELD_BACK = 83
 NOT_REACHED = 4
 REFUSED = 5
 FINISHED = "its workers have finished"
+LAST_SIGNAL = 64
+"""On Linux; a code beyond is a program's own, such as 255 for exit(-1)."""
 
 
 class Fate(enum.Enum):
@@ -406,7 +408,7 @@ class Policy:
 
 def ended(code: int) -> str:
     """How a process ended, in words."""
-    return f"was killed by signal {code - 128}" if code > 128 else f"exited with {code}"
+    return f"was killed by signal {code - 128}" if 128 < code <= 128 + LAST_SIGNAL else f"exited with {code}"
 
 
 def _of_no_entry(event: JoinEnded) -> tuple[int, str]:

@@ -104,6 +104,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._had_part = False
         """Whether this launcher was ever in the run, or waited for a place in it."""
+        self._waits_for: str | None = None
         self._has_warned = False
         self._was_told = False
 
@@ -136,14 +137,14 @@ class Supervisor:
         )
         told = asyncio.create_task(self._events.get(), name="signal")
         await asyncio.wait({checking, told}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        if not checking.done():
+        if told.done():
             checking.cancel()
             with suppress(asyncio.CancelledError):
                 await checking
             event = told.result()
             assert isinstance(event, policy.Told)
             return 128 + event.number
+        told.cancel()
         why = checking.result()
         if why is None:
             return None
@@ -187,14 +188,14 @@ class Supervisor:
     async def _join(self) -> None:
         self._cancel_round()
         self._world = None
-        self._console.wait_for(f"an answer from {self._settings.where}")
+        self._wait_for(f"an answer from {self._settings.where}")
         try:
             world = await self.handler.next_rendezvous()
         except RendezvousError as error:
-            self._console.wait_for(None)
+            self._wait_for(None)
             self._post(await self._not_in(error))
             return
-        self._console.wait_for(None)
+        self._wait_for(None)
         self._had_part = True
         self._world = world
         self._post(policy.Entered(world.round, self._job.workers))
@@ -382,12 +383,12 @@ class Supervisor:
             except StoreTimeoutError as error:
                 with suppress(RendezvousError):
                     names = names or [member.name for member in await world.members()]
-                who = _listed([f"{names[rank]} (node {rank})" for rank in error.missing if isinstance(rank, int)])
+                who = _listed([_named(names, rank) for rank in error.missing if isinstance(rank, int)])
                 if loop.time() >= deadline:
                     why = f"this node has finished; not within {limit_s:g} s: {who or error}"
                     self._post(policy.Unfinished(number, why))
                     return
-                self._console.wait_for(f"this node has finished, and waits for {who or error}")
+                self._wait_for(f"this node has finished, and waits for {who or error}")
             except StoreError as error:
                 self._post(policy.Changed(number, Why.GONE, str(error)))
                 return
@@ -414,13 +415,20 @@ class Supervisor:
         match event:
             case events.WaitingFor(reason=reason):
                 self._had_part = True
-                self._console.wait_for(reason)
+                self._wait_for(reason)
             case events.JoinFailed():
                 pass  # said at the end
             case events.BackendUnreachable():
                 self._console.wait_for(event.text())
+            case events.BackendReachable():
+                self._console.wait_for(self._waits_for)
             case _ if event.level >= events.SessionLost.level:
                 self._console.say(event.text())
+
+    def _wait_for(self, what: str | None) -> None:
+        """What the run waits for; an outage is shown instead, as long as it lasts."""
+        self._waits_for = what
+        self._console.wait_for(what)
 
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -457,10 +465,24 @@ class Supervisor:
             self._crew.kill()
             await self._crew.wait_empty()
         # A node that serves the run itself stays until the others have gone; one that was told to go, not so long.
+        # Whoever is told once more goes at once.
         limit_s = self._job.grace_s if self._was_told else self._settings.close_timeout_s + LEAVE_S
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self.handler.aclose()
+        closing = asyncio.create_task(self.handler.aclose(), name="close")
+        told = asyncio.create_task(self._hear_signal(), name="signal")
+        await asyncio.wait({closing, told}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        closing.cancel()
+        with suppress(asyncio.CancelledError):
+            await closing
+
+    async def _hear_signal(self) -> None:
+        while not isinstance(await self._events.get(), policy.Told):
+            pass
+
+
+def _named(names: list[str], rank: int) -> str:
+    """A node of the round; its rank has to do where the names could not be read."""
+    return f"{names[rank]} (node {rank})" if rank < len(names) else f"node {rank}"
 
 
 def _listed(names: list[str]) -> str:

@@ -135,7 +135,11 @@ class JsonLines:
             self._fail(error)
 
     def _put(self, at: float, event: Event) -> None:
-        line = event_line(at, event) + b"\n"
+        try:
+            line = event_line(at, event) + b"\n"
+        except UnicodeEncodeError:  # such as a path that is no text: that one is lost
+            self._lose(1)
+            return
         if self._file.size and self._file.size + len(line) > self._max_bytes:
             self._file.rotate(self._kept)
         self._file.write(line)

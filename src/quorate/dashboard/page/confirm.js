@@ -16,7 +16,10 @@ export function confirmed(name, body, { title, text, button, isGrave }) {
   yes.classList.toggle("grave", isGrave);
   why.value = "";
   return new Promise((resolve) => {
+    let isOver = false;
     const end = (said) => {
+      if (isOver) return; // it was called off while it was done: the dialog may be another's by now
+      isOver = true;
       form.removeEventListener("submit", submit);
       byId("dialog-no").removeEventListener("click", no);
       dialog.removeEventListener("cancel", no);
@@ -34,7 +37,7 @@ export function confirmed(name, body, { title, text, button, isGrave }) {
         const answer = await act(name, { ...body, why: why.value });
         end(answer.said);
       } catch (error) {
-        say(byId("dialog-wrong"), error.message);
+        if (!isOver) say(byId("dialog-wrong"), error.message);
       } finally {
         yes.disabled = false;
       }

@@ -13,6 +13,7 @@ export class Feed {
     this.last = "";
     this.heardAt = performance.now();
     this.retries = 0;
+    this.isClosed = false;
     this.seen = () => this.visibility();
     document.addEventListener("visibilitychange", this.seen);
     this.watch = setInterval(() => this.check(), 1000);
@@ -61,7 +62,9 @@ export class Feed {
     const pause = Math.min(10000, 500 * 2 ** this.retries++) * (0.5 + Math.random() / 2);
     clearTimeout(this.timer);
     this.timer = setTimeout(async () => {
-      if (await this.onRefused()) this.open();
+      const isLetIn = await this.onRefused();
+      if (this.isClosed || this.source === null) return; // meanwhile somebody went on, or looks elsewhere
+      if (isLetIn) this.open();
       else this.close();
     }, pause);
   }
@@ -82,6 +85,7 @@ export class Feed {
   }
 
   close() {
+    this.isClosed = true;
     clearTimeout(this.timer);
     clearTimeout(this.hiding);
     clearInterval(this.watch);

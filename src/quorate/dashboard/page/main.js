@@ -10,6 +10,7 @@ import { runView } from "./run.js";
 let viewer = null;
 let view = null;
 let feed = null;
+let visit = 0;
 
 function leave() {
   feed?.close();
@@ -45,13 +46,16 @@ async function stillIn() {
 
 async function go() {
   leave();
+  const mine = ++visit;
   try {
     viewer = await me();
   } catch (error) {
+    if (mine !== visit) return;
     trouble(error.message);
-    setTimeout(go, 2000);
+    setTimeout(() => mine === visit && go(), 2000);
     return;
   }
+  if (mine !== visit) return; // somebody went on before it was answered
   const main = byId("main");
   show(byId("logout"), viewer.logged_in && viewer.how === "session");
   say(byId("place"), viewer.where || "");

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,12 +68,21 @@ class MetricsListener(ThreadingHTTPServer):
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread for it
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The time-out of the socket is for each byte, so a request as a whole has one of its own."""
+        limit = threading.Timer(REQUEST_S, _hang_up, (request,))
+        limit.daemon = True
+        limit.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            limit.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -83,6 +93,11 @@ class MetricsListener(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self._thread.join(REQUEST_S)
+
+
+def _hang_up(request: socket.socket) -> None:
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Request(BaseHTTPRequestHandler):
