@@ -27,6 +27,7 @@ TOPOLOGY = "topology"
 _ONE_ENDPOINT = frozenset({"tcp", "static", "file", "memory"})
 _NAMES_A_PLACE = frozenset({"file", "memory"})  # the endpoint is a path or a name, not a list of addresses
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NOT_IN_A_HOST = re.compile(r"[\s/\\@?#%\[\],\x00-\x1f\x7f]")
 _HIGHEST_PORT = 65535
 _LONGEST_HOST = 253
@@ -251,7 +252,7 @@ def parse_seconds(name: str, value: object) -> float:
 
 
 def parse_text(name: str, value: object) -> str:
-    """Text that is not blank and can be sent as UTF-8, unchanged."""
+    """Text that is not blank, can be sent as UTF-8 and steers no terminal, unchanged."""
     if not isinstance(value, str):
         raise refusal(name, value, "is not text", "give it as a string")
     if not value.strip():
@@ -260,6 +261,8 @@ def parse_text(name: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise refusal(name, value, "cannot be written as UTF-8", "use other characters") from error
+    if _CONTROLS.search(value):
+        raise refusal(name, value, "has a control character", "leave it out: terminals of others would obey it")
     return value
 
 
