@@ -91,7 +91,8 @@ def test_scenario_15_with_token_and_mutual_tls_only_those_who_have_both_come_in(
     said = "\n".join(server.errors)
     assert "Traceback" not in said
     assert TOKEN not in said
-    lines = [line for line in server.errors if " away: " in line]
+    busy = "no TLS handshake within"  # of a client that had no time to make one: this machine may be busy
+    lines = [line for line in server.errors if " away: " in line and busy not in line]
     assert len(lines) == 3, lines  # token, certificate and TLS, once each: they have one source
     members_agree(*(node.round() for node in stage.nodes(fort.url("later"), "c", "d")))
 
