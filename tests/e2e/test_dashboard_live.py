@@ -142,7 +142,7 @@ def test_who_goes_on_before_the_page_is_there_leaves_no_stream_behind(place, loo
 def test_stopped_server_is_said_and_not_shown_as_if_it_lived(stage: Stage, look):
     bind, page_at = loopback(), loopback().replace(str(PORT), "29480")
     server = stage.serve(bind)
-    stage.node(f"tcp://{bind}/train?min_nodes=1&last_call_timeout=0.1", "a")
+    stage.node(f"tcp://{bind}/train?min_nodes=1&keep_alive_interval=2&last_call_timeout=0.1", "a")
     dashboard = stage.dashboard(f"tcp://{bind}/train", page_at)
     page = look(f"http://{page_at}")
     page.until(lambda: page.text(".pill") == "active", "the run, without asking for it")

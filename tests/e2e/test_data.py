@@ -93,7 +93,7 @@ def test_restart_from_a_wiped_directory_is_one_without_data(stage: Stage, tmp_pa
     """A new generation: the members are told and form one new round."""
     bind, place = loopback(), tmp_path / "data"
     server = stage.serve(bind, "--data", str(place))
-    nodes = stage.nodes(f"tcp://{bind}/wiped?min_nodes=2&{QUICK}", "a", "b")
+    nodes = stage.nodes(f"tcp://{bind}/wiped?min_nodes=2&keep_alive_interval=2&{QUICK}", "a", "b")
     first = [node.round() for node in nodes]
     server.kill()
     shutil.rmtree(place)

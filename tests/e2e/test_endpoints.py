@@ -153,7 +153,7 @@ def test_scenario_23_self_hosted_jobs_of_one_endpoint_share_the_first_ones_serve
 def test_host_that_shuts_down_lingers_no_longer_than_its_bound(stage: Stage):
     """`close_timeout` bounds it: then the others are alone, are told, and serve themselves."""
     bind = loopback()
-    options = f"max_nodes=2&local_addr=127.0.0.1&close_timeout=2&{QUICK}"
+    options = f"max_nodes=2&local_addr=127.0.0.1&close_timeout=2&keep_alive_interval=2&{QUICK}"
     host = stage.node(f"tcp://{bind}/linger?min_nodes=1&{options}", "host", "hand")
     host.call("next")
     guest = stage.node(f"tcp://{bind}/stays?min_nodes=1&{options}", "guest")

@@ -99,6 +99,7 @@ def test_write_of_a_coordinator_whose_lease_has_ended_is_refused(cluster):
     assert asyncio.run(check()) == b"1"
 
 
+@pytest.mark.slow
 def test_short_campaign_of_faults_breaks_nothing(stage: Stage, cluster):
     """Most kinds of faults once. `make chaos-etcd` does a hundred."""
     world = World(stage, cluster, "campaign", 2, NAMES)

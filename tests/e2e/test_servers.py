@@ -18,7 +18,7 @@ def test_scenario_08_members_of_a_server_restarted_without_data_form_one_new_rou
     """Row 8: the members run on, are told that their round is over, and re-form under a higher number."""
     bind = loopback()
     server = stage.serve(bind)
-    nodes = stage.nodes(f"tcp://{bind}/restart?min_nodes=2&max_nodes=3&{QUICK}", "a", "b", "c")
+    nodes = stage.nodes(f"tcp://{bind}/restart?min_nodes=2&max_nodes=3&keep_alive_interval=2&{QUICK}", "a", "b", "c")
     first = [node.round(size=3) for node in nodes]
     members_agree(*first)
 
@@ -127,7 +127,7 @@ def test_terminated_server_goes_in_good_order_and_its_nodes_find_the_next_one(st
     """SIGTERM: everybody is told, the process ends with success; a new server on the same address takes over."""
     bind = loopback()
     server = stage.serve(bind)
-    nodes = stage.nodes(f"tcp://{bind}/term?min_nodes=2&{QUICK}", "a", "b")
+    nodes = stage.nodes(f"tcp://{bind}/term?min_nodes=2&keep_alive_interval=2&{QUICK}", "a", "b")
     first = [node.round() for node in nodes]
     told_at = server.terminate()
     assert server.wait_exit() == 0
