@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import errno
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +24,7 @@ from quorate.errors import DataError, OutcomeUnknown
 from quorate.events import Emitter, Event
 from quorate.kv.engine import Engine
 from quorate.kv.snapshot import restore, snapshot
-from quorate.kv.types import Add, Batch, CreateRevisionIs, LeaseResult, Op, Origin, Result, Shorten, Tick, Txn
+from quorate.kv.types import Add, Batch, CreateRevisionIs, Grant, LeaseResult, Op, Origin, Result, Shorten, Tick, Txn
 from quorate.server import connection
 from quorate.server.clients import LATE_S
 from quorate.server.durable import DurableLocal, DurableServer
@@ -130,7 +131,9 @@ class _Life(Server):
         finally:
             self._writer = ""
         if isinstance(result, LeaseResult) and result.alive and not isinstance(op, Shorten):
-            self._renewed_at[result.lease] = self._loop.time()
+            is_resent = isinstance(op, Grant) and result.lease in self._renewed_at  # it was answered from memory
+            if not is_resent:
+                self._renewed_at[result.lease] = self._loop.time()
         return result
 
     def _let_end(self) -> None:
@@ -218,7 +221,8 @@ class WiredServer:
         self._saved = b""
         self._data = SimData(plan.seed, plan.history) if plan.has_data else None
         self._told = 0
-        self._pauses = 0
+        self._pauses: Counter[str] = Counter()
+        """How many of them each machine has now."""
         self.life = self._begin(None)
         self._told = self.engine.revision
 
@@ -275,7 +279,7 @@ class WiredServer:
     async def stop(self) -> None:
         """It stops in good order, unless it stands still: then it is killed."""
         life = self.life
-        if self._pauses:
+        if self._pauses[self._machine]:
             self.crash(is_machine=False)
             return
         self.is_up = self.is_silent = False
@@ -341,12 +345,12 @@ class WiredServer:
             await asyncio.sleep(2 * self.plan.slowest_s)
         if not self._lives_on(machine):
             return
-        self._pauses += 1
+        self._pauses[machine] += 1
         self.loop.freeze(machine)
         self.note("pause", machine, "")
         await asyncio.sleep(length_s)
-        self._pauses -= 1
-        if self._lives_on(machine) and not self._pauses:
+        self._pauses[machine] -= 1
+        if self._lives_on(machine) and not self._pauses[machine]:
             self.loop.thaw(machine)
             self.note("thaw", machine, "")
 

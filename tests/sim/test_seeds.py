@@ -1,0 +1,18 @@
+"""Worlds in which something was wrong once, in the product or in the simulator itself. They stay."""
+
+import pytest
+
+from quorate.testing.sim.run import run_seed
+
+FOUND = {
+    3404: "a round formed beside one of a short life of the server that nobody who had come back knew of",
+    13715: "a round formed because one who had come back knew of none",
+    32139: "a simulated server that was paused, restarted and paused again never went on",
+    33904: "a grant that was sent again was taken for a renewal",
+}
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_world_that_found_something_breaks_nothing_now(seed):
+    verdict = run_seed(seed)
+    assert not verdict.broke, verdict.why
