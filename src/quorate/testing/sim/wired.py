@@ -131,9 +131,8 @@ class _Life(Server):
         finally:
             self._writer = ""
         if isinstance(result, LeaseResult) and result.alive and not isinstance(op, Shorten):
-            is_resent = isinstance(op, Grant) and result.lease in self._renewed_at  # it was answered from memory
-            if not is_resent:
-                self._renewed_at[result.lease] = self._loop.time()
+            is_resent = isinstance(op, Grant) and result.lease in self._renewed_at
+            self._renewed_at[result.lease] = self._renewed_at[result.lease] if is_resent else self._loop.time()
         return result
 
     def _let_end(self) -> None:
@@ -221,8 +220,7 @@ class WiredServer:
         self._saved = b""
         self._data = SimData(plan.seed, plan.history) if plan.has_data else None
         self._told = 0
-        self._pauses: Counter[str] = Counter()
-        """How many of them each machine has now."""
+        self._pauses: Counter[str] = Counter()  # by machine
         self.life = self._begin(None)
         self._told = self.engine.revision
 
