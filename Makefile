@@ -8,8 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INPUTS := pyproject.toml src/quorate/_version.py
 ARGS ?=
 SEEDS ?= 0:20000
-# Tests mostly wait, for leases and for processes: two at a time, whole files each.
-WORKERS ?= 2
+# Tests mostly wait, for leases and for processes: three at a time, whole files each.
+WORKERS ?= 3
 ROUNDS ?= 500
 FAULTS ?= 100
 FRAMES ?= 1000000
