@@ -67,16 +67,7 @@ def test_readers_of_any_pace_see_the_same(seed):
         task = asyncio.create_task(follow())
         names = [f"n{number}" for number in range(6)]
         for _ in range(30):
-            name = rng.choice(names)
-            process = town.processes.get(name)
-            if process is None:
-                town.enter(name)
-            elif rng.random() < 0.3:
-                town.crash(name)
-            elif rng.random() < 0.2:
-                town.call(name, process.node.leave("done"))
-            elif process.call is not None and process.call.done() and process.call.exception() is None:
-                town.join(name)
+            town.stir(rng, names)
             await asyncio.sleep(rng.choice((0.01, 0.3, 3.0)))
             for reader, share in zip(readers, (1.0, 0.3, 0.05), strict=True):
                 if rng.random() < share:

@@ -61,16 +61,7 @@ def test_picture_of_merged_changes_equals_a_fresh_look(seed):
 
         task = asyncio.create_task(follow())
         for _ in range(25):
-            name = rng.choice(NAMES)
-            process = town.processes.get(name)
-            if process is None:
-                town.enter(name)
-            elif rng.random() < 0.3:
-                town.crash(name)
-            elif rng.random() < 0.2:
-                town.call(name, process.node.leave("done"))
-            elif process.call is not None and process.call.done() and process.call.exception() is None:
-                town.join(name)
+            town.stir(rng, NAMES)
             await asyncio.sleep(rng.choice([0.0, 0.01, 0.3, 2.0, 20.0]))
             if rng.random() < 0.5:
                 await asyncio.sleep(4.0)  # let what is under way come to rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -197,6 +198,19 @@ class Town(World):
         super().__init__(**options)
         self.all: list[Process] = []
         self.keys = RunKeys("quorate", options.get("run_id", "run"))
+
+    def stir(self, rng: random.Random, names: Sequence[str]) -> None:
+        """Something happens to one of them: it comes, dies, leaves, or joins again."""
+        name = rng.choice(names)
+        process = self.processes.get(name)
+        if process is None:
+            self.enter(name)
+        elif rng.random() < 0.3:
+            self.crash(name)
+        elif rng.random() < 0.2:
+            self.call(name, process.node.leave("done"))
+        elif process.call is not None and process.call.done() and process.call.exception() is None:
+            self.join(name)
 
     def start(self, name: str, **options: object) -> Process:
         process = super().start(name, **options)
