@@ -2,11 +2,12 @@
 
 import asyncio
 import random
+from itertools import pairwise
 
 import pytest
 
 from quorate.backends.register.backend import RegisterBackend
-from quorate.backends.register.cell import BlockingCell
+from quorate.backends.register.cell import AsyncCell, BlockingCell
 from quorate.backends.register.hub import Hub
 from quorate.backends.register.opening import connect
 from quorate.errors import HistoryGone, OutcomeUnknown, Rejected, RendezvousStateError, Unavailable
@@ -44,8 +45,113 @@ def test_idle_process_looks_once_a_second_and_writes_only_to_renew():
 
     reads, writes = run(main(), limit_s=1_000.0)
     assert reads >= 75
-    assert reads + writes <= 102, "a write is a look, too"
-    assert writes <= 22
+    assert reads + writes <= 101, "a write is a look, too"
+    assert writes <= 27
+
+
+class Timed(AsyncCell):
+    """Says when it was called, and which calls were answered that somebody else had been faster."""
+
+    name = "timed"
+
+    def __init__(self, cell: MemoryCell):
+        self.cell = cell
+        self.calls: list[tuple[float, bool]] = []
+
+    async def get(self):
+        self.calls.append((asyncio.get_running_loop().time(), False))
+        return self.cell.get_state()
+
+    async def set(self, state, token):
+        answer = self.cell.set_state(state, token)
+        self.calls.append((asyncio.get_running_loop().time(), not answer[2]))
+        return answer
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 16])
+def test_idle_process_turns_to_the_cell_at_most_once_a_second_renewals_included(nodes):
+    shared = MemoryCell()
+    cells = [Timed(shared) for _ in range(nodes)]
+    calm_at = 40.0
+
+    async def one(seed, cell):
+        rng = random.Random(seed)
+        backend = RegisterBackend(Hub(cell, rng), rng=rng)
+        session = await backend.open_session(15.0, interval_s=4.7)
+        watch = backend.watch("/", (await backend.scan("/")).revision)
+        reading = asyncio.create_task(anext(watch, None))
+        await asyncio.sleep(calm_at + 200.0 - asyncio.get_running_loop().time())
+        assert not session.lost.is_set()
+        session.abandon()
+        await backend.close()
+        await reading
+
+    async def main():
+        await asyncio.gather(*(one(seed, cell) for seed, cell in enumerate(cells)))
+
+    run(main(), limit_s=1_000.0)
+    for cell in cells:
+        calm = [call for call in cell.calls if calm_at <= call[0]]
+        turns = [at for (_, was_slow), (at, _) in pairwise(calm) if not was_slow]
+        assert 190 <= len(turns) <= 200
+        assert all(later - at >= 1.0 - 1e-9 for at, later in pairwise(turns))
+
+
+@pytest.mark.parametrize("ttl_s", [0.3, 1.0, 3.0, 9.0])
+def test_renewals_of_short_sessions_do_not_wait_for_a_look(ttl_s):
+    async def main():
+        backend = backend_on(MemoryCell())
+        session = await backend.open_session(ttl_s)
+        watch = backend.watch("/", (await backend.scan("/")).revision)
+        reading = asyncio.create_task(anext(watch, None))
+        await asyncio.sleep(60.0)
+        loop = asyncio.get_running_loop()
+        waits = []
+        for _ in range(20):
+            began_at = loop.time()
+            assert await backend.keep_alive(session.lease) is not None
+            waits.append(loop.time() - began_at)
+            await asyncio.sleep(1.237 * ttl_s / 5)
+        await session.close()
+        await backend.close()
+        await reading
+        return max(waits)
+
+    assert run(main(), limit_s=1_000.0) <= 0.01
+
+
+class Rivalled(Distant):
+    """A cell on which somebody else is faster, so many times."""
+
+    rivals = 0
+
+    async def set(self, state, token):
+        if self.rivals:
+            self.rivals -= 1
+            newer, current = self.cell.get_state()
+            document = documents.Document.decode(newer, documents.DEFAULT_HISTORY)
+            document.sign("rival", self.rivals + 1)
+            self.cell.set_state(document.encode(), current)
+        return await super().set(state, token)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_renewal_that_loses_again_and_again_does_not_wait_ever_longer(seed):
+    call_s, rivals = 0.05, 6
+
+    async def main():
+        cell, rng = Rivalled(MemoryCell(), delay_s=call_s), random.Random(seed)
+        backend = RegisterBackend(Hub(cell, rng), rng=rng)
+        lease = await backend.grant(15.0)
+        cell.rivals = rivals
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        await asyncio.gather(backend.keep_alive(lease), backend.txn((), [Put("/a", b"1")]))
+        took_s = loop.time() - began_at
+        await backend.close()
+        return took_s
+
+    assert run(main()) <= 3 * call_s * (rivals + 1), "a read, a write and a pause that is no longer than a write"
 
 
 def test_change_is_seen_soon_after_another_and_within_a_second_otherwise():

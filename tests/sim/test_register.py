@@ -20,6 +20,12 @@ MUTANTS = {
 }
 
 
+@pytest.mark.parametrize("seed", [185, 294])
+def test_register_world_that_found_something_breaks_nothing_now(seed):
+    verdict = run_seed(seed, register=True)
+    assert not verdict.broke, f"{verdict.broke}: {verdict.why}; {replay_command(seed, register=True)}"
+
+
 def test_guarantees_hold_in_register_worlds():
     marks: set[str] = set()
     for seed in SEEDS:

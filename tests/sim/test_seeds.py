@@ -9,6 +9,7 @@ FOUND = {
     13715: "a round formed because one who had come back knew of none",
     32139: "a simulated server that was paused, restarted and paused again never went on",
     33904: "a grant that was sent again was taken for a renewal",
+    106859: "a confirmation from before the run was forgotten was taken for being in the new round of that number",
 }
 
 

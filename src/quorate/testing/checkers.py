@@ -291,7 +291,8 @@ class Exclusivity(Checker):
     """At most one round is current: the next is decided only when every member of it has left or lost its session."""
 
     def __init__(self) -> None:
-        self._active: set[int] = set()
+        self._active: dict[int, frozenset[str]] = {}
+        """Of each round that became active, its members: a late confirmation makes nobody else one."""
         self._left_over: dict[str, tuple[int, int]] = {}
         """Who was in a round (join, round) when the run forgot it: until they leave it, it is still a group."""
         self._returned: dict[str, tuple[int, int]] = {}
@@ -307,7 +308,7 @@ class Exclusivity(Checker):
                     f"{last if stayed else record.round}"
                 )
         if now.phase is RoundPhase.ACTIVE:
-            self._active.add(now.number)
+            self._active[now.number] = frozenset(member.id for member in picture.members(now))
 
     def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
         record = picture.nodes.get(node_id)
@@ -316,7 +317,7 @@ class Exclusivity(Checker):
 
     def _is_inside(self, record: NodeRecord) -> bool:
         is_left_over = self._left_over.get(record.id) == (record.join, record.round)
-        return record.phase is NodePhase.MEMBER and (record.round in self._active or is_left_over)
+        return record.phase is NodePhase.MEMBER and (record.id in self._active.get(record.round, ()) or is_left_over)
 
     def wiped(self, picture: Picture) -> None:
         inside = [record for record in picture.nodes.values() if self._is_inside(record)]

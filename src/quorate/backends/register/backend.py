@@ -88,7 +88,12 @@ class RegisterBackend(OpBackend):
         renew_timeout_s: float | None = None,
         on_missed: Callable[[str], None] | None = None,
     ) -> Session:
-        """Rejected if the cell is too slow for so short a time to live, and for so many that take turns."""
+        """Rejected if the cell is too slow for so short a time to live, and for so many that take turns.
+
+        A renewal that may have to wait for the next look is asked for earlier by as much.
+        """
+        interval_s = min(interval_s or ttl_s / 3, ttl_s / 2)
+        interval_s = max(interval_s - self.hub.renewals_wait_s(ttl_s), interval_s / 2)
         session = await LeaseSession.open(
             self,
             ttl_s,

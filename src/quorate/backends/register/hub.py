@@ -11,7 +11,7 @@ it happens once whichever of them arrives.
 
 While somebody watches, or a lease lives, the cell is looked at again: soon after something has happened, ever more
 rarely while nothing does, never more rarely than once in `idle_s`, and when a lease is due. Renewals of leases do not
-count as something.
+count as something: while nothing happens they wait for the next look, and are written instead of it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ RESENDS = 8
 LOST_S = 0.002
 """Whoever lost a race tries again within so long (or what a call of the cell takes, if that is more) for each time that
 it lost in a row, up to `MOST_LOST` times of it. The window grows little: one that doubles would leave those who have
-waited longest behind those who have just come."""
+waited longest behind those who have just come. With a renewal among what it wants it does not grow: a session can be
+lost by waiting."""
 MOST_LOST = 8
 RENEWED_AT_ONCE = 4
 """A renewal that lost a race is tried so often on what the winner wrote: an idle process need not read for it."""
+LONG = 10.0
+"""A time to live is long if it is so many times as long as the pause between two looks of an idle process."""
 IN_DOUBT_S = 0.05
 GENERATION_APART = 1 << 20
 
@@ -87,6 +90,10 @@ class _TooLarge(Exception):
     """What is to be written is more than a cell may hold."""
 
 
+def _has_renewal(requests: Sequence[Request]) -> bool:
+    return any(isinstance(request.op, KeepAlive) for request in requests)
+
+
 class Hub:
     """See the module. Begins with its first request or watch, ends with `close`."""
 
@@ -112,6 +119,8 @@ class Hub:
         self._work = asyncio.Event()
         self._watches: dict[RegisterWatch, None] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_at_it = True
+        """It is not waiting for work."""
         self._is_closed = False
         self._trouble: BackendError | None = None
         # What is known of the cell. The document is None if it has to be read, or decoded, first.
@@ -135,8 +144,20 @@ class Hub:
             request.fail(Unavailable("this connection is closed"))
             return request
         self._waiting.append(request)
-        self._wake()
+        if not (isinstance(op, KeepAlive) and self._can_wait(op)):
+            self._wake()
         return request
+
+    def renewals_wait_s(self, ttl_s: float) -> float:
+        """For how long a renewal may wait for the next look, to have an idle process call the cell once for both."""
+        return self._idle_s if ttl_s >= LONG * self._idle_s else 0.0
+
+    def _can_wait(self, renewal: KeepAlive) -> bool:
+        at, document = self._next_look_at(), self._document
+        if self._is_at_it or at is None or document is None or self._trouble is not None:
+            return False
+        lease = document.engine.leases.get(renewal.lease)
+        return lease is not None and 0.0 < at - self._loop.time() <= self.renewals_wait_s(lease.ttl_s)
 
     def start_watch(self, watch: RegisterWatch) -> None:
         self._watches[watch] = None
@@ -214,11 +235,13 @@ class Hub:
     async def _wait_for_work(self) -> None:
         await asyncio.sleep(0)  # what is asked for in the same turn of the loop is done together
         if not self._work.is_set():
+            self._is_at_it = False
             try:
                 async with asyncio.timeout_at(self._next_look_at()):
                     await self._work.wait()
             except TimeoutError:
                 pass  # it is time to look
+            self._is_at_it = True
         self._work.clear()
 
     def _next_look_at(self) -> float | None:
@@ -278,7 +301,7 @@ class Hub:
                     return
         lost = 0
         while requests:
-            lost = min(lost + 1, MOST_LOST)
+            lost = 1 if _has_renewal(requests) else min(lost + 1, MOST_LOST)
             await asyncio.sleep(self._rng.uniform(0.0, lost * max(LOST_S, self._call_s)))
             async with self.cell.turn():
                 requests += self._take_waiting()
