@@ -153,7 +153,8 @@ class Backend(ABC):
     """Whether this process is to make the run if it does not exist; if not, another one is about to."""
 
     gives_way_s: tuple[float, float] = (2.0, 4.0)
-    """How long, at random, one that is not to make the run waits for it before it makes it all the same."""
+    """How long, at random, one that is not to make the run waits for it before it makes it all the same. Who is elected
+    does not wait: where the nodes elect a coordinator, that one makes it."""
 
     @abstractmethod
     async def get(self, key: str) -> Got: ...

@@ -39,6 +39,8 @@ class Candidate:
         wall: Callable[[], float],
         first_in_line: Callable[[], bool],
     ) -> None:
+        self.on_elected: Callable[[], None] | None = None
+        """Called when a term of ours begins."""
         self._backend = backend
         self._keys = keys
         self._session = session
@@ -95,6 +97,8 @@ class Candidate:
         """Coordinate for a term; whether it ended as terms end."""
         run_id = self._keys.run_id
         self._emit(CoordinatorElected(run_id=run_id, by=self._name, term=term))
+        if self.on_elected is not None:
+            self.on_elected()
         backoff = Backoff(self._rng)
         coordinator = Coordinator(self._backend, self._keys, term, self._name, self._emit, backoff, self._wall)
         failure: Exception | None = None

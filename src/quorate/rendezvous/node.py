@@ -111,6 +111,7 @@ class Node:
         backend.listen(self._reached)
         backend.claim_by(self._claim)
         self._door: Door | None = None
+        self._is_elected = False  # under the current session, at least once
         self._joined_once = asyncio.Event()
         """Under the current session: the run's own leases are this node's business too."""
         self._told_cause: Cause | None = None
@@ -268,10 +269,10 @@ class Node:
             self._reach.succeeded()
 
     async def _give_way(self) -> None:
-        """If the run does not exist, somebody else is about to make it: wait a moment until it is there."""
+        """If the run does not exist, somebody else, or the coordinator, is about to make it: wait a moment for it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._rng.uniform(*self.backend.gives_way_s)):
-                while self.sight.is_synced and None in self.sight.door():
+                while not self._is_elected and self.sight.is_synced and None in self.sight.door():
                     self._wake.clear()
                     await self._wake.wait()
 
@@ -429,7 +430,7 @@ class Node:
     def _start_session_tasks(self, session: Session) -> list[asyncio.Task[None]]:
         name, tasks = self.identity.name, []
         self._joined_once = asyncio.Event()
-        self._was_in = None
+        self._is_elected, self._was_in = False, None
         if not self.backend.renews_runs:
             tasks.append(asyncio.create_task(self._renew_run(session), name=f"run lease of {name}"))
         if not self.backend.has_coordinator:
@@ -439,11 +440,16 @@ class Node:
             candidate = Candidate(
                 self.backend, self.keys, session, record, self._emit, self._rng, self._wall, self._first_in_line
             )
+            candidate.on_elected = self._elected
             tasks.append(asyncio.create_task(candidate.run(), name=f"candidate {name}"))
         return tasks
 
     def _first_in_line(self) -> bool:
         return self.current is not None and self.current.rank < 3
+
+    def _elected(self) -> None:
+        self._is_elected = True
+        self._wake.set()
 
     async def _renew_run(self, session: Session) -> None:
         await self._joined_once.wait()

@@ -20,6 +20,7 @@ REFUSED = Trouble("connection refused", is_out=True)
 LEADERLESS = Trouble("it knows of no leader", is_out=True)
 SILENT = Trouble("nothing was heard from it within 2 s")
 TTL_S = 3.0
+TRIES = 4
 
 
 @pytest.mark.parametrize(
@@ -147,8 +148,14 @@ def test_session_is_given_up_when_a_majority_says_nothing_though_etcd_may_have_k
 
 @pytest.mark.slow
 def test_session_is_given_up_when_a_majority_with_the_leader_is_paused_and_etcd_ends_it(three):
-    """Why silence is not taken for an outage: the leader wakes up, and ends what has run out meanwhile."""
-    members = [three.leader, followers(three)[0]]
-    lost, is_there = run(through(three, members, lambda m: m.pause(), lambda m: m.resume()))
-    assert lost
-    assert not is_there, "an etcd that mends #15247 keeps it: then see whether a node could, too"
+    """Why silence is not taken for an outage: the leader wakes up, and ends what has run out meanwhile.
+
+    Now and then another one is elected before it gets to that, which gives the lease its full time.
+    """
+    for _ in range(TRIES):
+        members = [three.leader, followers(three)[0]]
+        lost, is_there = run(through(three, members, lambda m: m.pause(), lambda m: m.resume()))
+        assert lost
+        if not is_there:
+            return
+    pytest.fail("an etcd that mends #15247 keeps it: then see whether a node could, too")

@@ -69,8 +69,8 @@ class EtcdBackend(Backend):
 
     name = "etcd"
     limits = LIMITS
-    makes_run = False  # if all nodes start at once, the first few are enough
-    gives_way_s = (0.0, 0.2)
+    makes_run = False  # all nodes may start at once: the one that is elected makes it
+    gives_way_s = (1.0, 2.0)
 
     def __init__(
         self,
