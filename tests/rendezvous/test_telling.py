@@ -28,7 +28,7 @@ from quorate.kv.types import TxnResult
 from quorate.rendezvous.presence import WITHDRAW_S
 from quorate.rendezvous.records import HistoryRecord
 from quorate.testing.line import Line
-from tests.rendezvous.kit import Meddling, T, Through, Town, TxnHook, now, play
+from tests.rendezvous.kit import Meddling, T, Through, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
 
@@ -37,10 +37,46 @@ def meddle(hook: TxnHook, limits: Limits | None = None) -> Callable[[str, Backen
     return lambda _, backend: Meddling(backend, hook, limits)
 
 
+def waits_for(town: Town) -> str:
+    told = town.told
+    return told.reason if told is not None else ""
+
+
 def report_of(town: Town, number: int) -> HistoryRecord:
     report = town.record(HistoryRecord, town.keys.history(number))
     assert report is not None
     return report
+
+
+# Nodes
+
+
+def test_coordinator_that_is_lost_before_the_first_round_is_named_by_its_successor() -> None:
+    async def scene(town: Town) -> None:
+        town.enter("c")
+        await asyncio.sleep(1.0)
+        assert town.coordinator() == "c"
+        town.enter("a")
+        await asyncio.sleep(2.0)
+        town.crash("c")
+        await wait_until(lambda: town.coordinator() == "a" and "1 of at least 3" in waits_for(town), 60.0)
+        assert waits_for(town).endswith("gone: c (it was the coordinator before this one)")
+        town.enter("c")
+        await wait_until(lambda: "2 of at least 3" in waits_for(town), 5.0)
+        assert "gone" not in waits_for(town)
+
+    play(scene, min_nodes=3, max_nodes=3)
+
+
+def test_coordinator_that_is_lost_in_a_round_is_named_once() -> None:
+    async def scene(town: Town) -> None:
+        await town.gathered("a", "b", "c")
+        lost = town.coordinator()
+        town.crash(lost)
+        await wait_until(lambda: town.coordinator() not in ("", lost) and lost in waits_for(town), 60.0)
+        assert waits_for(town).count(f"{lost} (") == 1
+
+    play(scene, min_nodes=3, max_nodes=3)
 
 
 # Rounds

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Backend, Session
-from quorate.errors import BackendError, HistoryGone, LeaseGone
+from quorate.errors import BackendError, HistoryGone, LeaseGone, RendezvousStateError
 from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter
 from quorate.kv.types import CreateRevisionIs, Delete, Exists, Item, Put
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import CoordinatorRecord, encode
+from quorate.rendezvous.records import CoordinatorRecord, decode, encode
 
 HERD_S = 0.2
 """Those who are not first in line try within this time, not all in the same instant."""
@@ -51,6 +52,8 @@ class Candidate:
         self._wall = wall
         self._first_in_line = first_in_line
         self._backoff = Backoff(rng)
+        self._before: str | None = None
+        """Who was the coordinator when we last looked, if it was another node."""
 
     async def run(self) -> None:
         """Try, lead, or wait for the leader to go; again and again."""
@@ -76,6 +79,8 @@ class Candidate:
         if self._is_ours(got.item):
             mark("candidate.again")
             return got.item.create_revision
+        with suppress(RendezvousStateError):
+            self._before = decode(CoordinatorRecord, got.item).name
         await self._await_vacancy(got.revision)
         return None
 
@@ -101,6 +106,9 @@ class Candidate:
             self.on_elected()
         backoff = Backoff(self._rng)
         coordinator = Coordinator(self._backend, self._keys, term, self._name, self._emit, backoff, self._wall)
+        if self._before is not None:
+            coordinator.view.succeed(self._before)
+            self._before = None
         failure: Exception | None = None
         try:
             reason = await coordinator.run()

@@ -283,7 +283,9 @@ def _departed(gone: Departure) -> str:
     if gone.round:
         when = "" if gone.gone_s is None else f", {gone.gone_s:.0f} s into it"
         return f"{gone.name} (member of round {gone.round}{when}: {gone.why})"
-    return f"{gone.name} (joined at {gone.joined_s:.0f} s, lost at {gone.gone_s or 0:.0f} s: {gone.why})"
+    if gone.gone_s is None:
+        return f"{gone.name} ({gone.why})"
+    return f"{gone.name} (joined at {gone.joined_s:.0f} s, lost at {gone.gone_s:.0f} s: {gone.why})"
 
 
 def _names(nodes: Iterable[SeenNode], total: int) -> str:

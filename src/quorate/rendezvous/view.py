@@ -391,9 +391,15 @@ class View:
             self._note_absent([member.name for member in members if member.id not in self.nodes], number)
         self._sort_rejoined()
 
+    def succeed(self, name: str) -> None:
+        """The coordinator before this one has gone. Its lease took its record along: nothing else is left to tell."""
+        self.departures.append(Departure(name, 0.0, None, 0, None, "it was the coordinator before this one"))
+
     def _note_absent(self, names: Sequence[str], number: int) -> None:
         """Members of the round that had gone before this coordinator looked: it knows who, but not how."""
         gone = [Departure(name, 0.0, None, number, None, "it went before this coordinator took over") for name in names]
+        for known in [known for known in self.departures if known.name in names]:
+            self.departures.remove(known)
         self.departures.extend(gone)
         told = self.told.lost if self.told is not None and self.told.number == number else 0
         if len(gone) > told:  # else an earlier coordinator has said it all
