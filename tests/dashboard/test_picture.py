@@ -14,7 +14,7 @@ from quorate.events import JoinStarted, NodeLost, WaitingFor
 from quorate.observe.explain import explain
 from quorate.observe.follower import Follower, look
 from quorate.observe.happenings import Happenings
-from quorate.observe.report import NodeReport, Phase, Report, RoundReport, Standing
+from quorate.observe.report import Drain, NodeReport, Phase, Report, RoundReport, Standing
 from tests.rendezvous.kit import Town, play
 
 
@@ -126,6 +126,25 @@ def test_time_line_tells_when_a_node_was_what():
         "n2": [(8.0, "member", 1), (20.0, "lost", 0), (30.0, "out", 0)],
         "n3": [(5.0, "waiting", 0), (30.0, "member", 2)],
     }
+
+
+def test_who_a_node_is_is_told_again_only_when_that_has_changed():
+    picture = Picture("run", "memory://")
+    drained = msgspec.structs.replace(node(1, Standing.MEMBER, 2), drain=Drain(by="me", why="", drained_at=None))
+    told = []
+    for one in (
+        node(1, Standing.JOINING),
+        node(1, Standing.MEMBER),
+        node(1, Standing.GONE),
+        node(1, Standing.MEMBER, 2),
+        drained,
+        msgspec.structs.replace(drained, standing=Standing.GONE, drain=None),
+    ):
+        before = picture.version
+        picture.update(report(one), [], "", 10.0)
+        message = picture.since(before, 10.0)
+        told.append((len(message.nodes), len(message.spots)))
+    assert told == [(1, 1), (0, 1), (0, 1), (0, 1), (1, 0), (0, 1)]
 
 
 def test_member_that_went_unseen_is_not_called_lost():

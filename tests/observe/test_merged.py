@@ -6,6 +6,7 @@ import random
 import msgspec
 import pytest
 
+from quorate.backends.contract import Watch
 from quorate.backends.memory import MemoryBackend
 from quorate.events import NodeLeft, NodeLost
 from quorate.kv.types import Batch, Change, Item
@@ -92,6 +93,67 @@ def test_node_that_left_between_two_looks_is_not_called_lost():
         await asyncio.sleep(3.0)
         assert [event.by for event in told if isinstance(event, NodeLeft)] == ["a"]
         assert not [event for event in told if isinstance(event, NodeLost)]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await backend.close()
+
+    play(scene, min_nodes=2, last_call_timeout=1)
+
+
+class Stream(Watch):
+    """Batches that come one by one, and how often somebody waited for one."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self._came: asyncio.Queue[Batch] = asyncio.Queue()
+
+    def push(self, batch: Batch) -> None:
+        self._came.put_nowait(batch)
+
+    async def __anext__(self) -> Batch:
+        self.waits += 1
+        return await self._came.get()
+
+    def ready(self) -> Batch | None:
+        return None if self._came.empty() else self._came.get_nowait()
+
+    def cancel(self) -> None:
+        pass
+
+
+class Streaming(MemoryBackend):
+    """A backend whose watches are those streams."""
+
+    def __init__(self, server) -> None:
+        super().__init__(server)
+        self.streams: dict[str, Stream] = {}
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        return self.streams.setdefault(prefix, Stream())
+
+
+def test_changes_that_come_one_by_one_wake_the_reader_a_few_times_and_all_are_taken_in():
+    async def scene(town: Town) -> None:
+        backend = Streaming(town.server)
+        taken = []
+
+        async def follow():
+            following = Follower(
+                backend, town.keys, "memory://", quiet_s=0.1, on_changes=lambda _, changes: taken.append(changes)
+            )
+            async for _ in following:
+                pass
+
+        task = asyncio.create_task(follow())
+        await asyncio.sleep(1.0)
+        stream = backend.streams[town.keys.control]
+        for number in range(200):
+            key = f"{town.keys.drains}n{number}"
+            stream.push(Batch(number + 2, (change(key, number + 2, b"{}"),)))
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(1.0)
+        assert [len(changes) for changes in taken if changes] == [200]
+        assert stream.waits < 15
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await backend.close()

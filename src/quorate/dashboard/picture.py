@@ -7,7 +7,7 @@ Everything the page says in words is said here already, in the words of the comm
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ class Line(msgspec.Struct, frozen=True):
     text: str
 
 
-class Card(msgspec.Struct, frozen=True, array_like=True):
+class Card(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who a node is. Hardly ever changes: a node that is lost keeps it."""
 
     id: str
@@ -44,7 +44,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
     drain: Drain | None
 
 
-class Spot(msgspec.Struct, frozen=True, array_like=True):
+class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a node stands: what changes with every round, so it is small."""
 
     id: str
@@ -119,22 +119,25 @@ class Picture:
     def _take_nodes(self, report: Report, departed: dict[str, State], now: float, version: int) -> bool:
         changed = False
         number = report.round.number if report.round is not None else 0
-        seen: set[str] = set()
-        reports = self._reports
+        reports, show = self._reports, self._tracks.show
         for node in report.nodes:
             node_id = node.id
-            seen.add(node_id)
-            if reports.get(node_id) == node:
+            before = reports.get(node_id)
+            if before is node or before == node:
                 continue
             changed = True
             reports[node_id] = node
             at = _since(report, node, now) if self._is_new else now
-            self._tracks.show(node, number, at, version, departed)
-            self._spots.put(node_id, Spot(node_id, node.standing, node.rank, _rounded(node.joined_at)), version)
+            show(node, number, at, version, departed)
+            joined_at = node.joined_at
+            spot = Spot(node_id, node.standing, node.rank, None if joined_at is None else round(joined_at, 3))
+            self._spots.put(node_id, spot, version)
+            if before is not None and _is_same_process(before, node):
+                continue
             if node.standing is not Standing.GONE or node_id not in self._cards:
                 card = Card(node_id, node.name, node.addr, node.pid, node.labels, node.drain)
                 self._cards.put(node_id, card, version)
-        for node_id in [node_id for node_id in reports if node_id not in seen]:
+        for node_id in _gone(reports, report.nodes):
             changed = True
             del reports[node_id]
             self._cards.remove(node_id, version)
@@ -194,13 +197,30 @@ def _since(report: Report, node: NodeReport, now: float) -> float:
     return now if at is None else min(at, now)
 
 
-def _rounded(at: float | None) -> float | None:
-    return None if at is None else round(at, 3)
+def _gone(known: Mapping[str, NodeReport], nodes: Sequence[NodeReport]) -> list[str]:
+    """Who is known and not among these, all of whom are known."""
+    if len(known) == len(nodes):
+        return []
+    there = {node.id for node in nodes}
+    return [node_id for node_id in known if node_id not in there]
+
+
+def _is_same_process(before: NodeReport, node: NodeReport) -> bool:
+    """Who it is has not changed, only where it stands."""
+    return (
+        before.pid == node.pid
+        and before.drain == node.drain
+        and before.name == node.name
+        and before.addr == node.addr
+        and before.labels == node.labels
+    )
 
 
 def _departed(events: Iterable[Event]) -> dict[str, State]:
     found = {}
     for event in events:
+        if type(event) is JoinStarted:  # by the thousand
+            continue
         if isinstance(event, NodeLeft):
             found[event.by] = State.LEFT
         elif isinstance(event, NodeLost):
@@ -222,14 +242,14 @@ def _lines(events: Sequence[Event], phase: Phase, now: float) -> list[Line]:
     by_kind: dict[type[Event], list[Event]] = {}
     for event in events:
         by_kind.setdefault(type(event), []).append(event)
+    together = {kind: some for kind, some in by_kind.items() if len(some) > FEW and kind in _TOGETHER}
     lines = []
     for event in events:
         kind = type(event)
-        some = by_kind.get(kind, [])
-        if isinstance(event, WaitingFor) and is_quiet:
-            continue
-        if len(some) <= FEW or kind not in _TOGETHER:
-            lines.append(_line(event, now))
+        some = together.get(kind)
+        if some is None:
+            if not (is_quiet and isinstance(event, WaitingFor)):
+                lines.append(_line(event, now))
         elif event is some[0]:
             names = ", ".join(_who(one) for one in some[:FEW])
             text = f"{len(some)} nodes {_TOGETHER[kind]}: {names} and {len(some) - FEW} more"

@@ -23,6 +23,8 @@ MOST_SPANS = 256
 class State(enum.Enum):
     """What a node is during a span."""
 
+    __hash__ = object.__hash__  # there is one of each; that of an enumeration is computed anew every time
+
     JOINING = "joining"
     FORMING = "forming"
     """It has a place in an attempt."""
@@ -53,9 +55,10 @@ _STATES = {
 }
 _DOWN = frozenset({State.LOST, State.LEFT, State.GONE})
 _HAS_ROUND = frozenset({State.MEMBER, State.FORMING})
+_GONE = State.GONE
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """From `at` on, until the next one. `round` is 0 where there is none."""
 
     at: float
@@ -63,7 +66,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     round: int
 
 
-class TrackPart(msgspec.Struct, frozen=True, array_like=True):
+class TrackPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a reader is told of a track: everything, or what was added to it."""
 
     key: int
@@ -87,16 +90,17 @@ class Track:
 
     def add(self, span: Span, version: int) -> bool:
         """Whether it is another state than the last one. Times of a track never go back."""
-        if self.spans:
-            last = self.spans[-1]
-            if (last.state, last.round) == (span.state, span.round):
+        spans = self.spans
+        if spans:
+            last = spans[-1]
+            if last.state is span.state and last.round == span.round:
                 return False
             if span.at < last.at:
                 span = Span(last.at, span.state, span.round)
-        self.spans.append(Span(round(span.at, 3), span.state, span.round))
+        spans.append(span)
         self.versions.append(version)
-        if len(self.spans) > MOST_SPANS:
-            del self.spans[0], self.versions[0]
+        if len(spans) > MOST_SPANS:
+            del spans[0], self.versions[0]
         return True
 
     def part(self, since: int) -> TrackPart:
@@ -115,14 +119,16 @@ class Tracks:
         self._free: dict[str, list[Track]] = {}
         """Name -> rows whose node is not there."""
         self._next = 0
+        self._shared_key: tuple[float, State, int] | None = None
+        self._shared_span = Span(0.0, State.OUT, 0)
 
     def remember(self, names: Iterable[str], number: int, from_at: float, until_at: float, version: int) -> None:
         """Members of a round that was over before anybody looked, in rank order."""
         for rank, name in enumerate(names):
             track = self._row(name)
             track.rank = rank
-            track.add(Span(from_at, State.MEMBER, number), version)
-            track.add(Span(until_at, State.OUT, 0), version)
+            track.add(_span(from_at, State.MEMBER, number), version)
+            track.add(_span(until_at, State.OUT, 0), version)
             self._let_go(track)
 
     def show(self, node: NodeReport, number: int, at: float, version: int, departed: Mapping[str, State]) -> None:
@@ -132,12 +138,12 @@ class Tracks:
             track = self._of_id[node.id] = self._row(node.name)
             track.node_id = node.id
         state = _STATES[node.standing]
-        if state is State.GONE:
+        if state is _GONE:
             state = departed.get(node.name, track.spans[-1].state if _is_down(track) else State.GONE)
         is_new_rank = node.rank is not None and node.rank != track.rank
         if is_new_rank:
             track.rank = node.rank
-        if track.add(Span(at, state, number if state in _HAS_ROUND else 0), version) or is_new_rank:
+        if track.add(self._shared(at, state, number if state in _HAS_ROUND else 0), version) or is_new_rank:
             self.rows.touch(track.key, version)
 
     def hide(self, node_id: str, at: float, version: int, departed: Mapping[str, State]) -> None:
@@ -147,11 +153,18 @@ class Tracks:
             return
         how = departed.get(track.name)
         if how is not None and not _is_down(track):
-            track.add(Span(at, how, 0), version)
-        track.add(Span(at, State.OUT, 0), version)
+            track.add(_span(at, how, 0), version)
+        track.add(_span(at, State.OUT, 0), version)
         self.rows.touch(track.key, version)
         self._let_go(track)
         self._forget(version)
+
+    def _shared(self, at: float, state: State, number: int) -> Span:
+        """What many nodes become at one instant is one value for all of them."""
+        key = (at, state, number)
+        if key != self._shared_key:
+            self._shared_key, self._shared_span = key, _span(at, state, number)
+        return self._shared_span
 
     def _row(self, name: str) -> Track:
         free = self._free.get(name)
@@ -176,6 +189,10 @@ class Tracks:
             if not free:
                 del self._free[name]
             self.rows.remove(track.key, version)
+
+
+def _span(at: float, state: State, number: int) -> Span:
+    return Span(round(at, 3), state, number)
 
 
 def _is_down(track: Track) -> bool:

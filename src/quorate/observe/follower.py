@@ -19,6 +19,8 @@ from quorate.observe.scene import Scene
 from quorate.rendezvous.keys import RunKeys
 
 MOST_QUIETS = 8
+RESTS = 4
+"""With a quiet time, a reader that has taken what was there rests for such a part of it: few wakes for many changes."""
 
 
 def prefixes(keys: RunKeys) -> tuple[str, ...]:
@@ -48,14 +50,22 @@ def merged(batches: Sequence[Batch]) -> list[Batch]:
     """One batch for all: the last change of every key, and of a key that was removed what it held last."""
     if len(batches) < 2:
         return list(batches)
-    latest: dict[str, list[Change]] = {}
+    latest: dict[str, Change] = {}
+    held: dict[str, Change] = {}
     for batch in batches:
         for change in batch.changes:
-            before = latest.pop(change.key, ())
-            kept = [before[-1]] if before and change.item is None and before[-1].item is not None else []
-            latest[change.key] = [*kept, change]
-    changes = tuple(change for some in latest.values() for change in some)
-    return [Batch(max(batch.revision for batch in batches), changes)]
+            before = latest.pop(change.key, None)
+            latest[change.key] = change
+            if change.item is None and before is not None and before.item is not None:
+                held[change.key] = before
+            elif held:
+                held.pop(change.key, None)
+    changes: list[Change] = []
+    for key, change in latest.items():
+        if key in held:
+            changes.append(held[key])
+        changes.append(change)
+    return [Batch(max(batch.revision for batch in batches), tuple(changes))]
 
 
 class Follower:
@@ -163,10 +173,16 @@ class Follower:
 
     async def _read(self, watch: Watch) -> None:
         """Collect batches until the watch fails; how it did is told by whoever takes them in."""
+        rest_s = self._quiet_s / RESTS
         try:
             async for batch in watch:
-                self._batches.append(batch)
+                more: Batch | None = batch
+                while more is not None:
+                    self._batches.append(more)
+                    more = watch.ready()
                 self._woken.set()
+                if rest_s:
+                    await asyncio.sleep(rest_s)
         except BackendError as error:
             self._failed = error
             self._woken.set()

@@ -31,6 +31,8 @@ class Phase(enum.Enum):
 class Standing(enum.Enum):
     """Where a node stands, in the words of the algorithm."""
 
+    __hash__ = object.__hash__  # there is one of each; that of an enumeration is computed anew every time
+
     MEMBER = "member"
     CONFIRMED = "confirmed"
     """Of the attempt that is forming."""
@@ -59,7 +61,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     drained_at: float | None
 
 
-class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One node. `rank` is its place in the current round or attempt."""
 
     id: str

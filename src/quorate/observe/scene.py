@@ -48,6 +48,11 @@ from quorate.rendezvous.view import FEW, View
 
 R = TypeVar("R", bound=Record)
 
+# Up to Python 3.11, asking an enumeration for one of its members takes as long as making a line.
+_MEMBER, _CONFIRMED, _CONFIRMING, _GONE = Standing.MEMBER, Standing.CONFIRMED, Standing.CONFIRMING, Standing.GONE
+_CONFIRMED_ONE, _HAS_LEFT = NodePhase.MEMBER, NodePhase.LEFT
+_ACTIVE = RoundPhase.ACTIVE
+
 
 class Scene:
     """One run. `load` first, then `apply`; give it the roster whenever it wants one."""
@@ -190,16 +195,15 @@ class Scene:
         """Look again at every node that something was said about."""
         if not self._all_stale and not self._stale:
             return
-        for _ in range(2):
-            ids = [*self._lines, *self.view.nodes, *self._roster] if self._all_stale else self._stale
-            for node_id in dict.fromkeys(ids):
-                self._draw(node_id, self._standing(node_id))
-            self._stale, self._all_stale = {}, False
-            is_current = bool(self._groups[Standing.MEMBER])
-            if is_current == self._is_current:
-                break
+        is_current = bool(self.view.members)
+        if is_current != self._is_current:
             self._is_current, self._all_stale = is_current, True  # a round has begun or is over: all stand elsewhere
-        if self._is_current:
+        if self._all_stale:
+            self._stale = dict.fromkeys([*self._lines, *self.view.nodes, *self._roster])
+        for node_id in self._stale:
+            self._draw(node_id, self._standing(node_id))
+        self._stale, self._all_stale = {}, False
+        if is_current:
             self._split()
 
     def _standing(self, node_id: str) -> Standing | None:
@@ -207,12 +211,12 @@ class Scene:
         node, record = self.view.nodes.get(node_id), self.view.round
         place = self._roster.get(node_id) if record is not None and record.number == self._roster_number else None
         if node is None:
-            return Standing.GONE if place is not None and self._is_current else None
+            return _GONE if place is not None and self._is_current else None
         own = node.record
-        if own.phase is NodePhase.LEFT:
+        if own.phase is _HAS_LEFT:
             return Standing.LEFT
-        if record is not None and own.phase is NodePhase.MEMBER and own.round == record.number:
-            return Standing.MEMBER if record.phase is RoundPhase.ACTIVE else Standing.CONFIRMED
+        if record is not None and own.phase is _CONFIRMED_ONE and own.round == record.number:
+            return _MEMBER if record.phase is _ACTIVE else _CONFIRMED
         is_forming = record is not None and record.phase is RoundPhase.FORMING
         if is_forming and place is not None and place[1].join == own.join:
             return Standing.CONFIRMING
@@ -241,22 +245,28 @@ class Scene:
         if 0 < places < len(wanting):
             wanting.sort(key=lambda node_id: (node_id not in self._roster, nodes[node_id].order))
         for index, node_id in enumerate(wanting):
-            self._draw(node_id, Standing.WAITING if index < places else Standing.SPARE)
+            standing = Standing.WAITING if index < places else Standing.SPARE
+            if self._lines[node_id].standing is not standing:
+                self._draw(node_id, standing)
 
     def _draw(self, node_id: str, standing: Standing | None) -> None:
         before = self._lines.get(node_id)
-        if before is not None and before.standing is not standing:
-            self._groups[before.standing].pop(node_id, None)
-        if standing is None:
-            self._lines.pop(node_id, None)
-            return
-        self._groups[standing][node_id] = None
-        self._lines[node_id] = self._line(node_id, standing)
+        stood = None if before is None else before.standing
+        if stood is not standing:
+            if stood is not None:
+                del self._groups[stood][node_id]
+            if standing is not None:
+                self._groups[standing][node_id] = None
+        if standing is not None:
+            self._lines[node_id] = self._line(node_id, standing)
+        elif stood is not None:
+            del self._lines[node_id]
 
     def _line(self, node_id: str, standing: Standing) -> NodeReport:
         node, place = self.view.nodes.get(node_id), self._roster.get(node_id)
-        has_rank = standing in (Standing.MEMBER, Standing.CONFIRMED, Standing.CONFIRMING, Standing.GONE)
-        rank = place[0] if place is not None and has_rank else None
+        rank = None
+        if place is not None and standing in (_MEMBER, _CONFIRMED, _CONFIRMING, _GONE):
+            rank = place[0]
         if node is None:
             assert place is not None
             member = place[1]

@@ -46,8 +46,11 @@ FEW = 5
 
 R = TypeVar("R", bound=Record)
 
+# Up to Python 3.11, asking an enumeration for one of its members takes as long as all else that a comparison needs.
+_MEMBER, _LEFT, _ACTIVE = NodePhase.MEMBER, NodePhase.LEFT, RoundPhase.ACTIVE
 
-class SeenNode(msgspec.Struct, frozen=True):
+
+class SeenNode(msgspec.Struct, frozen=True, gc=False):
     """A node's key as it was seen. `order` and `joined_at` belong to its current join."""
 
     record: NodeRecord
@@ -215,7 +218,7 @@ class View:
         self.round_revision = item.mod_revision if item else 0
         if self.plan is not None and (self.round is None or self.round.number != self.plan.number):
             self.plan = None
-        if self.is_active and (before is None or before.phase is not RoundPhase.ACTIVE):
+        if self.is_active and (before is None or before.phase is not _ACTIVE):
             self.started_at = now
             self.departures.clear()
             self.minimum_since = None
@@ -265,9 +268,10 @@ class View:
         )
         self.nodes[node_id] = seen
         self._ids_of.setdefault(record.name, {})[node_id] = None
-        if record.phase is NodePhase.LEFT and (before is None or before.record.phase is not NodePhase.LEFT):
+        if record.phase is _LEFT and (before is None or before.record.phase is not _LEFT):
             self._note_departure(before or seen, record.why or "it said goodbye", left=True, now=now)
-        self._check_plan(node_id, record.name, seen)
+        if self.plan is not None:
+            self._check_plan(node_id, record.name, seen)
         self._sort(node_id, now)
 
     def _remove(self, node_id: str, before: SeenNode, now: float) -> None:
@@ -276,7 +280,7 @@ class View:
         del ids[node_id]
         if not ids:
             del self._ids_of[before.record.name]
-        if before.record.phase is not NodePhase.LEFT:
+        if before.record.phase is not _LEFT:
             planned = self.plan is not None and node_id in self.plan.ranks
             if self.rules is not None and (node_id in self.members or planned):
                 self.hold_back.note_loss(before.record.name, self.rules.timing, now)
@@ -303,11 +307,11 @@ class View:
         join, rank = plan.ranks[node_id]
         if seen is None:
             plan.broken = f"{name} (rank {rank}) was lost before the round was active"
-        elif seen.record.phase is NodePhase.LEFT:
+        elif seen.record.phase is _LEFT:
             plan.broken = f"{name} (rank {rank}) left before the round was active"
         elif seen.record.join != join:
             plan.broken = f"{name} (rank {rank}) joined anew before the round was active"
-        elif seen.record.phase is NodePhase.MEMBER and seen.record.round == plan.number and node_id in plan.pending:
+        elif seen.record.phase is _MEMBER and seen.record.round == plan.number and node_id in plan.pending:
             del plan.pending[node_id]
             plan.last_confirmed.append(name)
 
@@ -315,24 +319,24 @@ class View:
         """Put one node into its group."""
         node = self.nodes.get(node_id)
         groups = (self.members, self.candidates, self.aside)
-        if node is None or node.record.phase is NodePhase.LEFT:
+        if node is None or node.record.phase is _LEFT:
             for group in groups:
                 group.pop(node_id, None)
             self.above.pop(node_id, None)
             self.rejoined.pop(node_id, None)
             return
-        target = self._group(node)
-        if target is self.candidates and node_id not in target and node_id not in self.roster and self.is_active:
-            self.last_arrival_at = now
-            if self.first_arrival_at is None:
-                self.first_arrival_at = now
+        target, is_active = self._group(node), self.is_active
         if node_id not in target:
+            if is_active and target is self.candidates and node_id not in self.roster:
+                self.last_arrival_at = now
+                if self.first_arrival_at is None:
+                    self.first_arrival_at = now
             for group in groups:
                 group.pop(node_id, None)
         target[node_id] = node
-        number = self.round.number if self.round else 0
-        _set(self.above, node_id, node.record.phase is NodePhase.MEMBER and node.record.round > number)
-        _set(self.rejoined, node_id, self.is_active and target is not self.members and node_id in self.roster)
+        number = self.round.number if self.round is not None else 0
+        _set(self.above, node_id, node.record.phase is _MEMBER and node.record.round > number)
+        _set(self.rejoined, node_id, is_active and target is not self.members and node_id in self.roster)
 
     def _sort_all(self) -> None:
         """Put every node into its group: `_sort` for all, when a round has changed what the groups are."""
@@ -344,11 +348,11 @@ class View:
         self.above = above
         for node_id, node in self.nodes.items():
             record = node.record
-            if record.phase is NodePhase.LEFT:
+            if record.phase is _LEFT:
                 continue
-            if record.phase is NodePhase.MEMBER and record.round > number:
+            if record.phase is _MEMBER and record.round > number:
                 above[node_id] = None
-            if record.phase is NodePhase.MEMBER and record.round == active:
+            if record.phase is _MEMBER and record.round == active:
                 members[node_id] = node
             elif node_id in drains or left_out.get(node_id) == node.mod_revision or is_held(record.name):
                 aside[node_id] = node
@@ -365,9 +369,9 @@ class View:
                     self.rejoined[node_id] = None
 
     def _group(self, node: SeenNode) -> dict[str, SeenNode]:
-        record = node.record
-        number = self.round.number if self.is_active and self.round is not None else None
-        if record.phase is NodePhase.MEMBER and record.round == number:
+        record, current = node.record, self.round
+        is_in = record.phase is _MEMBER and current is not None and record.round == current.number
+        if is_in and self.is_active:
             return self.members
         held = self.hold_back.is_held(record.name)
         if record.id in self.drains or held or self.left_out.get(record.id) == node.mod_revision:
@@ -442,7 +446,7 @@ class View:
     @property
     def is_active(self) -> bool:
         """`state/round` says active (its members may be gone already)."""
-        return self.round is not None and self.round.phase is RoundPhase.ACTIVE
+        return self.round is not None and self.round.phase is _ACTIVE
 
     @property
     def is_gathering(self) -> bool:
