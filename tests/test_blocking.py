@@ -138,7 +138,7 @@ def test_key_lists_longer_than_the_backend_takes_are_asked_for_in_parts(house):
         store = world.store
         keys = [f"k{number}" for number in range(20)]
         store.multi_set(keys, [key.encode() for key in keys])
-        store.shortcut()._direct.limits = Limits(max_txn_ops=8)
+        store.shortcut().way.limits = Limits(max_txn_ops=8)
         assert store.multi_get(keys) == [key.encode() for key in keys]
         store.wait(keys)
         assert store.check(keys)

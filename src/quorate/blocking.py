@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from quorate.backends.contract import BackendStatus, Direct, Late, Limits, TooOld, Watch
 from quorate.backends.ops import OpBackend
 from quorate.errors import OutcomeUnknown, Rejected, RendezvousError, StoreError, StoreTimeoutError, Unavailable
-from quorate.kv.types import Add, AddResult, GotItem, Item, Op, Result, Txn, TxnResult
+from quorate.kv.types import Add, AddResult, Exists, Failure, GotItem, Op, Put, Result, Txn, TxnResult, ValueIs
 from quorate.store import LOOK_S, AsyncStore, as_bytes, checked_s, listed, several
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Store:
     def shortcut(self) -> DirectStore | None:
         """The direct way, unless there is none, or it is not for this thread or process (a fork of it)."""
         direct = self._direct
-        return direct if direct is not None and direct.is_usable else None
+        return direct if direct is not None and direct.way.is_usable else None
 
     def set(self, key: str, value: bytes | str) -> None:
         direct = self.shortcut()
@@ -79,7 +79,7 @@ class Store:
             self._call(self._store.set(key, value))
 
     def get(self, key: str, timeout: timedelta | float | None = None) -> bytes:
-        return self._await("get", [key], timeout)[0]
+        return self._await("get", (key,), timeout)[0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
         self._await("wait", several(keys), timeout)
@@ -88,11 +88,11 @@ class Store:
         return self._await("multi_get", several(keys), timeout)
 
     def _await(self, verb: str, keys: Sequence[str], timeout: timedelta | float | None) -> list[bytes]:
-        limit_s = None if timeout is None else checked_s(timeout)
+        limit_s = self._store.timeout_s if timeout is None else checked_s(timeout)
         direct = self.shortcut()
         if direct is not None:
             try:
-                return direct.fetch(verb, keys, self._store.timeout_s if limit_s is None else limit_s)
+                return direct.fetch(verb, keys, limit_s)
             except TooOld:
                 self._direct = None
         return self._call(self._store.values(verb, keys, limit_s))
@@ -163,66 +163,60 @@ class DirectStore(AsyncStore):
 
     def __init__(self, store: AsyncStore, direct: Direct) -> None:
         self._of = store
-        self._direct = direct
+        self.way = direct
         self._call = _Call()
         self.share(store, _DirectBackend(direct, self._call))
         self._place = self._path("")
         self._fences = (self._fence,)
 
-    @property
-    def is_usable(self) -> bool:
-        """Here and now: not in a fork, and not on the background loop."""
-        return self._direct.is_usable
-
     # --- what is called all the time ----------------------------------------------------------------------------------
 
-    def fetch(self, verb: str, keys: Sequence[str], limit_s: float) -> list[bytes]:
+    def fetch(self, verb: str, keys: Sequence[str], limit_s: float, deadline: float | None = None) -> list[bytes]:
         """The values of all keys, once all exist. TooOld: not this way."""
-        deadline, most = time.monotonic() + limit_s, self._direct.limits.max_txn_ops
-        if len(keys) <= most:
-            return self._fetch(verb, keys, deadline, limit_s)
-        parts = [keys[start : start + most] for start in range(0, len(keys), most)]
-        return [value for part in parts for value in self._fetch(verb, part, deadline, limit_s)]
-
-    def _fetch(self, verb: str, keys: Sequence[str], deadline: float, limit_s: float) -> list[bytes]:
-        of, what, place = self._of, _what(verb, keys), self._place
-        paths = [place + key for key in keys]
+        if deadline is None:
+            deadline = time.monotonic() + limit_s
+        if len(keys) > (most := self.way.limits.max_txn_ops):
+            parts = [keys[start : start + most] for start in range(0, len(keys), most)]
+            return [value for part in parts for value in self.fetch(verb, part, limit_s, deadline)]
+        of, place = self._of, self._place
+        paths = (place + keys[0],) if len(keys) == 1 else tuple([place + key for key in keys])
         latest = deadline + (LOOK_S if limit_s > LOOK_S else limit_s)
         while True:
             if of.ended is not None:
-                raise self._is_over(what)
+                raise self._is_over(_what(verb, keys))
             left = of.left
             try:
-                result = (
-                    self._direct.await_keys(paths, deadline, latest, self._given_up)
-                    if left is None
-                    else self._direct.await_keys(paths, 0.0, latest)
-                )
-                found = _items(result)
+                if left is None:
+                    found = _items(self.way.await_keys(paths, deadline, latest, self._given_up))
+                else:
+                    found = _items(self.way.await_keys(paths, 0.0, latest))
             except (Late, Unavailable, Rejected) as error:
                 if isinstance(error, Unavailable) and left is None and of.left is not None and of.ended is None:
                     continue  # look once more, without waiting
-                raise self._explained(error, what, limit_s, keys) from error
-            items = [item.value for item in found if item is not None]
-            if len(items) == len(keys):
-                return items
-            missing = [key for key, item in zip(keys, found, strict=True) if item is None]
+                raise self._explained(error, _what(verb, keys), limit_s, keys) from error
+            values = [got.item.value for got in found if got.item is not None]
+            if len(values) == len(keys):
+                return values
+            missing = [key for key, got in zip(keys, found, strict=True) if got.item is None]
             if left is not None:
-                raise of._will_not_come(what, missing)
+                raise of._will_not_come(_what(verb, keys), missing)
             if time.monotonic() >= deadline:
-                raise self._not_there(what, missing, limit_s)
+                raise self._not_there(_what(verb, keys), missing, limit_s)
 
     def _given_up(self) -> str | None:
         return self._of.given_up
 
     def has_all(self, keys: Sequence[str], limit_s: float) -> bool:
         """`check`."""
-        place, deadline, most = self._place, time.monotonic() + limit_s, self._direct.limits.max_txn_ops
-        paths = [place + key for key in keys]
+        place, deadline, most = self._place, time.monotonic() + limit_s, self.way.limits.max_txn_ops
         self._check_open("check")
         try:
-            parts = [paths[start : start + most] for start in range(0, len(paths), most)]
-            return all(None not in _items(self._direct.await_keys(part, 0.0, deadline)) for part in parts)
+            for start in range(0, len(keys), most):
+                paths = [place + key for key in keys[start : start + most]]
+                for got in _items(self.way.await_keys(paths, 0.0, deadline)):
+                    if got.item is None:
+                        return False
+            return True
         except (Late, Unavailable, Rejected) as error:
             raise self._explained(error, "check", limit_s) from error
 
@@ -236,7 +230,7 @@ class DirectStore(AsyncStore):
 
     def put(self, key: str, value: bytes | str, limit_s: float) -> None:
         """`set`."""
-        op = Txn(self._fences, (self._put(key, as_bytes(value)),))
+        op = Txn(self._fences, (Put(self._place + key, as_bytes(value), self._lease),))
         result = self._execute("set", key, op, limit_s)
         assert isinstance(result, TxnResult)
         if not result.committed:
@@ -244,10 +238,10 @@ class DirectStore(AsyncStore):
 
     def exchange(self, key: str, wanted: bytes, new: bytes, limit_s: float) -> bytes:
         """`compare_set`."""
-        put = (self._put(key, new),)
-        absent, deadline = not wanted, time.monotonic() + limit_s
+        path, absent, deadline = self._place + key, not wanted, time.monotonic() + limit_s
+        put = (Put(path, new, self._lease),)
         while True:
-            op = Txn((self._fence, self._expects(key, wanted, absent)), put)
+            op = Txn((self._fence, Exists(path, False) if absent else ValueIs(path, wanted)), put)
             result = self._execute("compare_set", key, op, limit_s, deadline)
             assert isinstance(result, TxnResult)
             if result.committed:
@@ -262,7 +256,8 @@ class DirectStore(AsyncStore):
             raise self._is_over(f"{verb}({key!r})")
         try:
             until = time.monotonic() + limit_s if deadline is None else deadline
-            return OpBackend.checked(self._direct.execute(op, until))
+            result = self.way.execute(op, until)
+            return OpBackend.checked(result) if type(result) is Failure else result
         except (Late, Unavailable, Rejected) as error:
             raise self._explained(error, f"{verb}({key!r})", limit_s) from error
 
@@ -369,10 +364,11 @@ class _DirectLimit:
             raise self._store._explained(error, self._what, self._limit_s, self._awaited) from error
 
 
-def _items(result: Result) -> list[Item | None]:
-    found = OpBackend.checked(result)
-    assert isinstance(found, TxnResult)
-    return [got.item for got in found.results if isinstance(got, GotItem)]
+def _items(result: Result) -> tuple[GotItem, ...]:
+    if type(result) is not TxnResult:
+        result = OpBackend.checked(result)
+        assert isinstance(result, TxnResult)
+    return result.results  # type: ignore[return-value]  # so `await_keys` says
 
 
 def _what(verb: str, keys: Sequence[str]) -> str:

@@ -74,8 +74,10 @@ class AsyncStore:
         self._lease = joined.data_lease
         self._fence = ModRevisionIs(keys.node(node_id), joined.own_revision)
         self._uses: dict[str, int] = {}
-        self._ended: str | None = None
-        self._left: str | None = None
+        self.ended: str | None = None
+        """Why it can no longer be used; None: it can. Said by `end`."""
+        self.left: str | None = None
+        """Why the node is no longer in the round; None: it may be. Said by `leave`."""
         self._waits: set[Watch] = set()
         """Of those who wait for a key."""
         self.owner: object = None  # whoever keeps the session alive lives at least as long as the store
@@ -91,36 +93,26 @@ class AsyncStore:
         self._backend = backend
         self._root, self._lease, self._fence = other._root, other._lease, other._fence
 
-    @property
-    def ended(self) -> str | None:
-        """Why it can no longer be used; None: it can."""
-        return self._ended
-
     def end(self, why: str) -> None:
         """The connection is about to go: whatever waits ends with a StoreError, and so does every later call."""
-        self._ended = why
-
-    @property
-    def left(self) -> str | None:
-        """Why the node is no longer in the round; None: it may be."""
-        return self._left
+        self.ended = why
 
     @property
     def given_up(self) -> str | None:
         """Why nobody may wait for a key here any more; None: one may."""
-        return self._ended or self._left
+        return self.ended or self.left
 
     def leave(self, why: str) -> None:
         """The node has left the round: what is there can still be read, whoever waits for more gets a StoreError."""
-        if self._left is None:
-            self._left = why
+        if self.left is None:
+            self.left = why
             for watch in list(self._waits):
                 watch.cancel()
 
     def _will_not_come(self, what: str, missing: Sequence[str]) -> StoreError:
         return StoreError(
             f"{what} in the store of round {self.round}: not there, and no longer waited for, since this node left the "
-            f"round ({self._left}): {listed(missing)}"
+            f"round ({self.left}): {listed(missing)}"
         )
 
     # --- the familiar calls -------------------------------------------------------------------------------------------
@@ -379,7 +371,7 @@ class AsyncStore:
         seen, present = 0, False
         while True:
             got = await self._reach(what, lambda: self._backend.get(path), harmless=True)
-            if waits and got.item is None and self._left is not None:
+            if waits and got.item is None and self.left is not None:
                 raise self._will_not_come(what, [self.key_of(path)])
             was_present, present = present, got.item is not None
             if (got.item is None and was_present) or (got.item is not None and got.item.mod_revision > seen):
@@ -406,8 +398,8 @@ class AsyncStore:
     async def _reach(self, what: str, request: Callable[[], Awaitable[T]], *, harmless: bool = False) -> T:
         """Try until the backend answers or the caller's limit ends it. Repeats what did not happen or is `harmless`."""
         while True:
-            if self._ended is not None:
-                raise StoreError(f"{what}: the store of round {self.round} can no longer be used: {self._ended}")
+            if self.ended is not None:
+                raise StoreError(f"{what}: the store of round {self.round} can no longer be used: {self.ended}")
             try:
                 return await request()
             except (Unavailable, OutcomeUnknown) as error:
@@ -460,6 +452,8 @@ class _Limit:
 
 
 def as_bytes(value: bytes | str) -> bytes:
+    if type(value) is bytes:  # most often
+        return value
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):
@@ -468,7 +462,7 @@ def as_bytes(value: bytes | str) -> bytes:
 
 
 def several(keys: Sequence[str]) -> Sequence[str]:
-    if isinstance(keys, str | bytes):
+    if isinstance(keys, (str, bytes)):
         raise TypeError(f"several keys are a list, not {keys!r}: write [{keys!r}]")
     return keys
 

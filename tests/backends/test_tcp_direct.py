@@ -72,6 +72,23 @@ def test_answer_is_looked_for_until_that_was_in_vain_a_few_times(house, monkeypa
         assert one._vain == tcp_direct.LOOK_VAIN - 1, "one that came in time is not enough to be sure"
 
 
+@pytest.mark.skipif(not tcp_direct.LOOKS, reason="answers are looked for on Linux only")
+def test_look_that_took_long_because_others_needed_the_core_was_in_vain(monkeypatch):
+    near, far = socket.socketpair()
+    with near, far, pool_to(1) as pool:
+        one = tcp_direct._Direct(pool)
+
+        def others_run():
+            time.sleep(2 * tcp_direct.LOOK_S)
+            far.send(b"answer")
+
+        monkeypatch.setattr(tcp_direct.os, "sched_yield", others_run)
+        for vain in range(tcp_direct.LOOK_VAIN):
+            assert one._vain == vain
+            assert one._look(near) == b"answer"
+        assert one._vain == tcp_direct.LOOK_VAIN
+
+
 def _counting(sock, asked):
     """`recv` that notes whether it was told not to sleep, of one socket."""
 
@@ -174,7 +191,7 @@ def test_connection_that_is_taken_while_the_idle_are_looked_for_has_one_owner(ho
         @property
         def used_at(self):
             if self in pool._free:
-                assert pool._take() is self
+                assert pool._free.pop() is self
             return 0.0
 
         @used_at.setter
@@ -185,13 +202,13 @@ def test_connection_that_is_taken_while_the_idle_are_looked_for_has_one_owner(ho
         one = Taken(pool)
         pool._all.add(one)
         pool._free.append(one)
-        assert one.request(Do(one.next_number(), Add("/n", 1)), True, soon(), 6.0, None).value == 1
+        assert one.request(Do(1, Add("/n", 1)), time.monotonic(), soon(), 6.0, None).value == 1
         sock = one._sock
         pool.close_idle()
         assert one._sock is sock
         # Bug that this found: it was taken and closed, or taken and free for others to take.
         assert pool._free == []
-        assert one.request(Do(one.next_number(), Add("/n", 1)), True, soon(), 6.0, None).value == 2
+        assert one.request(Do(2, Add("/n", 1)), time.monotonic(), soon(), 6.0, None).value == 2
         assert len(house.server.connections) == 1
         pool._give_back(one)
 

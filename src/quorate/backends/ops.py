@@ -118,8 +118,8 @@ _READS = (Get, Range)
 def changes_something(op: Op) -> bool:
     """Whether executing it twice, or not at all, could make a difference to anybody."""
     if isinstance(op, Txn):
-        for step in op.then + op.otherwise:  # noqa: SIM110 - asked for every request, and a generator costs more
+        for step in op.then:  # asked for every request, and generators cost more
             if not isinstance(step, _READS):
                 return True
-        return False
+        return any(not isinstance(step, _READS) for step in op.otherwise) if op.otherwise else False
     return not isinstance(op, KeepAlive)

@@ -36,7 +36,6 @@ from quorate.wire.handshake import Versions, describe
 from quorate.wire.messages import (
     Answer,
     Await,
-    ClientFrame,
     Do,
     Going,
     Hello,
@@ -107,9 +106,13 @@ class DirectPool:
 
     def execute(self, op: Op, deadline: float) -> Result:
         """Get it executed once. Late, OutcomeUnknown, Rejected, Unavailable."""
-        one = self._take()
         try:
-            return one.request(Do(one.next_number(), op), changes_something(op), deadline, STALL_S, None)
+            one = self._free.pop()
+        except IndexError:
+            one = self._new()
+        one.seq += 1
+        try:
+            return one.request(Do(one.seq, op), time.monotonic(), deadline, STALL_S, None)
         finally:
             self._give_back(one)
 
@@ -120,24 +123,23 @@ class DirectPool:
 
         `given_up` is asked now and then; Unavailable once it says something.
         """
-        within_s = min(AWAIT_S, max(0.0, until - time.monotonic()))
-        one = self._take()
+        now = time.monotonic()
+        within_s = AWAIT_S if until - now > AWAIT_S else max(0.0, until - now)
         try:
-            message = Await(one.next_number(), tuple(keys), within_s)
-            return one.request(message, False, deadline, within_s + STALL_S, given_up)
+            one = self._free.pop()
+        except IndexError:
+            one = self._new()
+        one.seq += 1
+        try:
+            return one.request(Await(one.seq, tuple(keys), within_s), now, deadline, within_s + STALL_S, given_up)
         finally:
             self._give_back(one)
 
-    def _take(self) -> _Direct:
-        """One that nobody uses. Without a lock where there is one: taking from a list is one step."""
-        if self.ended is not None:
-            raise Unavailable(self.ended)
-        try:
-            return self._free.pop()
-        except IndexError:
-            one = _Direct(self)
+    def _new(self) -> _Direct:
+        """One more. Nobody needs a lock to take one that is free: taking from a list is one step."""
+        one = _Direct(self)
         with self._lock:
-            if self.ended is not None:
+            if self.ended is not None:  # and there is never a free one again
                 raise Unavailable(self.ended)
             self._all.add(one)
         return one
@@ -188,6 +190,8 @@ class _Direct:
 
     def __init__(self, pool: DirectPool) -> None:
         self.used_at = time.monotonic()
+        self.seq = 0
+        """The number of the last request."""
         self.is_owed = False
         """Whether an answer may still come, or half a request was sent: nothing more can be asked here."""
         self._pool = pool
@@ -198,44 +202,46 @@ class _Direct:
         self._generation = ""
         self._version = 0
         self._max_frame = 0
-        self._seq = 0
         self._tick_s = 0.0
         self._backoff = Backoff(pool.rng)
         self._given_up: Callable[[], object] | None = None
         self._vain = 0
 
-    def next_number(self) -> int:
-        """For the next request."""
-        self._seq += 1
-        return self._seq
-
     def request(
         self,
         message: Do | Await,
-        changes: bool,
+        now: float,
         deadline: float,
         patience_s: float,
         given_up: Callable[[], object] | None,
     ) -> Result:
         """Send, again on a new connection if one breaks or is silent for longer than patience, and wait."""
-        seq = message.seq
-        payload = encoder.encode(ClientFrame(seq - 1, (message,)))
+        payload = encoder.encode((message.seq - 1, (message,)))  # a ClientFrame
         self._given_up = given_up
-        before, self.used_at = self.used_at, time.monotonic()
-        if self.used_at >= deadline:
+        before, self.used_at = self.used_at, now
+        if now >= deadline:
             raise Late
-        if self.used_at - before > STALE_S:
+        if now - before > STALE_S:
             self._drop_if_closed()
         sent_to = ""
         while True:
             try:
-                sock = self._sock or self._open(deadline)
-                if sent_to != self._generation:
-                    self._check_server(message, payload, changes and bool(sent_to))
+                sock = self._sock
+                if sock is None:
+                    sock, now = self._open(deadline), time.monotonic()
+                if sent_to or self._version < AWAITS_FROM or len(payload) > self._max_frame:
+                    self._check_server(message, payload, sent_to not in ("", self._generation))
                 self.is_owed = True
-                self._send(sock, len(payload).to_bytes(HEADER_BYTES, "big") + payload, deadline)
+                data = len(payload).to_bytes(HEADER_BYTES, "big") + payload
+                try:
+                    at = sock.send(data, socket.MSG_DONTWAIT)
+                except (BlockingIOError, TimeoutError):
+                    at = 0
+                if at < len(data):
+                    self._send(sock, data, at, deadline)
+                    now = time.monotonic()
                 sent_to = self._generation
-                result = self._receive(sock, seq, deadline, patience_s)
+                result = self._receive(sock, message.seq, now, deadline, patience_s)
                 self.is_owed = False
                 return result
             except (OSError, FrameError, msgspec.DecodeError, Late) as error:
@@ -245,7 +251,8 @@ class _Direct:
                     left_s = deadline - time.monotonic()
                     self._pool.over.wait(max(0.0, min(self._backoff.next_s(), left_s)))
                     self._check_wanted()
-                if time.monotonic() >= deadline:
+                now = time.monotonic()
+                if now >= deadline:
                     raise Late from error
 
     def _drop_if_closed(self) -> None:
@@ -266,7 +273,7 @@ class _Direct:
     def _check_server(self, message: Do | Await, payload: bytes, was_sent_elsewhere: bool) -> None:
         """Whether this server may be asked this."""
         endpoint = self._pool.endpoint
-        if was_sent_elsewhere:
+        if was_sent_elsewhere and isinstance(message, Do) and changes_something(message.op):
             raise OutcomeUnknown(f"{endpoint} was restarted without its data")
         if self._version < AWAITS_FROM and isinstance(message, Await):
             raise TooOld(f"{endpoint} speaks version {self._version} of the protocol")
@@ -284,70 +291,69 @@ class _Direct:
 
     # --- bytes --------------------------------------------------------------------------------------------------------
 
-    def _send(self, sock: socket.socket, data: bytes, deadline: float) -> None:
-        """All of it. Late at the deadline, TimeoutError if nothing is taken for long."""
-        at = 0
-        while True:
-            try:
-                at += sock.send(memoryview(data)[at:] if at else data, socket.MSG_DONTWAIT)
-                if at == len(data):
-                    return
-            except (BlockingIOError, TimeoutError):
-                pass
+    def _send(self, sock: socket.socket, data: bytes, at: int, deadline: float) -> None:
+        """What is left from there on. Late at the deadline, TimeoutError if nothing is taken for long."""
+        while at < len(data):
             until = min(deadline, time.monotonic() + STALL_S)
             wait_for(sock, select.POLLOUT, until, self._check_wanted)
+            with suppress(BlockingIOError, TimeoutError):
+                at += sock.send(memoryview(data)[at:], socket.MSG_DONTWAIT)
 
-    def _receive(self, sock: socket.socket, seq: int, deadline: float, patience_s: float) -> Result:
-        feed, decode = self._framer.feed, server_decoder.decode
+    def _receive(self, sock: socket.socket, seq: int, now: float, deadline: float, patience_s: float) -> Result:
         while True:
-            until = time.monotonic() + patience_s
-            for payload in feed(self._read(sock, until if until < deadline else deadline)):
-                for message in decode(payload):
+            until = now + patience_s
+            for payload in self._framer.feed(self._read(sock, now, until if until < deadline else deadline)):
+                for message in server_decoder.decode(payload):
                     if type(message) is Answer:
                         if message.seq == seq:  # else an answer that somebody did not wait for
                             return message.result
                     elif type(message) is Going:
                         raise ConnectionError(f"the server said: {message.why}")
             patience_s = STALL_S
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now >= deadline:
                 raise Late
 
-    def _read(self, sock: socket.socket, until: float) -> bytes:
+    def _read(self, sock: socket.socket, now: float, until: float) -> bytes:
         """What arrives next. Late if nothing does until then, ConnectionError at the end."""
         while True:
-            left_s = until - time.monotonic()
+            left_s = until - now
             if left_s < TICK_S:
                 self._tick(sock, left_s)
             elif self._tick_s != TICK_S:
                 self._tick(sock, TICK_S)
             try:
-                data = (self._look(sock) if LOOKS else None) or sock.recv(_CHUNK)
+                if LOOKS and (self._vain < LOOK_VAIN or not self._vain % LOOK_AGAIN):
+                    data = self._look(sock) or sock.recv(_CHUNK)
+                else:
+                    self._vain += 1
+                    data = sock.recv(_CHUNK)
             except (BlockingIOError, TimeoutError):
                 self._check_wanted()
                 if left_s <= self._tick_s:
                     raise Late from None
+                now = time.monotonic()
                 continue
             if not data:
                 raise ConnectionError("the connection was closed")
             return data
 
     def _look(self, sock: socket.socket) -> bytes | None:
-        """What arrives within a moment, without sleeping; None if that does not seem worth while, or nothing does."""
-        if self._vain >= LOOK_VAIN and self._vain % LOOK_AGAIN:
-            self._vain += 1
-            return None
+        """What arrives within a moment, without sleeping; None if nothing does.
+
+        In vain is also what took longer because others needed the core meanwhile: sleeping would have cost nothing.
+        """
         until = time.monotonic() + LOOK_S
+        data = None
         while True:
-            try:
+            with suppress(BlockingIOError):
                 data = sock.recv(_CHUNK, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    self._vain += 1
-                    return None
-                os.sched_yield()  # the server may need this very core
-            else:
-                self._vain = 0 if self._vain < LOOK_VAIN else LOOK_VAIN - 1
-                return data
+            is_late = time.monotonic() >= until
+            if data is not None or is_late:
+                break
+            os.sched_yield()  # the server may need this very core
+        self._vain = self._vain + 1 if is_late else 0 if self._vain < LOOK_VAIN else LOOK_VAIN - 1
+        return data
 
     def _tick(self, sock: socket.socket, tick_s: float) -> None:
         """Where it can be, a time-out of the kernel's: Python's own costs another system call for every answer."""
@@ -376,7 +382,7 @@ class _Direct:
                 software=SOFTWARE,
                 generation=self._generation,
             )
-            self._send(sock, GREETING + frame(encoder.encode(hello)), until)
+            self._send(sock, GREETING + frame(encoder.encode(hello)), 0, until)
             self._welcomed(self._read_welcome(sock, until))
         except BaseException:
             sock.close()
@@ -390,7 +396,7 @@ class _Direct:
     def _read_welcome(self, sock: socket.socket, until: float) -> Welcome | Refused:
         try:
             while True:
-                for payload in self._framer.feed(self._read(sock, until)):
+                for payload in self._framer.feed(self._read(sock, time.monotonic(), until)):
                     welcome: Welcome | Refused = welcome_decoder.decode(payload)
                     return welcome
                 if time.monotonic() >= until:

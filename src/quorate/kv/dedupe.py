@@ -57,8 +57,14 @@ class Dedupe:
                 self.clients.popitem(last=False)
         else:
             self.clients.move_to_end(origin.client)
-        known.answers[origin.seq] = result
-        self._forget(known, min(origin.acked, origin.seq - 1))
+        seq, acked = origin.seq, origin.acked
+        known.answers[seq] = result
+        upto = acked if acked < seq else seq - 1
+        if upto == known.forgotten + 1:  # most often
+            known.forgotten = upto
+            known.answers.pop(upto, None)
+        else:
+            self._forget(known, upto)
         while len(known.answers) > self._max_answers:
             self._forget(known, min(known.answers))
 

@@ -91,7 +91,10 @@ class Engine:
         else:
             now = self.now
         self._events = []
-        expired = self._expire(now)
+        expired = 0
+        while (lease := self.leases.pop_expired(now)) is not None:
+            self._end(lease)
+            expired += 1
         result = self.dedupe.lookup(origin) if origin is not None else None
         if result is None:
             result = self._execute(op, now, expired)
@@ -160,7 +163,7 @@ class Engine:
     # --- transactions -------------------------------------------------------------------------------------------------
 
     def _txn(self, op: Txn) -> Result:
-        committed = all(map(self._holds, op.compares))
+        committed = self._hold(op.compares)
         branch = op.then if committed else op.otherwise or tuple(_reader(compare) for compare in op.compares)
         if len(branch) == 1 and type(only := branch[0]) is Put:  # most often
             return self._put_alone(only, committed)
@@ -168,20 +171,21 @@ class Engine:
             return failure
         changes: list[Change] = []
         results = tuple([self._do(step, self.revision + 1, changes) for step in branch])
-        self._commit(changes)
+        if changes:
+            self._commit(tuple(changes))
         return TxnResult(committed, self.revision, results)
 
     def _put_alone(self, put: Put, committed: bool) -> Result:
         """A branch that writes one key, and nothing else."""
-        if (failure := self._invalid_put(put.key, put.lease)) is not None:
+        old = self.items.get(put.key)
+        is_new = old is None or old.lease != put.lease  # else the key is one, and the lease is alive
+        if is_new and (failure := self._invalid_put(put.key, put.lease)) is not None:
             return failure
-        changes: list[Change] = []
-        self._put(put.key, put.value, put.lease, self.revision + 1, changes)
-        self._commit(changes)
+        self._commit((self._put(put.key, put.value, put.lease, self.revision + 1),))
         return TxnResult(committed, self.revision, _ONE_PUT_DONE)
 
     def _add(self, op: Add) -> Result:
-        if not all(map(self._holds, op.compares)):
+        if not self._hold(op.compares):
             return AddResult(False, self.revision, 0)
         item = self.items.get(op.key)
         number = _number(item.value) if item is not None else 0
@@ -190,12 +194,18 @@ class Engine:
         value = number + op.amount
         if not LEAST_NUMBER <= value <= GREATEST_NUMBER:
             return Failure(FailureCode.INVALID, f"the sum under {op.key!r} would not fit into 64 bits")
-        if (failure := self._invalid_put(op.key, op.lease)) is not None:
+        is_new = item is None or item.lease != op.lease
+        if is_new and (failure := self._invalid_put(op.key, op.lease)) is not None:
             return failure
-        changes: list[Change] = []
-        self._put(op.key, b"%d" % value, op.lease, self.revision + 1, changes)
-        self._commit(changes)
+        self._commit((self._put(op.key, b"%d" % value, op.lease, self.revision + 1),))
         return AddResult(True, self.revision, value)
+
+    def _hold(self, compares: tuple[Compare, ...]) -> bool:
+        """Whether all of them do."""
+        for compare in compares:  # noqa: SIM110 - a generator costs more
+            if not self._holds(compare):
+                return False
+        return True
 
     def _holds(self, compare: Compare) -> bool:
         if isinstance(compare, RangeEmpty):
@@ -204,12 +214,12 @@ class Engine:
         if isinstance(compare, ModRevisionIs):  # the fence of every write
             return (item.mod_revision if item else 0) == compare.revision
         match compare:
+            case ValueIs():
+                return item is not None and item.value == compare.value
             case CreateRevisionIs():
                 return (item.create_revision if item else 0) == compare.revision
             case Exists():
                 return (item is not None) == compare.wanted
-            case ValueIs():
-                return item is not None and item.value == compare.value
             case VersionIs():
                 return (item.version if item else 0) == compare.version
 
@@ -249,7 +259,7 @@ class Engine:
     def _do(self, step: BranchOp, revision: int, changes: list[Change]) -> BranchResult:
         match step:
             case Put():
-                self._put(step.key, step.value, step.lease, revision, changes)
+                changes.append(self._put(step.key, step.value, step.lease, revision))
                 return _PUT_DONE
             case Get(key):
                 return GotItem(self.items.get(key))
@@ -269,7 +279,7 @@ class Engine:
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
-    def _put(self, key: str, value: bytes, lease: int, revision: int, changes: list[Change]) -> None:
+    def _put(self, key: str, value: bytes, lease: int, revision: int) -> Change:
         old = self.items.get(key)
         if old is None:
             item = Item(key, value, revision, revision, 1, lease)
@@ -281,12 +291,12 @@ class Engine:
                 self._detach(old)
             if len(value) != len(old.value):
                 self.usage.change(key, 0, len(value) - len(old.value))
-        if lease:
+        if lease and (old is None or old.lease != lease):
             found = self.leases.get(lease)
             assert found is not None, "checked before anything was changed"
             found.keys.add(key)
         self.items[key] = item
-        changes.append(Change(key, item))
+        return Change(key, item)
 
     def _delete(self, keys: Iterable[str], changes: list[Change]) -> int:
         count = 0
@@ -315,29 +325,21 @@ class Engine:
         upto = len(self._keys) if end is None else self._keys.bisect_left(end)
         return upto - self._keys.bisect_left(prefix)
 
-    def _commit(self, changes: list[Change]) -> None:
-        """One revision for everything that changed; nothing changed: no revision."""
-        if not changes:
-            return
+    def _commit(self, changes: tuple[Change, ...]) -> None:
+        """One revision for everything that changed."""
         self.revision += 1
-        batch = Batch(self.revision, tuple(changes))
+        batch = Batch(self.revision, changes)
         self.history.append(batch)
         self._events += self._watches.events(batch)
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
-    def _expire(self, now: float) -> int:
-        count = 0
-        while (lease := self.leases.pop_expired(now)) is not None:
-            self._end(lease)
-            count += 1
-        return count
-
     def _end(self, lease: Lease) -> None:
         """Remove the keys of a lease that is no longer alive, in one revision."""
         changes: list[Change] = []
         self._delete(sorted(lease.keys), changes)
-        self._commit(changes)
+        if changes:
+            self._commit(tuple(changes))
 
     def adopt(self, item: Item) -> None:
         """Take over a key as it was in a snapshot: no change, no event."""

@@ -15,6 +15,10 @@ MOST_HISTORY_BYTES = 256 * 1024 * 1024
 """Values that were overwritten live on in the history: a large one that is written often must not fill the memory."""
 
 
+MOST_FOUND = 16_384
+"""Of so many keys at most it is remembered who watches them."""
+
+
 class History:
     """The last `limit` changes, by revision, and in any case all of the last revision."""
 
@@ -29,9 +33,10 @@ class History:
 
     def append(self, batch: Batch) -> None:
         """Remember a batch; forget the oldest while there is more than the limits (the newest always stays)."""
+        changes = batch.changes
         self.batches.append(batch)
-        self._changes += len(batch.changes)
-        self._bytes += _value_bytes(batch)
+        self._changes += len(changes)
+        self._bytes += _value_bytes(changes)
         while (self._changes > self.limit or self._bytes > self.limit_bytes) and len(self.batches) > 1:
             self.forget_one()
 
@@ -39,7 +44,7 @@ class History:
         """Forget the oldest batch there is."""
         gone = self.batches.popleft()
         self._changes -= len(gone.changes)
-        self._bytes -= _value_bytes(gone)
+        self._bytes -= _value_bytes(gone.changes)
         self.oldest = gone.revision
 
     def after(self, revision: int, prefix: str) -> tuple[Batch, ...]:
@@ -65,6 +70,8 @@ class Watches:
         """In ascending order, so that a key is not looked up for prefixes longer than itself."""
         self._not_before: dict[int, int] = {}
         """Watches that start after a revision that was yet to come."""
+        self._found: dict[str, tuple[int, ...]] = {}
+        """What `matching` said of the keys that were written since a watch came or went: many are written often."""
 
     def __len__(self) -> int:
         return len(self._prefix_of)
@@ -74,6 +81,7 @@ class Watches:
         if watch in self._prefix_of:
             raise ValueError(f"watch {watch} is registered already")
         self._prefix_of[watch] = prefix
+        self._found.clear()
         if after:
             self._not_before[watch] = after
         if len(prefix) not in self._by_length:
@@ -87,6 +95,7 @@ class Watches:
         if prefix is None:
             return
         self._not_before.pop(watch, None)
+        self._found.clear()
         same_length = self._by_length[len(prefix)]
         del same_length[prefix][watch]
         if not same_length[prefix]:
@@ -95,8 +104,16 @@ class Watches:
                 del self._by_length[len(prefix)]
                 self._lengths.remove(len(prefix))
 
-    def matching(self, key: str) -> list[int]:
+    def matching(self, key: str) -> tuple[int, ...]:
         """The watches that cover `key`: shorter prefixes first, in order of registration within a prefix."""
+        known = self._found.get(key)
+        if known is None:
+            if len(self._found) >= MOST_FOUND:
+                self._found.clear()
+            known = self._found[key] = tuple(self._match(key))
+        return known
+
+    def _match(self, key: str) -> list[int]:
         found: list[int] = []
         for length in self._lengths:
             if length > len(key):
@@ -142,8 +159,7 @@ class Watches:
         return True
 
 
-def _value_bytes(batch: Batch) -> int:
-    changes = batch.changes
+def _value_bytes(changes: tuple[Change, ...]) -> int:
     if len(changes) == 1:  # most often
         item = changes[0].item
         return len(item.value) if item is not None else 0

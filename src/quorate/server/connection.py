@@ -38,7 +38,7 @@ from quorate.server.door import Door, peer_of, shown
 from quorate.server.gallery import Pushed
 from quorate.server.house import House
 from quorate.server.refusals import Refusal
-from quorate.wire.frames import GREETING, FrameError, Framer, FrameTooLarge, NotQuorate, frame
+from quorate.wire.frames import GREETING, HEADER_BYTES, FrameError, Framer, FrameTooLarge, NotQuorate, frame
 from quorate.wire.handshake import Accepted, judge, stranger_line
 from quorate.wire.messages import (
     NOW,
@@ -66,6 +66,7 @@ from quorate.wire.messages import (
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
 NODES = "nodes"
+WITH_NODES = f"/{NODES}/"
 LEAVES = b'"phase":"left"'
 """In the record of a node that says goodbye."""
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
@@ -293,14 +294,19 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, message: ClientMessage, client: Client, acked: int) -> None:
         house = self._house
+        if type(message) is Do:  # most often
+            op = message.op
+            origin = Origin(client.id, message.seq, acked) if changes_something(op) else None
+            answer = Answer(message.seq, house.hub.execute(op, origin))
+            if self._looks_on or self._is_paused:
+                self.send(answer)
+            elif origin is not None and _is_of_a_node(op):
+                self._send_soon(answer)
+            else:  # as `send`
+                self._out.append(answer)
+                self._flush_due = True
+            return
         match message:
-            case Do(seq, op):
-                origin = Origin(client.id, seq, acked) if changes_something(op) else None
-                answer = Answer(seq, house.hub.execute(op, origin))
-                if not self._looks_on and _is_of_a_node(op):
-                    self._send_soon(answer)
-                else:
-                    self.send(answer)
             case Await():
                 if self._awaiting is None:
                     self._awaiting = Awaiting(house.hub, self, house.door, peer_of(self._transport))
@@ -411,8 +417,9 @@ class Connection(asyncio.Protocol):
             return
         out, self._out = self._out, []
         payload = encoder.encode(out)
-        if len(payload) <= self._house.max_frame:
-            self._write(frame(payload))
+        length = len(payload)
+        if length <= self._house.max_frame:
+            self._write(length.to_bytes(HEADER_BYTES, "big") + payload)
             self._waiting_bytes = 0
         else:
             self._flush_in_parts(out)
@@ -486,7 +493,7 @@ class Connection(asyncio.Protocol):
 
 def _is_of_a_node(op: Op) -> bool:
     """Whether a node writes its own key: it joins, or confirms. Something is pushed to it next, unless it leaves."""
-    if not (isinstance(op, Txn) and op.then and isinstance(op.then[0], Put)):
+    if not (isinstance(op, Txn) and op.then and isinstance(op.then[0], Put) and WITH_NODES in op.then[0].key):
         return False
     parts = op.then[0].key.split("/", 4)  # /quorate/run/nodes/id; a user's key may have any words further on
     return len(parts) == 5 and parts[3] == NODES and LEAVES not in op.then[0].value

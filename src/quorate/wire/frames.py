@@ -59,7 +59,7 @@ class Framer:
         """
         if self._greeted and not self._buffer:
             length = len(data) - HEADER_BYTES
-            if 0 <= length <= self.limit and int.from_bytes(data[:HEADER_BYTES], "big") == length:
+            if 0 <= length <= self.limit and data.startswith(length.to_bytes(HEADER_BYTES, "big")):
                 return (data[HEADER_BYTES:],)  # most often: one frame, whole
         return self._feed(data)
 

@@ -38,7 +38,7 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
         self._inner = store._store
         self._queues = Queues(self._inner)
         self.set_timeout(store.timeout)
-        for old in [kept for kept in _kept if kept._inner._ended is not None]:
+        for old in [kept for kept in _kept if kept._inner.ended is not None]:
             old.release()
         _kept.add(self)
 
