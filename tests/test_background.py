@@ -147,11 +147,11 @@ def test_interrupted_call_is_cancelled_and_cleans_up(loop, monkeypatch, before_i
         monkeypatch.setattr(BackgroundLoop, "_submit", interrupted)
     else:
 
-        def interrupted(self, timeout=None):
+        def interrupted(self):
             started.wait(PATIENCE_S)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("concurrent.futures.Future.result", interrupted)
+        monkeypatch.setattr(_background._Call, "wait_result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loop.call(forever(started, ended))
     monkeypatch.undo()
@@ -171,10 +171,10 @@ def test_interruption_waits_only_so_long_for_a_call_that_does_not_end(loop, monk
             except asyncio.CancelledError:
                 continue
 
-    def interrupted(self, timeout=None):
+    def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("concurrent.futures.Future.result", interrupted)
+    monkeypatch.setattr(_background._Call, "wait_result", interrupted)
     before = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         loop.call(stubborn())

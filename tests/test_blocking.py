@@ -371,6 +371,27 @@ def test_child_of_a_fork_is_refused_and_the_parent_goes_on(house):
     script(source)
 
 
+def test_child_of_a_fork_is_refused_a_store_that_was_never_used(house):
+    source = f"""
+        import os
+        import quorate
+        handler = quorate.create_handler({url_of(house)!r})
+        store = handler.next_rendezvous().store
+        child = os.fork()
+        if child == 0:
+            try:
+                store.set("a", b"2")
+            except quorate.errors.ForkedProcessError:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        store.set("a", b"1")
+        assert store.get("a") == b"1"
+        handler.close()
+        """
+    script(source)
+
+
 def test_call_on_the_background_loop_is_refused_and_blocks_nobody(house):
     said = []
     first = []

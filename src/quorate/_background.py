@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from quorate.errors import RendezvousError
 
@@ -51,20 +51,19 @@ class BackgroundLoop:
         call = _Call(coro)
         try:
             self._submit(call)
-            return call.outcome.result()
+            return call.wait_result()
         except BaseException:
-            if not call.outcome.done():
+            if not call.is_over:
                 with suppress(RuntimeError):  # the loop has just been closed
                     self._loop.call_soon_threadsafe(self._cancel, call)
-                concurrent.futures.wait([call.outcome], timeout=INTERRUPTED_S)
+                call.wait(INTERRUPTED_S)
             raise
         finally:
             del call  # or an error would refer to itself through this frame, and keep the caller's objects alive
 
     def spawn(self, coro: Coroutine[Any, Any, None], then: Callable[[], None]) -> None:
         """Run a coroutine on the loop without waiting for it; call `then` when it has ended, however it did."""
-        call = _Call(coro)
-        call.outcome.add_done_callback(lambda _: then())
+        call = _Call(coro, then)
         with suppress(RendezvousError):
             self._submit(call)
 
@@ -118,7 +117,7 @@ class BackgroundLoop:
         elif (error := task.exception()) is not None:
             call.fail(error)
         else:
-            call.outcome.set_result(task.result())
+            call.end(task.result())
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -147,25 +146,57 @@ class BackgroundLoop:
 
 
 class _Call(Generic[T]):
-    """A coroutine on its way to the loop, and its outcome for whoever waits."""
+    """A coroutine on its way to the loop, and its outcome for the one who waits.
 
-    def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
-        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    A bare lock, and no `concurrent.futures.Future`: of a node's part in a round, waking its caller is no small share.
+    """
+
+    def __init__(self, coro: Coroutine[Any, Any, T], then: Callable[[], None] | None = None) -> None:
         self.task: asyncio.Task[T] | None = None
+        self.is_over = False
+        self._then = then
         self._coro: Coroutine[Any, Any, T] | None = coro
+        self._outcome: T | None = None
+        self._error: BaseException | None = None
+        self._running = threading.Lock()
+        self._running.acquire()
 
     def take(self) -> Coroutine[Any, Any, T] | None:
         """The coroutine, for one who sees to its end; None: somebody has."""
         coro, self._coro = self._coro, None
         return coro
 
+    def end(self, outcome: T | None, error: BaseException | None = None) -> None:
+        """This is what it came to; only the first time counts."""
+        if not self.is_over:
+            self._outcome, self._error = outcome, error
+            self.is_over = True
+            self._running.release()
+            if self._then is not None:
+                self._then()
+
     def fail(self, error: BaseException) -> None:
         """It will not run, or did not to its end."""
         coro = self.take()
         if coro is not None:
             coro.close()
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
+        self.end(None, error)
+
+    def wait(self, timeout_s: float = -1) -> None:
+        """Block until it is over, or for so long; for one thread."""
+        if not self.is_over and self._running.acquire(timeout=timeout_s):
+            self._running.release()
+
+    def wait_result(self) -> T:
+        """Block for the outcome, or raise what it ended with."""
+        self.wait()
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return cast(T, self._outcome)
+        finally:
+            del error  # the error's frames must not refer to it
 
 
 class _Shared:

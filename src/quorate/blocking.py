@@ -17,6 +17,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from quorate.backends import forks
 from quorate.backends.contract import BackendStatus, Direct, Late, Limits, TooOld, Watch
 from quorate.backends.ops import OpBackend
 from quorate.errors import OutcomeUnknown, Rejected, RendezvousError, StoreError, StoreTimeoutError, Unavailable
@@ -39,8 +40,9 @@ class Store:
         self._store = store
         self._call = call
         self._owner = owner  # whoever keeps the session alive lives at least as long as the store
-        direct = store.direct()
-        self._direct = DirectStore(store, direct) if direct is not None else None
+        self._direct: DirectStore | None = None
+        self._made_in: int | None = forks.count()
+        """Until the direct way is asked for, with the first call: a round is entered without it."""
 
     @property
     def timeout(self) -> timedelta:
@@ -69,7 +71,17 @@ class Store:
     def shortcut(self) -> DirectStore | None:
         """The direct way, unless there is none, or it is not for this thread or process (a fork of it)."""
         direct = self._direct
+        if direct is None and self._made_in is not None:
+            direct = self._look_for_shortcut()
         return direct if direct is not None and direct.way.is_usable else None
+
+    def _look_for_shortcut(self) -> DirectStore | None:
+        """Once, and not in a fork, where there is none."""
+        if self._made_in == forks.count():
+            direct = self._store.direct()
+            self._direct = DirectStore(self._store, direct) if direct is not None else None
+        self._made_in = None
+        return self._direct
 
     def set(self, key: str, value: bytes | str) -> None:
         direct = self.shortcut()

@@ -169,7 +169,9 @@ _TIMES = (
     _seconds("close_timeout", 30.0, "How long closing the run may take."),
     _seconds("heartbeat_timeout", 5.0, "How long one renewal of the session may take before it counts as missed."),
     _seconds("read_timeout", 60.0, "How long one request to the backend may take."),
-    _seconds("confirm_timeout", 10.0, "How long a member may take to confirm before the round forms without it."),
+    _seconds(
+        "confirm_timeout", 10.0, "How long a forming round waits for the next confirmation before it is given up."
+    ),
     Option(
         name="last_call_mode",
         kind=Kind.CHOICE,

@@ -450,6 +450,17 @@ def test_attempt_is_given_up_when_somebody_does_not_confirm_in_time() -> None:
     assert set(board.view.candidates) == {"b", "d"}
 
 
+def test_attempt_lives_while_confirmations_come_and_ends_without() -> None:
+    board = Board(confirm_timeout=10)
+    board.join(*"abcd")
+    board.plan(1, *"abcd")
+    for name in "abc":
+        assert isinstance(board.decide(after_s=9), Wait)
+        board.confirm(1, name)
+    assert isinstance(board.decide(after_s=9), Wait)
+    assert board.decide(after_s=1) == GiveUp(("d",), "d did not confirm within 10 s")
+
+
 def test_arrivals_and_departures_of_others_do_not_disturb_a_forming() -> None:
     board = Board()
     board.join("a", "b", "x")

@@ -90,7 +90,7 @@ class TcpWatch(Watch):
         if self._gone is not None:
             gone, self._gone = self._gone, None
             raise gone
-        if self._on_ready is not None:
+        if self._number is None and self._on_ready is not None:
             self.begin()  # again, if it had fallen behind
         return None
 

@@ -111,16 +111,16 @@ def decide(view: View, now: float) -> Decision:
 
 
 def _follow(view: View, plan: Plan, rules: Rules, now: float) -> Decision:
-    """An attempt of ours is under way."""
+    """An attempt of ours is under way. While confirmations come it is alive, however many there are to come."""
     if not plan.pending:
         return Activate(plan.why)
-    timeout_s = rules.timing.confirm_timeout_s
+    timeout_s, since = rules.timing.confirm_timeout_s, max(plan.started_at, plan.heard_at)
     why = forming_sentence(plan.number, len(plan.ranks), plan.why)
-    if now < plan.started_at + timeout_s / 2:
-        return Wait(why, until=_earliest(plan.started_at + timeout_s / 2, view, now))
+    if now < since + timeout_s / 2:
+        return Wait(why, until=_earliest(since + timeout_s / 2, view, now))
     missing = _names([view.nodes[node_id] for node_id in islice(plan.pending, FEW)], len(plan.pending))
-    if now < plan.started_at + timeout_s:
-        return Wait(f"{why}; not confirmed yet: {missing}", until=_earliest(plan.started_at + timeout_s, view, now))
+    if now < since + timeout_s:
+        return Wait(f"{why}; not confirmed yet: {missing}", until=_earliest(since + timeout_s, view, now))
     mark("decide.late")
     return GiveUp(tuple(plan.pending), f"{missing} did not confirm within {timeout_s:g} s")
 

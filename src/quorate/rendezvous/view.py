@@ -71,6 +71,7 @@ class Plan:
     """Who has not confirmed yet."""
     started_at: float
     why: str
+    heard_at: float = 0.0  # when the last confirmation came; 0: none has
     broken: str | None = None
     last_confirmed: deque[str] = field(default_factory=lambda: deque(maxlen=FEW))
 
@@ -271,7 +272,7 @@ class View:
         if record.phase is _LEFT and (before is None or before.record.phase is not _LEFT):
             self._note_departure(before or seen, record.why or "it said goodbye", left=True, now=now)
         if self.plan is not None:
-            self._check_plan(node_id, record.name, seen)
+            self._check_plan(node_id, record.name, seen, now)
         self._sort(node_id, now)
 
     def _remove(self, node_id: str, before: SeenNode, now: float) -> None:
@@ -286,7 +287,7 @@ class View:
                 self.hold_back.note_loss(before.record.name, self.rules.timing, now)
                 self._sort_name(before.record.name, now)
             self._note_departure(before, "its session ended", left=False, now=now)
-        self._check_plan(node_id, before.record.name, None)
+        self._check_plan(node_id, before.record.name, None, now)
         self.left_out.pop(node_id, None)
         self._sort(node_id, now)
         if not self.nodes:
@@ -299,7 +300,7 @@ class View:
         self.departures.append(gone)
         self.facts.append(gone)
 
-    def _check_plan(self, node_id: str, name: str, seen: SeenNode | None) -> None:
+    def _check_plan(self, node_id: str, name: str, seen: SeenNode | None, now: float) -> None:
         """Does a node's new state confirm its place in the plan, or break it?"""
         plan = self.plan
         if plan is None or node_id not in plan.ranks or plan.broken is not None:
@@ -313,6 +314,7 @@ class View:
             plan.broken = f"{name} (rank {rank}) joined anew before the round was active"
         elif seen.record.phase is _MEMBER and seen.record.round == plan.number and node_id in plan.pending:
             del plan.pending[node_id]
+            plan.heard_at = now
             plan.last_confirmed.append(name)
 
     def _sort(self, node_id: str, now: float) -> None:
@@ -402,9 +404,7 @@ class View:
     def _note_absent(self, names: Sequence[str], number: int) -> None:
         """Members of the round that had gone before this coordinator looked: it knows who, but not how."""
         gone = [Departure(name, 0.0, None, number, None, "it went before this coordinator took over") for name in names]
-        for known in [known for known in self.departures if known.name in names]:
-            self.departures.remove(known)
-        self.departures.extend(gone)
+        self.departures = deque([*(known for known in self.departures if known.name not in names), *gone], FEW)
         told = self.told.lost if self.told is not None and self.told.number == number else 0
         if len(gone) > told:  # else an earlier coordinator has said it all
             self.facts.extend(gone)
@@ -414,7 +414,7 @@ class View:
         self.plan = plan
         for node_id in plan.ranks:
             seen = self.nodes.get(node_id)
-            self._check_plan(node_id, seen.record.name if seen else "a node", seen)
+            self._check_plan(node_id, seen.record.name if seen else "a node", seen, plan.started_at)
 
     def give_up(self, late: Iterable[str], now: float) -> None:
         """The attempt is over; those that did not confirm in time are left out until their keys change."""

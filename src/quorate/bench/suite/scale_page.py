@@ -209,8 +209,8 @@ What to use then:
   more;
   the URL of the job names it. This helps with many jobs, not with a single one that is too large.
 - **A longer `keep_alive_interval`**, if idling is what ends first: twice the interval, half of that.
-- **A longer `confirm_timeout`**, if a round is: an attempt that takes longer is given up, and the next would too. A
-  machine that is busy with something else reaches that with fewer nodes.
+- **Patience**, if a round is: an attempt lives while confirmations come, however many. It is given up when none came
+  for `confirm_timeout`; give a machine that is busy with something else a longer one.
 - **etcd** (`etcd://`), for high availability: the coordinator is then one of the nodes, and the cluster keeps the
   leases.
   It is not the answer to size: every key costs a write to disk on a majority, and what was measured on it here is in
