@@ -1,6 +1,7 @@
 """Sessions while etcd has no majority: kept when that is certain, and given up, in time, when it is not."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -96,7 +97,7 @@ async def has_key(endpoints: str, key: str) -> bool:
 async def through(cluster, members, do, undo):
     """A session, whose renewals are met by what is done to some members for three times its time to live.
 
-    Whether it was lost here, and whether its key is there when etcd is back.
+    Whether it was lost here, whether its key is there when etcd is back, and how long etcd took for that.
     """
     async with open_at(*cluster.endpoints.split(",")) as backend:
         key = fresh() + "a"
@@ -107,10 +108,26 @@ async def through(cluster, members, do, undo):
             do(member)
         await asyncio.sleep(3 * TTL_S)
         lost = session.lost.is_set()
+        undone_at = time.monotonic()
         for member in members:
             undo(member)
         await asyncio.to_thread(cluster.wait_ready)
-        return lost, await has_key(cluster.endpoints, key)
+        return lost, await has_key(cluster.endpoints, key), time.monotonic() - undone_at
+
+
+def outlives(cluster, choose) -> None:
+    """A session is kept while some members are dead, and is there when they are back.
+
+    A member that starts says nothing until there is a leader, and silence proves nothing. Elections that take longer
+    than the session has left (seen with a machine that others use: 8 s) are no case of this: once more.
+    """
+    for _ in range(TRIES):
+        lost, is_there, took_s = run(through(cluster, choose(), lambda m: m.kill(), lambda m: m.start()))
+        assert not lost
+        if took_s < TTL_S / 2:
+            assert is_there
+            return
+    pytest.skip(f"etcd took {took_s:.1f} s to have a leader again, {TRIES} times more than {TTL_S / 2:g} s")
 
 
 @pytest.fixture(scope="module")
@@ -126,23 +143,18 @@ def followers(cluster):
 
 @pytest.mark.slow
 def test_session_outlives_a_majority_that_was_killed(three):
-    lost, is_there = run(through(three, followers(three), lambda m: m.kill(), lambda m: m.start()))
-    assert not lost
-    assert is_there
+    outlives(three, lambda: followers(three))
 
 
 @pytest.mark.slow
 def test_session_outlives_a_majority_with_the_leader_that_was_killed(three):
-    members = [three.leader, followers(three)[0]]
-    lost, is_there = run(through(three, members, lambda m: m.kill(), lambda m: m.start()))
-    assert not lost
-    assert is_there
+    outlives(three, lambda: [three.leader, followers(three)[0]])
 
 
 @pytest.mark.slow
 def test_session_is_given_up_when_a_majority_says_nothing_though_etcd_may_have_kept_it(three):
     """Two followers that are paused: from here it looks as if they were cut off, with a leader between them."""
-    lost, _ = run(through(three, followers(three), lambda m: m.pause(), lambda m: m.resume()))
+    lost, _, _ = run(through(three, followers(three), lambda m: m.pause(), lambda m: m.resume()))
     assert lost
 
 
@@ -154,7 +166,7 @@ def test_session_is_given_up_when_a_majority_with_the_leader_is_paused_and_etcd_
     """
     for _ in range(TRIES):
         members = [three.leader, followers(three)[0]]
-        lost, is_there = run(through(three, members, lambda m: m.pause(), lambda m: m.resume()))
+        lost, is_there, _ = run(through(three, members, lambda m: m.pause(), lambda m: m.resume()))
         assert lost
         if not is_there:
             return
