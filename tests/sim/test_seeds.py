@@ -10,6 +10,7 @@ FOUND = {
     32139: "a simulated server that was paused, restarted and paused again never went on",
     33904: "a grant that was sent again was taken for a renewal",
     106859: "a confirmation from before the run was forgotten was taken for being in the new round of that number",
+    401666: "a server remembered fewer changes than it had kept without telling anybody, and the simulator missed them",
 }
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from quorate.events import Emitter
 from quorate.kv.engine import Engine
+from quorate.kv.watches import History
 from quorate.server.data import open_data
 from quorate.server.journal import Bounds, Journal
 from quorate.server.worker import Done
@@ -27,6 +28,8 @@ LATE = 0.5
 """How often a write that was under way has arrived, in part, when the server dies."""
 FAILS = (0.0, 0.003, 0.03)
 """How often a write or a sync fails: one of these in a world."""
+EVERYTHING = 1_000_000
+"""Changes: more than any world has."""
 
 
 class SimWorker:
@@ -83,6 +86,8 @@ class SimData:
         self._is_dying = False
         self._workers: tuple[SimWorker, SimWorker] | None = None
         self._fails = self._rng.choice(FAILS)
+        self.found = History(0, 0)
+        """What the last life of the server went on from, however little of it that server remembers."""
 
     def open(self, by: str, emit: Emitter, first_revision: int) -> tuple[Engine, Journal]:
         """What a new life of the server goes on from. On its machine."""
@@ -93,13 +98,16 @@ class SimData:
             disk,
             emit=emit,
             by=by,
-            history=self._history,
+            history=EVERYTHING,
             first_revision=first_revision,
             generation=lambda: f"{self._rng.getrandbits(64):016x}",
             workers=self._workers,
             bounds=self._bounds,
         )
         self._fails = fails
+        self.found, engine.history = engine.history, History(self._history, engine.history.oldest)
+        for batch in self.found.batches:
+            engine.history.append(batch)
         return engine, journal
 
     def _before(self, call: str, name: str) -> None:

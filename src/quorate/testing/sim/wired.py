@@ -324,11 +324,11 @@ class WiredServer:
         if not with_data:
             self._told = self.engine.revision
         else:
-            if self.engine.revision < self._told or self.engine.history.oldest > self._told:
+            if self.engine.revision < self._told or data.found.oldest > self._told:
                 raise BrokeOutageTolerance(
                     f"revision {self._told} was told, and the server went on from {self.engine.revision}"
                 )
-            for batch in self.engine.history.after(self._told, ""):
+            for batch in data.found.after(self._told, ""):
                 self.committed(batch, "")
 
     async def pause(self, length_s: float, after_writes: int, is_cut: bool = False) -> None:
