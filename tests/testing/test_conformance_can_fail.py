@@ -26,7 +26,7 @@ class LeaseEndsKeyByKey(Engine):
         for key in sorted(lease.keys):
             changes = []
             self._delete([key], changes)
-            self._commit(changes)
+            self._commit(tuple(changes))
 
 
 class LeaseEndsEarly(Engine):
@@ -35,11 +35,10 @@ class LeaseEndsEarly(Engine):
 
 
 class WrongCreateRevision(Engine):
-    def _put(self, key, value, lease, revision, changes):
-        super()._put(key, value, lease, revision, changes)
-        item = self.items[key]
-        self.items[key] = Item(key, value, revision, revision, item.version, lease)
-        changes[-1] = type(changes[-1])(key, self.items[key])
+    def _put(self, key, value, lease, revision):
+        change = super()._put(key, value, lease, revision)
+        self.items[key] = Item(key, value, revision, revision, change.item.version, lease)
+        return type(change)(key, self.items[key])
 
 
 class VersionGoesOnAfterDelete(Engine):
@@ -47,18 +46,20 @@ class VersionGoesOnAfterDelete(Engine):
         super().__init__(history)
         self.versions = {}
 
-    def _put(self, key, value, lease, revision, changes):
-        super()._put(key, value, lease, revision, changes)
-        item = self.items[key]
+    def _put(self, key, value, lease, revision):
+        change = super()._put(key, value, lease, revision)
         self.versions[key] = self.versions.get(key, 0) + 1
-        self.items[key] = Item(key, value, item.create_revision, revision, self.versions[key], lease)
+        self.items[key] = Item(key, value, change.item.create_revision, revision, self.versions[key], lease)
+        return change
 
 
 class RevisionForNothing(Engine):
-    def _commit(self, changes):
-        if not changes:
+    def _txn(self, op):
+        before = self.revision
+        result = super()._txn(op)
+        if self.revision == before:
             self.revision += 1
-        super()._commit(changes)
+        return result
 
 
 class LeaseIsNeverReplaced(Engine):
@@ -76,8 +77,8 @@ class EndedLeaseIsAccepted(Engine):
         failure = super()._invalid(branch)
         return None if failure is not None and failure.lease else failure
 
-    def _put(self, key, value, lease, revision, changes):
-        super()._put(key, value, lease if self.leases.get(lease) else 0, revision, changes)
+    def _put(self, key, value, lease, revision):
+        return super()._put(key, value, lease if self.leases.get(lease) else 0, revision)
 
 
 class KeyWrittenTwiceIsAccepted(Engine):
