@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from quorate.backends.contract import Backend, Limits
+from quorate.backends.contract import Backend, Limits, Watch
 from quorate.errors import (
     LeaseGone,
     OutcomeUnknown,
@@ -24,7 +24,7 @@ from quorate.events import (
     RoundGivenUp,
     RoundOver,
 )
-from quorate.kv.types import TxnResult
+from quorate.kv.types import Batch, TxnResult
 from quorate.rendezvous.presence import WITHDRAW_S
 from quorate.rendezvous.records import HistoryRecord
 from quorate.testing.line import Line
@@ -46,6 +46,29 @@ def report_of(town: Town, number: int) -> HistoryRecord:
     report = town.record(HistoryRecord, town.keys.history(number))
     assert report is not None
     return report
+
+
+class Behind(Through):
+    """Its watches are told a while after everybody has been answered."""
+
+    def watch(self, prefix: str, after_revision: int) -> Watch:
+        return BehindWatch(super().watch(prefix, after_revision))
+
+
+class BehindWatch(Watch):
+    def __init__(self, inner: Watch) -> None:
+        self._inner = inner
+
+    async def __anext__(self) -> Batch:
+        batch = await anext(self._inner)
+        await asyncio.sleep(0.3)
+        return batch
+
+    def ready(self) -> Batch | None:
+        return None
+
+    def cancel(self) -> None:
+        self._inner.cancel()
 
 
 # Nodes
@@ -77,6 +100,20 @@ def test_coordinator_that_is_lost_in_a_round_is_named_once() -> None:
         assert waits_for(town).count(f"{lost} (") == 1
 
     play(scene, min_nodes=3, max_nodes=3)
+
+
+def test_whoever_closes_or_reopens_a_run_sees_it_so_at_once() -> None:
+    """Although what is pushed comes later than the answer."""
+
+    async def scene(town: Town) -> None:
+        await town.gathered("a", "b")
+        node = town.node("a")
+        await node.close_run("enough")
+        assert node.sight.is_closed
+        await node.reopen_run("more")
+        assert not node.sight.is_closed
+
+    play(scene, wrap=lambda _, backend: Behind(backend), min_nodes=2, max_nodes=2)
 
 
 # Rounds

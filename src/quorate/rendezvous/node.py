@@ -170,12 +170,14 @@ class Node:
     async def close_run(self, why: str, started_at: float | None = None) -> None:
         """Close the run for everybody. RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
         if await self._insist(lambda: self._entry.close(why), "closed", started_at):
+            await self.sight.wait_door(is_closed=True)
             self._emit(RunClosed(run_id=self.settings.run_id, by=self.identity.name, reason=why))
 
     async def reopen_run(self, why: str, started_at: float | None = None) -> bool:
         """Reopen a closed run; False if it is not closed. Time-out as in `close_run`."""
         reopened = await self._insist(lambda: self._entry.reopen(why), "reopened", started_at)
         if reopened:
+            await self.sight.wait_door(is_closed=False)
             self._emit(RunReopened(run_id=self.settings.run_id, by=self.identity.name, reason=why))
         return reopened
 

@@ -66,6 +66,7 @@ class Sight:
         self._is_whole = False
         """Whether the mirror shows the node's own keys too, not only `state/`."""
         self._is_synced = False
+        self._door_moved = asyncio.Event()
         self._unreadable: dict[str, RendezvousStateError] = {}
 
     def observe(self) -> None:
@@ -116,6 +117,14 @@ class Sight:
         """Until `state/` was read once. Observe first."""
         assert self._mirror is not None
         await self._mirror.synced.wait()
+
+    async def wait_door(self, is_closed: bool) -> None:
+        """Until the run is seen closed, or open, by the one who has made it so; or for a moment: others may, too."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SOON_S):
+                while self._is_synced and self.is_closed is not is_closed:
+                    self._door_moved.clear()
+                    await self._door_moved.wait()
 
     def has_vanished(self, closed_revision: int) -> bool:
         """Whether the run whose `state/closed` had this revision is gone: all its keys are under one lease."""
@@ -185,6 +194,7 @@ class Sight:
                 self.closed = self._decode(mirror, ClosedRecord, key)
                 item = mirror.items.get(key)
                 self.closed_revision = item.mod_revision if item else 0
+                self._door_moved.set()
             elif not self._is_whole:
                 continue
             elif key == self._assign_key:
