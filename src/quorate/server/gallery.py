@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-import msgspec
-
 from quorate.kv.types import Batch, WatchStarted, WatchTooOld
 from quorate.server.hub import Hub
 from quorate.wire.frames import frame
-from quorate.wire.messages import PushRaw, encoder
+from quorate.wire.messages import Push, encoder
 
 GATHER_S = 0.05
 """So long changes gather after something was told, ..."""
@@ -124,18 +122,21 @@ class _Lane:
     def push(self, batch: Batch) -> None:
         """The hub's."""
         self._batches.append(batch)
+        if self._is_due_now:
+            return
         for change in batch.changes:
             if change.item is not None:
                 self._size += len(change.item.value)
-        if self._is_due_now:
+        if self._due is None:
+            pause_s = self._told_at + GATHER_S - self._loop.time()
+            if pause_s > 0 and self._size < GATHER_BYTES:
+                self._due = self._loop.call_later(pause_s, self.flush)
+                return
+        elif self._size < GATHER_BYTES:
             return
-        pause_s = self._told_at + GATHER_S - self._loop.time() if self._size < GATHER_BYTES else 0.0
-        if pause_s <= 0:
-            if self._due is not None:
-                self._due.cancel()
-            self._due, self._is_due_now = self._loop.call_soon(self.flush), True
-        elif self._due is None:
-            self._due = self._loop.call_later(pause_s, self.flush)
+        else:
+            self._due.cancel()
+        self._due, self._is_due_now = self._loop.call_soon(self.flush), True
 
     def flush(self) -> None:
         """Tell everybody what has gathered."""
@@ -147,15 +148,13 @@ class _Lane:
             return
         self._told_at = self._loop.time()
         frames: dict[int, bytes] = {}
-        raws: list[msgspec.Raw] = []
         behind: list[tuple[Reader, int]] = []
         for reader, number in list(self.readers):
             if not reader.keeps_up:
                 behind.append((reader, number))
                 continue
             if number not in frames:
-                raws = raws or [msgspec.Raw(encoder.encode(batch)) for batch in batches]
-                frames[number] = encoder.encode([PushRaw(number, raw) for raw in raws])
+                frames[number] = encoder.encode([Push(number, batch) for batch in batches])
             if len(frames[number]) <= self._max_frame:
                 reader.push_frame(frame(frames[number]))
             else:
