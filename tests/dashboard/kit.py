@@ -41,6 +41,7 @@ class House:
         limits: ServerLimits | None = None,
         names: tuple[str, ...] = (),
         metrics: Any = None,
+        draws_apart: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.port = 0
@@ -53,6 +54,7 @@ class House:
         self._limits = limits
         self._names = names
         self._metrics = metrics
+        self._draws_apart = draws_apart
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="page of a test", daemon=True)
         self._stack = AsyncExitStack()
@@ -80,7 +82,7 @@ class House:
         await self.server.listen([socket.create_server(("127.0.0.1", 0))])
         beside = prepare_beside(
             "127.0.0.1:0", names=self._names, token_file=self._token_file, tls=self.tls, insecure=False,
-            metrics=self._metrics,
+            metrics=self._metrics, draws_apart=self._draws_apart,
         )  # fmt: skip
         await self._stack.enter_async_context(beside(self.server, credentials))
         shown = next(event.url for event in self.events if type(event).__name__ == "DashboardListens")
@@ -246,3 +248,21 @@ class Stream:
 
 def phase(message: dict[str, Any]) -> Any:
     return (message.get("state") or {}).get("phase")
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def studios(pid: int) -> list[int]:
+    """The processes that a process has started to draw runs, and that run."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # a thread of it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text(encoding="utf-8").split())
+    return [one for one in found if lives(one) and b"studio_process" in Path(f"/proc/{one}/cmdline").read_bytes()]

@@ -158,6 +158,7 @@ def _serve_ours(
                 tls=tls,
                 insecure=insecure,
                 metrics=lambda _: watch.metrics,
+                draws_apart=True,
             )
         run_loop(
             serve_until_told(

@@ -50,7 +50,6 @@ class Place:
 
 def inside(server: Server) -> Place:
     """The runs of a server in this process."""
-    where = server.addresses[0]
 
     @asynccontextmanager
     async def open_local(target: Target) -> AsyncIterator[Backend]:
@@ -60,9 +59,12 @@ def inside(server: Server) -> Place:
         finally:
             await backend.close()
 
-    return Place(
-        f"tcp://{where}", None, 1.0, lambda run_id: read_target(f"tcp://{where}/{quote(run_id, safe='')}"), open_local
-    )
+    return of_server(f"tcp://{server.addresses[0]}", open_local)
+
+
+def of_server(where: str, open_it: Callable[[Target], AbstractAsyncContextManager[Backend]]) -> Place:
+    """The runs of a server that is reached in a way of one's own; `where` is for people."""
+    return Place(where, None, 1.0, lambda run_id: read_target(f"{where}/{quote(run_id, safe='')}"), open_it)
 
 
 def behind(url: str, **options: object) -> Place:

@@ -17,6 +17,7 @@ from quorate.dashboard.app import Dashboard, Metrics
 from quorate.dashboard.guard import own_names
 from quorate.dashboard.places import Place, inside
 from quorate.dashboard.serving import WebServer
+from quorate.dashboard.studio import Studio
 from quorate.dashboard.watching import Watching
 from quorate.events import DashboardListens, Emitter, SecurityNotice, ServerTrouble
 from quorate.server.credentials import Credentials
@@ -87,18 +88,20 @@ async def _page(
     *,
     acts_openly: bool,
     metrics: Metrics | None,
+    studio: Studio | None = None,
 ) -> AsyncIterator[None]:
     is_mutual = credentials.tls is not None and credentials.tls.ca is not None
     access = Access(
         tokens, door, asyncio.get_running_loop().time, acts_openly=is_mutual or (acts_openly and address.is_loopback)
     )
-    dashboard = Dashboard(Watching(place), access, names=address.names, port=address.port, metrics=metrics)
+    watching = Watching(place, elsewhere=studio)
+    dashboard = Dashboard(watching, access, names=address.names, port=address.port, metrics=metrics)
     web = WebServer(
         dashboard.app,
         address.sock,
         door,
         tls,
-        lambda why: emit(ServerTrouble(run_id="", by=NAME, reason=why)),
+        _trouble(emit),
     )
     scheme = "http" if credentials.tls is None else "https"
     emit(DashboardListens(run_id="", by=NAME, url=f"{scheme}://{address.shown}/", where=place.where))
@@ -109,6 +112,10 @@ async def _page(
         await web.stop()
 
 
+def _trouble(emit: Emitter) -> Callable[[str], None]:
+    return lambda why: emit(ServerTrouble(run_id="", by=NAME, reason=why))
+
+
 def prepare_beside(
     http: str,
     *,
@@ -117,8 +124,12 @@ def prepare_beside(
     tls: TlsFiles | None,
     insecure: bool,
     metrics: Callable[[Server], Metrics | None] | None = None,
+    draws_apart: bool = False,
 ) -> Callable[[Server, Credentials], AbstractAsyncContextManager[None]]:
-    """The page of a server in this process, with the server's token, certificates and door. BindError: it cannot be."""
+    """The page of a server in this process, with the server's token, certificates and door. BindError: it cannot be.
+
+    `draws_apart`: runs are drawn in a process of its own, so that looking at large ones costs the server little.
+    """
     address = bind_page(http, names)
     authenticates = token_file is not None or (tls is not None and tls.ca is not None)
     notices = check_exposure(address, authenticates=authenticates, has_tls=tls is not None, insecure=insecure)
@@ -127,8 +138,9 @@ def prepare_beside(
     async def beside(server: Server, credentials: Credentials) -> AsyncIterator[None]:
         for notice in notices:
             server.emit(SecurityNotice(run_id="", by=NAME, reason=notice))
+        place = inside(server)
         async with _page(
-            inside(server),
+            place,
             address,
             credentials,
             lambda: server.tokens,
@@ -137,6 +149,7 @@ def prepare_beside(
             server.emit,
             acts_openly=True,
             metrics=None if metrics is None else metrics(server),
+            studio=Studio(place.where, server.admit, _trouble(server.emit)) if draws_apart else None,
         ):
             yield
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
 
-from quorate.dashboard.watching import Channel
+from quorate.dashboard.watching import Readable
 
 BEAT_S = 5.0
 SEND_S = 20.0
@@ -37,7 +37,7 @@ class EventStream:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Readable,
         last: str,
         is_valid: Callable[[], bool],
         *,
@@ -70,11 +70,12 @@ class EventStream:
         channel = self._channel
         while True:
             news = channel.news
-            if channel.shown.version != self._version and channel.shown.version > 0:
-                version, data = channel.message(self._version)
-                await self._send(send, event("picture", data, f"{channel.epoch}.{version}"))
-                self._version = version
-                continue
+            if channel.version != self._version and channel.version > 0:
+                told = await channel.tell(self._version)
+                if told is not None:
+                    self._version, data = told
+                    await self._send(send, event("picture", data, f"{channel.epoch}.{self._version}"))
+                    continue
             if channel.is_over or stops.done():
                 await self._send(send, event("bye", b'"ends"'), more=False)
                 return

@@ -64,6 +64,44 @@ class Shown(Protocol):
     def since(self, version: int, now: float) -> msgspec.Struct: ...
 
 
+class Readable(Protocol):
+    """Something that is kept up to date, for readers."""
+
+    readers: int
+
+    @property
+    def epoch(self) -> str:
+        """Versions of another one mean nothing here."""
+
+    @property
+    def version(self) -> int:
+        """The latest; 0: there is none yet."""
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set when there is something newer than now."""
+
+    @property
+    def is_over(self) -> bool:
+        """It is not kept up to date any more."""
+
+    async def tell(self, version: int) -> tuple[int, bytes] | None:
+        """The version that it leads to, and the difference as JSON. None: it is over, and cannot be asked."""
+
+    async def stop(self) -> None:
+        """Nobody reads it any more."""
+
+
+class Elsewhere(Protocol):
+    """Who draws runs in another process."""
+
+    def show(self, run_id: str) -> Readable | None:
+        """None: it cannot at present, and the run is to be drawn here."""
+
+    async def close(self) -> None:
+        """Everything ends."""
+
+
 class Channel:
     """Something that is kept up to date by a task while it has readers. Belongs to a `Watching`."""
 
@@ -107,18 +145,26 @@ class Channel:
             self._cached[version] = encoder.encode(self.shown.since(version, now))
         return latest, self._cached[version]
 
+    @property
+    def version(self) -> int:
+        return self.shown.version
+
+    async def tell(self, version: int) -> tuple[int, bytes]:
+        return self.message(version)
+
     async def stop(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
 
 class Watching:
-    """All that is looked at. Belongs to the loop it is made on."""
+    """All that is looked at. Belongs to the loop it is made on. Runs are drawn `elsewhere` if that is given."""
 
-    def __init__(self, place: Place, linger_s: float = LINGER_S) -> None:
+    def __init__(self, place: Place, linger_s: float = LINGER_S, elsewhere: Elsewhere | None = None) -> None:
         self.place = place
         self._linger_s = linger_s
-        self._channels: dict[str | None, Channel] = {}
+        self._elsewhere = elsewhere
+        self._channels: dict[str | None, Readable] = {}
         self._endings: dict[str | None, asyncio.TimerHandle] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -128,7 +174,7 @@ class Watching:
         return len(self._channels)
 
     @asynccontextmanager
-    async def reading(self, run_id: str | None) -> AsyncIterator[Channel]:
+    async def reading(self, run_id: str | None) -> AsyncIterator[Readable]:
         """A run, or the list of runs (None). Crowded, and what is wrong with the run id as SettingsError."""
         channel = self._channels.get(run_id)
         if channel is None or channel.is_over:
@@ -147,14 +193,14 @@ class Watching:
                 loop = asyncio.get_running_loop()
                 self._endings[run_id] = loop.call_later(self._linger_s, self._end, run_id)
 
-    def _start(self, run_id: str | None) -> Channel:
+    def _start(self, run_id: str | None) -> Readable:
         place = self.place
         if run_id is None:
             runs = RunList(place.only)
             return Channel("list of runs", runs, lambda _: keep_listing(place, runs))
-        target = place.target(run_id)
-        picture = Picture(run_id, place.where)
-        return Channel(f"picture of {run_id}", picture, lambda _: keep_following(place, target, picture))
+        place.target(run_id)  # says what is wrong with it
+        drawn = None if self._elsewhere is None else self._elsewhere.show(run_id)
+        return drawn or draw(place, run_id)
 
     def _make_room(self) -> bool:
         """One that nobody looks at any more goes at once."""
@@ -178,9 +224,17 @@ class Watching:
         for run_id in list(self._channels):
             self._end(run_id)
         await asyncio.gather(*self._stopping, return_exceptions=True)
+        if self._elsewhere is not None:
+            await self._elsewhere.close()
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
+
+
+def draw(place: Place, run_id: str) -> Channel:
+    """The picture of a run, kept up to date here. SettingsError."""
+    target, picture = place.target(run_id), Picture(run_id, place.where)
+    return Channel(f"picture of {run_id}", picture, lambda _: keep_following(place, target, picture))
 
 
 async def keep_following(place: Place, target: Target, picture: Picture) -> AsyncIterator[None]:

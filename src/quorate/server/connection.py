@@ -39,7 +39,7 @@ from quorate.server.gallery import Pushed
 from quorate.server.house import House
 from quorate.server.refusals import Refusal
 from quorate.wire.frames import GREETING, HEADER_BYTES, FrameError, Framer, FrameTooLarge, NotQuorate, frame
-from quorate.wire.handshake import Accepted, judge, stranger_line
+from quorate.wire.handshake import judge, stranger_line
 from quorate.wire.messages import (
     NOW,
     Answer,
@@ -78,6 +78,8 @@ class Connection(asyncio.Protocol):
 
     _encoded: tuple[Batch | None, msgspec.Raw] = (None, msgspec.Raw(b""))
     """The batch that was encoded last, for all connections: one that goes to many is encoded once."""
+    is_stranger = True
+    """Whoever is at the other side has to show that it may come in."""
 
     def __init__(self, house: House) -> None:
         self._house = house
@@ -177,13 +179,12 @@ class Connection(asyncio.Protocol):
 
     def _greet(self, payload: bytes) -> None:
         house = self._house
-        verdict = judge(payload, house.tokens, house.versions)
+        verdict = judge(payload, house.tokens if self.is_stranger else None, house.versions)
         if isinstance(verdict, Refused):
             self._refuse(verdict)
             return
-        assert isinstance(verdict, Accepted)
         hello = verdict.hello
-        lack = house.lacks_room(hello.client, hello.run)
+        lack = house.lacks_room(hello.client, hello.run) if self.is_stranger else None
         if lack is not None:
             self._refuse(Refused(RefusalCode.LIMIT, lack[1]), lack[0])
             return

@@ -35,6 +35,7 @@ from quorate.server.house import House
 from quorate.server.hub import Hub
 from quorate.server.journal import Journal
 from quorate.server.local import LocalBackend, LocalWatch
+from quorate.server.onlooker import Onlooker
 from quorate.server.refusals import Refusal
 from quorate.server.server import Server
 from quorate.wire.frames import frame
@@ -161,6 +162,10 @@ class DurableConnection(Connection):
         return f"the server cannot write its data, and executes nothing meanwhile: {self._journal.trouble}"
 
 
+class DurableOnlooker(Onlooker, DurableConnection):
+    """Is told what is kept."""
+
+
 class DurableWatch(LocalWatch):
     """Tells of what is kept."""
 
@@ -212,6 +217,9 @@ class DurableServer(Server):
 
     def make_connection(self) -> Connection:
         return DurableConnection(self, self.journal)
+
+    def make_onlooker(self) -> Onlooker:
+        return DurableOnlooker(self, self.journal)
 
     async def settle(self) -> None:
         await self.journal.settle()

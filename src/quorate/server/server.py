@@ -28,6 +28,7 @@ from quorate.server.gallery import Gallery
 from quorate.server.hub import Hub
 from quorate.server.limits import ServerLimits
 from quorate.server.local import LocalBackend
+from quorate.server.onlooker import Onlooker
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
 from quorate.server.runs import Runs
@@ -140,6 +141,14 @@ class Server:
     def make_connection(self) -> Connection:
         """What a client speaks to."""
         return Connection(self) if self._awake is None else WakefulConnection(self, self._awake)
+
+    async def admit(self, one: socket.socket) -> None:
+        """Take a connection that this process made itself: nothing is asked of it, and it can only look on."""
+        await self._loop.connect_accepted_socket(self.make_onlooker, one)
+
+    def make_onlooker(self) -> Onlooker:
+        """What a process that was started here speaks to."""
+        return Onlooker(self)
 
     async def stop(self, why: str = "the server stops") -> None:
         """Tell everybody, close everything. What was answered was executed; nothing more is."""
