@@ -31,6 +31,8 @@ from quorate.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld,
 LOOK_EVERY_S = 0.25
 REGISTER_S = 0.5
 """What a look at a cell more, and races for it, may add."""
+NOT_CONNECTED = 5
+"""So many nodes at most have a session and, for a moment, no connection that could break."""
 LATE_TTLS = 2
 """How many times to live a request may be under way at most."""
 
@@ -415,7 +417,7 @@ class Director:
                 length_s = min(length_s, plan.ttl_s / 2 - 4 * plan.slowest_s * len(world.processes))
             if plan.wired:  # a third of a lease may be over, and a new connection takes several journeys
                 length_s = min(length_s, plan.ttl_s * 0.6 - 12 * plan.slowest_s)
-            if world.wire is not None and len(world.safety.picture.nodes) > MASS_SESSIONS:
+            if world.wire is not None and len(world.safety.picture.nodes) > MASS_SESSIONS + NOT_CONNECTED:
                 world.wire.reset_all()  # too many at once to be the nodes' doing
                 await asyncio.sleep(plan.slowest_s)
                 length_s = min(length_s, plan.ttl_s * 0.2)
