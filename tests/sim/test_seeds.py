@@ -12,6 +12,7 @@ FOUND = {
     106859: "a confirmation from before the run was forgotten was taken for being in the new round of that number",
     401666: "a server remembered fewer changes than it had kept without telling anybody, and the simulator missed them",
     421132: "a simulated switch broke too few connections at once for the server to think of a switch",
+    430740: "an outage came right after a session was granted slowly, which had less than a third of its time left",
 }
 
 

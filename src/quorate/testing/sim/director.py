@@ -406,6 +406,7 @@ class Director:
     async def _tolerate_outage(self) -> None:
         """The control plane is away for less than a lease: nobody notices."""
         world, plan = self._world, self._plan
+        await asyncio.sleep(plan.ttl_s / 2)  # who came last has renewed its session: granting it may have taken long
         before = {p.machine: (p.joined.number if p.joined else 0, len(p.causes)) for p in world.processes.values()}
         if world.wire is not None and plan.seed % 2:
             world.wire.crash(is_machine=False)
