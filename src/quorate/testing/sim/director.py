@@ -31,7 +31,7 @@ from quorate.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld,
 LOOK_EVERY_S = 0.25
 REGISTER_S = 0.5
 """What a look at a cell more, and races for it, may add."""
-NOT_CONNECTED = 5
+NOT_CONNECTED = 2
 """So many nodes at most have a session and, for a moment, no connection that could break."""
 LATE_TTLS = 2
 """How many times to live a request may be under way at most."""
