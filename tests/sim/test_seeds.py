@@ -13,6 +13,7 @@ FOUND = {
     401666: "a server remembered fewer changes than it had kept without telling anybody, and the simulator missed them",
     421132: "a simulated switch broke too few connections at once for the server to think of a switch",
     430740: "an outage came right after a session was granted slowly, which had less than a third of its time left",
+    501029: "sessions whose time is over while the disk fails were said to have ended, and none does then",
 }
 
 

@@ -148,7 +148,7 @@ class _Life(Server):
         ]
         early = [lease for lease in here if now < self._renewed_at.get(lease, now) + self._home.plan.ttl_s - 1e-6]
         self._plain_execute(Tick())
-        for lease in early:
+        for lease in (lease for lease in early if leases.get(lease) is None):  # none ends while the disk fails
             self._home.ended_early(lease, now - self._renewed_at[lease])
 
     def push(self, batch: Batch) -> None:
