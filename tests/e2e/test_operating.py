@@ -179,6 +179,18 @@ def test_closed_run_says_by_whom_and_why(place):
 
 
 @also_on_a_slow_etcd
+def test_what_others_wrote_does_not_play_with_the_terminal(place):
+    url = place.run("rude")
+    place.stage.node(f"{url}?min_nodes=1", "a")
+    until_said("why", url, parts=("round 1 is active",))
+    ask("store", "set", url, "k\bk", "v")
+    for words in (["close", url, "--reason", "wiped\b\nall is well"], ["why", url], ["status", url], ["events", url]):
+        assert "wiped\N{REPLACEMENT CHARACTER} all is well" in ask(*words), words
+    for words in (["history", url], ["ls", place.root], ["store", "ls", url]):
+        assert "\b" not in ask(*words), words
+
+
+@also_on_a_slow_etcd
 def test_run_that_does_not_exist_is_not_made_by_looking(place):
     said = ask("why", place.run("never"), code=3)
     assert "Run 'never' does not exist" in said

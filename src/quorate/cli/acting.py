@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from quorate._plain import one_line
 from quorate.cli.common import backend_of, common, confirm, operator_name, print_json, run, target_of, within
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def drain(url: str, node: str, reason: str, is_sure: bool, as_json: bool, timeou
     if as_json:
         print_json({"schema": 1, "run_id": target.settings.run_id, "node": node, "ids": ids, "by": operator_name()})
     else:
-        click.echo(f"asked {node} to go ({', '.join(ids)}): {reason or 'no reason given'}")
+        click.echo(one_line(f"asked {node} to go ({', '.join(ids)}): {reason or 'no reason given'}"))
 
 
 def _operate(target: Target, timeout_s: float, act: Callable[[Operator], Any]) -> Any:
@@ -89,4 +90,4 @@ def _tell_closing(target: Target, done: Any, as_json: bool, changed: str, unchan
         print_json({"schema": 1, "run_id": target.settings.run_id, "changed": done.changed, "closing": closing})
         return
     said = f", by {closed.by}: {closed.why or 'no reason given'}" if closed.by else ""
-    click.echo(f"run {target.settings.run_id!r} {changed if done.changed else unchanged}{said}")
+    click.echo(one_line(f"run {target.settings.run_id!r} {changed if done.changed else unchanged}{said}"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quorate._plain import one_line, plainly
 from quorate.cli.common import NO_SUCH, Failed, backend_of, common, place_of, print_json, run, target_of, within
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def status(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
     from quorate.cli.show import status as shown
 
     out = console()
-    out.print(shown(report, out), markup=False)
+    out.print(shown(plainly(report), out), markup=False)
 
 
 @click.command(epilog="Example: quorate why tcp://head:29400/my-run")
@@ -60,7 +61,7 @@ def why(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
     from quorate.observe.explain import explain
 
     target, report = _look(url, timeout_s, how)
-    found = explain(report, target.given)
+    found = explain(plainly(report), target.given)
     if not report.exists:
         raise Failed(found.paragraph, NO_SUCH)
     if as_json:
@@ -112,7 +113,7 @@ def ls(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
 
     out = console()
     if runs:
-        out.print(runs_table(runs, out))
+        out.print(runs_table([plainly(listed) for listed in runs], out))
     else:
         click.echo(f"there are no runs on {place.where}")
 
@@ -134,9 +135,9 @@ def history(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
 
     out = console()
     if report.rounds:
-        out.print(history_table(report.rounds, out))
+        out.print(history_table(plainly(report).rounds, out))
     else:
-        click.echo(f"run {report.run_id!r} has had no round yet: {report.reason or 'nothing was said'}")
+        click.echo(f"run {report.run_id!r} has had no round yet: {one_line(report.reason) or 'nothing was said'}")
 
 
 @click.command(epilog="Example: quorate events tcp://head:29400/my-run --follow --json | jq .text")
@@ -212,7 +213,7 @@ async def _tell(reports: AsyncIterator[Report], follower: Follower) -> None:
     said = ""
     async for report in reports:
         reason = report.reason if report.exists else "there is no such run"
-        line = f"{report.phase.value}: {counts_sentence(report)}; {follower.trouble or reason}"
+        line = one_line(f"{report.phase.value}: {counts_sentence(report)}; {follower.trouble or reason}")
         if line != said:
             said = line
             click.echo(f"{moment(wall())} {line}")
@@ -229,7 +230,7 @@ async def _draw(reports: AsyncIterator[Report], follower: Follower, out: Console
 
     async def take() -> None:
         async for report in reports:
-            latest[:] = [report]
+            latest[:] = [plainly(report)]
             due.set()
 
     taking = asyncio.create_task(take(), name="watch")
@@ -287,4 +288,4 @@ def _print_event(at: float | None, event: Event, as_json: bool) -> None:
         return
     from quorate.cli.show import moment
 
-    click.echo(f"{moment(at):>8}  {event.by}: {event.text()}")
+    click.echo(one_line(f"{moment(at):>8}  {event.by}: {event.text()}"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quorate._plain import one_line
 from quorate.cli.common import NO_SUCH, Failed, backend_of, common, print_json, run, target_of, within
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def ls(url: str, number: int | None, as_json: bool, timeout_s: float, **how: Any
         click.echo(f"the store of round {current} is empty")
     else:
         for key, size, _ in keys:
-            click.echo(f"{size:>10}  {key}")
+            click.echo(f"{size:>10}  {one_line(key)}")
 
 
 @store.command(name="watch", epilog="Example: quorate store watch tcp://head:29400/my-run progress")

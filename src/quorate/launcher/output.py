@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from quorate._plain import one_line
+
 LONGEST_LINE = 64 * 1024
 """What has no end by then is shown without."""
 AGAIN_S = 60.0
@@ -71,11 +73,11 @@ class Console:
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
-        self._do(lambda: self._write(2, f"{OWN_PREFIX}{_one_line(text)}\n".encode(errors="replace")))
+        self._do(lambda: self._write(2, f"{OWN_PREFIX}{one_line(text)}\n".encode(errors="replace")))
 
     def wait_for(self, what: str | None) -> None:
         """What is waited for now: one line, which is kept up to date on a terminal. None: nothing any more."""
-        at, line = self._clock(), None if what is None else _one_line(what)
+        at, line = self._clock(), None if what is None else one_line(what)
         self._do(lambda: self._set_wait(line, at))
 
     def follow(self, stream: Stream) -> None:
@@ -210,13 +212,6 @@ def _write_all(fd: int, data: bytes) -> None:
             view = view[os.write(fd, view) :]
         except BlockingIOError:  # somebody else made it so
             select.select([], [fd], [])
-
-
-def _one_line(text: str) -> str:
-    """Without what would move the cursor or colour the rest: names and reasons are from other nodes, too."""
-    return "".join(
-        letter if letter.isprintable() else " " if letter.isspace() else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )
 
 
 def fill_standard_streams() -> None:

@@ -1,0 +1,35 @@
+"""Text from others, as it may be shown on a terminal: names and reasons are written by every client of a run."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def one_line(text: str) -> str:
+    """Without what would move the cursor or colour the rest."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else " " if letter.isspace() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+def plainly(value: T) -> T:
+    """The same with every text in it on one line."""
+    return msgspec.convert(_plain(msgspec.to_builtins(value)), type(value), strict=False)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case str():
+            return one_line(value)
+        case dict():
+            return {_plain(key): _plain(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case _:
+            return value
