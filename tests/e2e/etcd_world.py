@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -80,11 +81,19 @@ class World:
 
     def coordinator(self) -> str:
         """The name of the node that decides."""
+        return str(msgspec.json.decode(base64.b64decode(self._coordinator()["value"]))["name"])
+
+    def coordinator_lease(self) -> int:
+        """The lease that its office hangs on: that of its session."""
+        return int(self._coordinator()["lease"])
+
+    def _coordinator(self) -> dict[str, Any]:
+        """The key of the node that decides, as etcd tells it."""
         key = base64.b64encode(self.keys.coordinator.encode()).decode()
         for _ in ticks():
             kvs = self.cluster.leader.ask("kv/range", key=key).get("kvs", [])
             if kvs:
-                return str(msgspec.json.decode(base64.b64decode(kvs[0]["value"]))["name"])
+                return dict(kvs[0])
         raise AssertionError(self.story("nobody is coordinator"))
 
     def changes(self, number: int) -> list[tuple[str, Fact]]:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from quorate.kv.types import Put
-from tests.backends.etcd.kit import needs
+from tests.backends.etcd.kit import ELECTION_S, needs
 from tests.e2e.etcd_faults import NAMES, Campaign
 from tests.e2e.etcd_world import SLACK_S, TTL_S, World, three
 from tests.e2e.kit import Stage, members_agree
@@ -41,10 +41,10 @@ def test_scenario_08_loss_of_any_machine_of_the_control_plane_loses_nothing(stag
     survivors = [node for other, node in nodes.items() if other != name]
     told = [node.wait("changed") for node in survivors]
     assert {fact["cause"] for fact in told} == {"loss"}
-    assert max(fact["at"] for fact in told) - killed_at < TTL_S + 1 + SLACK_S
+    assert max(fact["at"] for fact in told) - killed_at < TTL_S + ELECTION_S + 1 + SLACK_S
     second = [node.round(above=number) for node in survivors]
     members_agree(*second)
-    assert max(fact["at"] for fact in second) - killed_at < TTL_S + 2 + SLACK_S
+    assert max(fact["at"] for fact in second) - killed_at < TTL_S + ELECTION_S + 2 + SLACK_S
     elected = [fact for node in survivors for fact in node.events("CoordinatorElected")]
     assert len(elected) == 1
     world.check()

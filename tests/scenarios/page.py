@@ -35,7 +35,8 @@ promised time scaled by the load, which is written down: how many processes want
 allowance is the promise times one more than that (four at most), and twice the time that the machine stood still.
 
 On `tcp` there is one `quorate serve`; on `etcd` three members of a real etcd 3.4, where a loss is known by the time to
-live alone; "-" where a row is about the embedded server. Machines are network namespaces, agents those of torch 2.13.
+live alone, to which a new leader of etcd adds its election time-out ([why](etcd.md#what-happens-when)); "-" where a row
+is about the embedded server. Machines are network namespaces, agents those of torch 2.13.
 """
 
 

@@ -20,6 +20,8 @@ import pytest
 
 PATIENCE_S = 30.0
 TICK_S = 0.05
+ELECTION_S = 1.0
+"""The election time-out of the members, unless they are given another: etcd's own default."""
 SYSTEM = shutil.which("etcd", path="/usr/bin:/usr/local/bin:/opt/bin")
 
 
@@ -49,11 +51,11 @@ def needs(which: str) -> str:
     return binary
 
 
-def ticks(patience_s: float = PATIENCE_S) -> Iterator[None]:
+def ticks(patience_s: float = PATIENCE_S, tick_s: float = TICK_S) -> Iterator[None]:
     """Looks at something, with a pause between two. The time that a machine stands still does not count."""
-    for _ in range(int(patience_s / TICK_S)):
+    for _ in range(int(patience_s / tick_s)):
         yield
-        time.sleep(TICK_S)
+        time.sleep(tick_s)
 
 
 def free_ports(count: int) -> list[int]:
@@ -96,6 +98,7 @@ class Member:
             f"--listen-peer-urls=http://{peer}",
             f"--initial-advertise-peer-urls=http://{peer}",
             f"--initial-cluster={cluster}",
+            f"--election-timeout={ELECTION_S * 1000:.0f}",
             "--logger=zap",
             "--log-level=warn",
             *options,
@@ -151,6 +154,20 @@ class Member:
         if done.returncode:
             raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr}")
         return done.stdout
+
+    def has_lease(self, lease: int) -> bool:
+        """Whether the lease lives. Asked of the leader it is certain: nobody else ends leases."""
+        return int(self.ask("lease/timetolive", ID=lease).get("TTL", 0)) >= 0
+
+    def lease_last_seen_at(self, lease: int) -> float:
+        """Wait until the lease has ended; a moment at which it was still there, shortly before that."""
+        seen_at = time.monotonic()
+        for _ in ticks(tick_s=0.02):
+            now = time.monotonic()
+            if not self.has_lease(lease):
+                return seen_at
+            seen_at = now
+        raise AssertionError(f"lease {lease:x} does not end")
 
     def status(self) -> dict[str, Any] | None:
         """None: it does not answer."""
