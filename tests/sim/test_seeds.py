@@ -14,6 +14,7 @@ FOUND = {
     421132: "a simulated switch broke too few connections at once for the server to think of a switch",
     430740: "an outage came right after a session was granted slowly, which had less than a third of its time left",
     501029: "sessions whose time is over while the disk fails were said to have ended, and none does then",
+    517764: "the world was said to be whole while a member that had lost its session was yet to go",
 }
 
 

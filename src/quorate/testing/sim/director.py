@@ -322,6 +322,8 @@ class Director:
             and record.round == number
             and p.joined is not None
             and p.joined.number == number
+            and (session := p.node._presence.session) is not None
+            and not session.lost.is_set()  # else it has yet to go, and to come again
         ]
         if len(inside) != size:
             reason = picture.waiting.reason if picture.waiting else "nothing was said"
