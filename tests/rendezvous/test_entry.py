@@ -249,6 +249,36 @@ def test_leases_that_ended_while_the_outcome_was_unknown_are_replaced() -> None:
     play(scene)
 
 
+def test_lease_whose_end_was_not_acknowledged_is_not_used_for_another_run() -> None:
+    async def scene(doors: Doors) -> None:
+        class Deaf(MemoryBackend):
+            failures = 1
+
+            async def revoke(self, lease: int) -> None:
+                await super().revoke(lease)
+                if self.failures:
+                    self.failures -= 1
+                    raise OutcomeUnknown("no answer")
+
+        deaf = Deaf(doors.server)
+
+        async def too_late(what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]) -> TxnResult:
+            if "config" in what and deaf.failures:
+                await doors.entry("b").check()
+            return await execute()
+
+        entry = doors.entry(backend=Meddling(deaf, too_late))
+        with pytest.raises(OutcomeUnknown):
+            await entry.check()
+        for lease in (doors.config.data_lease, doors.config.run_lease):
+            await MemoryBackend(doors.server).revoke(lease)
+        door = await entry.check()
+        assert door.config.by == "a"
+        assert doors.leases == {door.config.run_lease, door.config.data_lease}
+
+    play(scene)
+
+
 def test_run_that_nobody_renews_is_free_again() -> None:
     async def scene(doors: Doors) -> None:
         await doors.entry(reopen_after=60).check()

@@ -10,9 +10,10 @@ import pytest
 
 from quorate import aio
 from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter, ServerStopped
+from quorate.kv.types import Revoke
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import ConfigRecord, encode
+from quorate.rendezvous.records import ConfigRecord, decode, encode
 from quorate.server import runs
 from quorate.server import server as serving_module
 from quorate.server.server import Server
@@ -151,6 +152,27 @@ def test_run_that_is_made_while_the_server_rests_is_renewed_in_time():
             await eventually(lambda: server.hub.engine.leases.get(marker) is None, "more than its time passes")
             assert RunKeys("quorate", "run").config in server.hub.engine.items
             await session.close()
+
+    run(main())
+
+
+def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again(monkeypatch):
+    monkeypatch.setattr(runs, "MOST_PAUSE_S", 0.2)
+
+    async def main():
+        async with serving() as server:
+            first, second = (node(server, "run", name, 2) for name in ("a", "b"))
+            waiting = asyncio.create_task(first.next_rendezvous())
+            config = RunKeys("quorate", "run").config
+            await eventually(lambda: config in server.hub.engine.items, "the run is made")
+            before = decode(ConfigRecord, server.hub.engine.items[config])
+            server.hub.execute(Revoke(before.data_lease))
+            worlds = await asyncio.wait_for(asyncio.gather(waiting, second.next_rendezvous()), PROCESS_PATIENCE_S)
+            assert {world.round for world in worlds} == {1}
+            after = decode(ConfigRecord, server.hub.engine.items[config])
+            assert after.data_lease != before.data_lease
+            assert after.incarnation == before.incarnation
+            await close(first, second)
 
     run(main())
 

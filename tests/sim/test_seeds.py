@@ -15,6 +15,7 @@ FOUND = {
     430740: "an outage came right after a session was granted slowly, which had less than a third of its time left",
     501029: "sessions whose time is over while the disk fails were said to have ended, and none does then",
     517764: "the world was said to be whole while a member that had lost its session was yet to go",
+    554218: "a run was made on a lease that its maker had ended without hearing so, and no round ever formed",
 }
 
 

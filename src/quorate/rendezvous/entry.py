@@ -94,6 +94,8 @@ class Entry:
         self._wall = wall
         self._granted: list[int] = []
         """Leases for a run that is being made, as long as it is not known what became of that."""
+        self._unwanted: list[int] = []
+        """Leases that are not needed after all and may have ended: no run is made on them."""
         self._making = asyncio.Lock()
 
     async def read(self) -> Door | None:
@@ -161,7 +163,7 @@ class Entry:
         """The door as it is; the run is made if it does not exist."""
         while True:
             door = await self.read()
-            if door is not None and not self._granted:
+            if door is not None and not self._granted and not self._unwanted:
                 return door
             async with self._making:
                 if door is None:
@@ -279,11 +281,12 @@ class Entry:
 
     async def _let_go(self, used: int = 0) -> None:
         """The run is made. End what was granted for it, unless the run is under it: under the lease `used`."""
-        if self._granted[:1] == [used]:
-            self._granted.clear()
-        while self._granted:
-            await self._backend.revoke(self._granted[-1])
-            self._granted.pop()
+        if self._granted[:1] != [used]:
+            self._unwanted += self._granted
+        self._granted.clear()
+        while self._unwanted:
+            await self._backend.revoke(self._unwanted[-1])
+            self._unwanted.pop()
 
     async def _replace_config(self, door: Door) -> None:
         """The nodes of the run are all gone: its settings may change. Its leases and its numbers go on."""

@@ -17,8 +17,9 @@ from quorate._marks import mark
 from quorate.backends.backoff import Backoff
 from quorate.errors import RendezvousStateError
 from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter
-from quorate.kv.types import Delete, Exists, Item, KeepAlive, Put, Txn
+from quorate.kv.types import Delete, Exists, Grant, Item, KeepAlive, LeaseResult, Put, Txn
 from quorate.rendezvous.coordinator import Coordinator
+from quorate.rendezvous.entry import DATA_TTL_S
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import ClaimRecord, ConfigRecord, CoordinatorRecord, decode, encode
 from quorate.rendezvous.returning import Returning
@@ -202,8 +203,17 @@ class Runs:
             pause_s = min(pause_s, config.run_ttl_s / 3)
             if run_id in alive:
                 self._hub.execute(KeepAlive(config.run_lease))
-                self._hub.execute(KeepAlive(config.data_lease))
+                renewed = self._hub.execute(KeepAlive(config.data_lease))
+                if isinstance(renewed, LeaseResult) and not renewed.alive:
+                    self._replace_data_lease(run.keys.config, config)
         return max(LEAST_PAUSE_S, pause_s)
+
+    def _replace_data_lease(self, key: str, config: ConfigRecord) -> None:
+        """Nothing can be decided without the lease of rosters, reports and stores."""
+        granted = self._hub.execute(Grant(DATA_TTL_S))
+        assert isinstance(granted, LeaseResult)
+        config = msgspec.structs.replace(config, data_lease=granted.lease)
+        self._hub.execute(Txn((), (Put(key, encode(config), config.run_lease),)))
 
     def _let_go(self, run_id: str, run: Run) -> None:
         mark("server.collected")
