@@ -37,20 +37,30 @@ class Changed:
         self.cause: Cause | None = None
         self.reason = ""
         self._check_process = check_process
-        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._event: threading.Event | None = None
+        """Made when somebody waits: a round is entered without it."""
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self.cause is not None
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until the world has changed, or the time is over; whether it has. ForkedProcessError in a fork."""
         self._check_process()
-        return self._event.wait(timeout)
+        with self._lock:
+            if self.cause is not None:
+                return True
+            event = self._event = self._event or threading.Event()
+        return event.wait(timeout)
 
     def set(self, cause: Cause, reason: str) -> None:
         """The driver's."""
-        self.cause, self.reason = cause, reason
-        self._event.set()
+        with self._lock:
+            self.reason = reason
+            self.cause = cause
+            event = self._event
+        if event is not None:
+            event.set()
 
 
 class World(RendezvousInfo):

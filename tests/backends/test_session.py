@@ -6,7 +6,7 @@ import random
 import pytest
 
 from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.backends.session import LeaseSession, first_part
+from quorate.backends.session import MOST_ASKING, LeaseSession, first_part
 from quorate.errors import OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Put
 from quorate.testing.chaos import ChaosBackend, Faults
@@ -189,6 +189,77 @@ def test_renewal_that_takes_too_long_counts_as_missed():
 
     assert run(main()) is False
     assert missed == ["no answer in time"]
+
+
+def test_answer_that_comes_late_counts():
+    """Or a backend that is slow to answer everybody would lose them all, and have them all come anew."""
+    missed = []
+
+    async def main():
+        backend = Scripted(after=lambda: asyncio.sleep(3.5))
+        session = await backend.open_session(TTL_S, renew_timeout_s=0.5, on_missed=missed.append)
+        await asyncio.sleep(100.0)
+        lost = session.lost.is_set()
+        await session.close()
+        return lost
+
+    assert run(main()) is False
+    assert set(missed) == {"no answer in time"}
+
+
+def test_renewals_without_an_answer_are_few_and_end_with_the_session():
+    async def main():
+        backend = Scripted(fault=hang)
+        session = await backend.open_session(TTL_S, renew_timeout_s=0.1)
+        await session.lost
+        await asyncio.sleep(0)
+        return len(backend.sent_at), [task.get_name() for task in asyncio.all_tasks()]
+
+    sent, tasks = run(main())
+    assert sent == MOST_ASKING
+    assert len(tasks) == 1
+
+
+async def granted(backend):
+    """A session on a backend that says of an ended one that it has ended."""
+    lease = await backend.grant(TTL_S)
+    return LeaseSession(
+        backend, lease, TTL_S, now(), interval_s=None, renew_timeout_s=None, on_missed=None, is_told=True
+    )
+
+
+def test_session_that_waits_for_word_is_not_lost_by_the_clock_alone():
+    async def main():
+        backend = Scripted(after=lambda: asyncio.sleep(TTL_S + 1.0))  # every answer is too late, every renewal arrives
+        session = await granted(backend)
+        session.wait_for_word(True)
+        await asyncio.sleep(10 * TTL_S)
+        lost = session.lost.is_set()
+        session.wait_for_word(False)
+        return lost, session.lost.reason
+
+    assert run(main()) == (False, "the session was not renewed within its time to live of 6 s")
+
+
+def test_session_that_waits_for_word_is_lost_when_the_word_comes():
+    async def main():
+        backend = Scripted(fault=lambda: asyncio.sleep(TTL_S + 1.0))  # every renewal arrives too late
+        session = await granted(backend)
+        session.wait_for_word(True)
+        return await lost_at(session), session.lost.reason
+
+    at, reason = run(main())
+    assert at == pytest.approx(2.0 + TTL_S + 1.0)
+    assert reason == "the backend ended the session: it had not been renewed in time, or was revoked"
+
+
+def test_session_that_waits_for_word_is_lost_in_time_without_a_backend():
+    async def main():
+        session = await granted(Scripted(fault=failing(Unavailable("down"))))
+        session.wait_for_word(True)
+        return await lost_at(session)
+
+    assert run(main()) == TTL_S
 
 
 # --- losing -----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from quorate import aio
 from quorate.backends import tcp
+from quorate.backends.dial import dial
 from quorate.errors import BackendError, HistoryGone, OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Put
 from quorate.rendezvous.records import ClaimRecord, encode
@@ -27,6 +28,7 @@ from quorate.wire.messages import (
 )
 from tests.server.kit import PATIENCE_S, client_of, eventually, fresh_port, put, run, serving, take
 from tests.server.proxy import through
+from tests.server.threaded import House
 
 LATE_S = 5.0
 """How much later than asked for a time-out may come on a busy machine."""
@@ -188,6 +190,41 @@ def test_connection_on_which_nothing_is_heard_is_given_up_for_a_new_one():
     run(main())
 
 
+def test_connection_whose_words_arrive_is_given_more_time():
+    """The server may only be busy: to greet everybody anew would be more to do."""
+
+    async def main():
+        async with serving() as server, through(server) as proxy:
+            async with client_of(proxy.endpoint, stall_s=0.3, call_timeout_s=PATIENCE_S) as backend:
+                await backend.get("/a")
+                await asyncio.sleep(0.4)  # until nothing is looked out for
+                proxy.delay_s = 0.2
+                await backend.get("/a")
+            assert proxy.connections == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_process_that_stood_still_hears_first_what_was_answered_meanwhile(kind):
+    """uvloop calls what is due before it reads."""
+    factory = None if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+
+    async def main(house):
+        async with client_of(house.proxy.endpoint, stall_s=0.3) as backend:
+            await backend.get("/a")
+            house.proxy.delay_s = 0.05
+            asking = asyncio.create_task(backend.get("/a"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.02)
+            time.sleep(1.0)  # noqa: ASYNC251
+            await asking
+
+    with House() as house, asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main(house))
+        assert house.proxy.connections == 1
+
+
 def test_silence_is_no_reason_to_give_up_a_connection_that_owes_nothing():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint, stall_s=0.05) as backend:
@@ -300,6 +337,44 @@ def test_node_joins_a_server_that_starts_after_it():
             world = await joining
             assert (world.rank, world.world_size) == (0, 1)
             await node.aclose()
+
+    run(main())
+
+
+def test_session_lasts_from_when_it_was_asked_for_on_a_connection():
+    """However long it took to be connected: thousands that come at once have to wait for their turn."""
+
+    async def main():
+        async with serving() as server:
+            endpoint = server.addresses[0]
+
+            async def connect_late(make):
+                await asyncio.sleep(1.0)
+                await dial(endpoint, 1)(make)
+
+            backend = tcp.TcpBackend(endpoint, connect_late)
+            session = await backend.open_session(0.9)
+            await asyncio.sleep(0.3)
+            assert session.lost.reason is None
+            await backend.close()
+
+    run(main())
+
+
+def test_round_forms_although_every_answer_takes_longer_than_sessions_last():
+    """As on a machine with far too much to do. All renewals arrive, and that is what counts until there is a round."""
+
+    async def main():
+        async with serving() as server, through(server) as proxy:
+            url = f"tcp://{proxy.endpoint}/run?is_host=0&keep_alive_interval=0.5&keep_alive_max_attempt=3"
+            nodes = [aio.create_handler(url, name=name, min_nodes=2, max_nodes=2) for name in "ab"]
+            await asyncio.gather(*(node.next_rendezvous() for node in nodes))
+            proxy.delay_s = 0.8
+            worlds = await asyncio.gather(*(node.next_rendezvous() for node in nodes))
+            assert {world.round for world in worlds} == {2}
+            proxy.delay_s = 0.0
+            for node in nodes:
+                await node.aclose()
 
     run(main())
 

@@ -22,6 +22,8 @@ class Proxy:
         """Nothing that the client says arrives."""
         self.dribble = 0
         """What the client says arrives in pieces of so many bytes, and others are served in between; 0: as it comes."""
+        self.delay_s = 0.0
+        """How long everything takes, either way."""
         self.limits: Callable[[int], tuple[float, float]] = lambda number: (float("inf"), float("inf"))
         """After how many bytes up and down the connection of this number is cut."""
         self._listening: asyncio.Server | None = None
@@ -95,6 +97,9 @@ class Proxy:
         try:
             while data := await reader.read(1 << 16):
                 if self.swallows if is_down else self.deafens:
+                    continue
+                if self.delay_s:
+                    asyncio.get_running_loop().call_later(self.delay_s, writer.write, data)
                     continue
                 if passed + len(data) >= limit:
                     writer.write(data[: int(limit - passed)])

@@ -366,7 +366,7 @@ MUTANTS = (
         (
             Edit(
                 LeaseSession,
-                "_renew",
+                "_keep_renewing",
                 "pause_s = min(self._interval_s / 5, RETRY_S)",
                 "return self.lost.set('one renewal was missed')",
             ),

@@ -108,6 +108,12 @@ class Session(ABC):
     def abandon(self) -> None:
         """Stop renewing without a word: what a dead process does."""
 
+    def wait_for_word(self, waits: bool) -> None:  # noqa: B027
+        """Whether nothing depends on it that this process notices a loss by itself: it is not in a round.
+
+        Then a session whose renewals are only answered late is not lost before the backend says so, where one does.
+        """
+
 
 class Late(Exception):
     """The deadline of a direct request has passed; whether it was executed is not known."""

@@ -1,7 +1,9 @@
 """A session made of the contract's own leases: for every backend that has no better way.
 
 It counts as lost on this side when no renewal was *sent* for its time to live and then succeeded: the backend cannot
-think so earlier. What is measured is this process's monotonic clock, and only against itself.
+think so earlier. What is measured is this process's monotonic clock, and only against itself. A renewal whose answer is
+late counts as missed and is made up for, but when the answer comes it counts: a backend that takes long to answer
+everybody must not lose them all.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ from quorate.errors import BackendError, Rejected, Unavailable
 
 CLOSE_TIMEOUT_S = 5.0
 RETRY_S = 0.5
+MOST_ASKING = 8
+"""So many renewals may wait for their answers at a time."""
+LATE_S = 0.1
+TURNS = 4
+"""Whoever wakes up so much too late stood still, and has all that came meanwhile after so many turns of a loop."""
 GOLDEN = 0.6180339887498949
 
 
@@ -42,8 +49,12 @@ class LeaseSession(Session):
         renew_timeout_s: float | None,
         on_missed: Callable[[str], None] | None,
         spread: bool = False,
+        is_told: bool = False,
     ) -> None:
-        """`spread`: many sessions are opened together, and they are not to be renewed together."""
+        """`spread`: many sessions are opened together, and they are not to be renewed together.
+
+        `is_told`: the backend says of a session that has ended that it has, as soon as it can be asked again.
+        """
         self.lease = lease
         self.ttl_s = ttl_s
         self.lost = Lost()
@@ -55,6 +66,10 @@ class LeaseSession(Session):
         self._told_missed_at = float("-inf")
         """When it was last told that renewals are missed; it is told again when that has lasted for a time to live."""
         self._expires_at = granted_at + ttl_s
+        self._is_told = is_told
+        self._waits_for_word = False
+        self._asking: set[asyncio.Task[str | None]] = set()
+        """Renewals that are not answered yet."""
         self._task = asyncio.create_task(self._renew(), name=f"renew lease {lease}")
 
     @classmethod
@@ -93,28 +108,67 @@ class LeaseSession(Session):
     def abandon(self) -> None:
         self._task.cancel()
 
+    def wait_for_word(self, waits: bool) -> None:
+        self._waits_for_word = waits and self._is_told
+        if not waits and asyncio.get_running_loop().time() >= self._expires_at:
+            self._expire()
+
+    def _expire(self) -> None:
+        mark("session.expired_here")
+        self.lost.set(f"the session was not renewed within its time to live of {self.ttl_s:g} s")
+
     async def _renew(self) -> None:
-        loop = asyncio.get_running_loop()
+        try:
+            await self._keep_renewing(asyncio.get_running_loop())
+        finally:
+            for asking in self._asking:
+                asking.cancel()
+
+    async def _keep_renewing(self, loop: asyncio.AbstractEventLoop) -> None:
         # Of a session whose granting took long little is left: it is renewed while there is time for an answer.
         pause_s = min(self._first_s, (self._expires_at - loop.time()) / 2)
-        while True:
-            await asyncio.sleep(min(pause_s, max(0.0, self._expires_at - loop.time())))
-            if loop.time() >= self._expires_at:
-                mark("session.expired_here")
-                self.lost.set(f"the session was not renewed within its time to live of {self.ttl_s:g} s")
-                return
-            sent_at = loop.time()
-            missed = await self._renew_once(min(sent_at + self._renew_timeout_s, self._expires_at))
+        has_failed, sent_at = False, float("-inf")
+        while not self.lost.is_set():
+            due = self._within(loop.time() + max(0.0, pause_s))
+            await asyncio.sleep(due - loop.time())
+            is_over = loop.time() >= self._expires_at
+            if is_over and self._asking and due + LATE_S < loop.time() < sent_at + self.ttl_s:
+                await self._hear()
+                is_over = loop.time() >= self._expires_at
+            if is_over and not (self._waits_for_word and (self._asking or not has_failed)):
+                self._expire()
             if self.lost.is_set():
                 return
+            if len(self._asking) >= MOST_ASKING:
+                continue
+            sent_at = loop.time()
+            asking = loop.create_task(self._renew_once(sent_at), name=f"renewal of lease {self.lease}")
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+            # A server that is asked whether the session lives has to hear of it in time, whenever it answers.
+            most_s = min(self._renew_timeout_s, self._interval_s if self._waits_for_word else self.ttl_s)
+            await asyncio.wait((asking,), timeout=self._within(sent_at + most_s) - loop.time())
+            missed = asking.result() if asking.done() else "no answer in time"
+            has_failed = asking.done() and missed is not None
             if missed is None:
-                self._expires_at = sent_at + self.ttl_s
                 self._told_missed_at = float("-inf")
+                for late in self._asking - {asking}:  # what they would say is known
+                    late.cancel()
                 # From when it was sent: that is what the time to live counts from, however long the answer took.
                 pause_s = max(sent_at + self._interval_s - loop.time(), self._interval_s / 5)
             else:
                 pause_s = min(self._interval_s / 5, RETRY_S)
                 self._tell_missed(missed)
+
+    def _within(self, at: float) -> float:
+        """That instant, or when the session ends by this side's clock, if that is ahead and earlier."""
+        now = asyncio.get_running_loop().time()
+        return max(now, min(at, self._expires_at) if now < self._expires_at or not self._waits_for_word else at)
+
+    async def _hear(self) -> None:
+        """This process stood still: what may have been answered meanwhile is taken in before it is judged."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
 
     def _tell_missed(self, why: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -122,13 +176,10 @@ class LeaseSession(Session):
             self._told_missed_at = now
             self._on_missed(why)
 
-    async def _renew_once(self, until: float) -> str | None:
+    async def _renew_once(self, sent_at: float) -> str | None:
         """Why the renewal was missed; None: it was not. Sets `lost` if the backend says that the lease has ended."""
         try:
-            async with asyncio.timeout_at(until):
-                alive = await self._backend.keep_alive(self.lease)
-        except TimeoutError:
-            return "no answer in time"
+            alive = await self._backend.keep_alive(self.lease)
         except Rejected as error:
             self.lost.set(f"the backend refused to renew the session: {error}")
             return str(error)
@@ -139,6 +190,8 @@ class LeaseSession(Session):
             return str(error)
         except Exception as error:  # a defect of the backend must not stop the renewing in silence
             return f"renewing failed: {error!r}"
-        if not alive:
+        if alive:
+            self._expires_at = max(self._expires_at, sent_at + self.ttl_s)
+        else:
             self.lost.set("the backend ended the session: it had not been renewed in time, or was revoked")
         return None

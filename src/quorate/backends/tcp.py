@@ -25,11 +25,12 @@ from quorate.backends.contract import BackendStatus, Limits, Session, Watch
 from quorate.backends.ops import OpBackend, changes_something
 from quorate.backends.session import LeaseSession
 from quorate.backends.tcp_link import Link, cause_of
+from quorate.backends.tcp_lookout import STALL_S, Lookout
 from quorate.backends.tcp_requests import Pending, Requests
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.backends.tls import trouble_with_server
 from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
-from quorate.kv.types import Grant, Op, Range, Result, Txn, TxnResult
+from quorate.kv.types import BranchOp, Compare, Grant, Op, Range, Result, Txn, TxnResult
 from quorate.wire.handshake import Versions
 from quorate.wire.messages import (
     Answer,
@@ -61,8 +62,6 @@ LIMITS = Limits(max_txn_ops=100_000, max_txn_bytes=16 * 1024 * 1024)
 CONNECT_S = 10.0
 """One attempt to connect, with the welcome, takes no longer."""
 CALL_S = 60.0
-STALL_S = 6.0
-"""A connection on which nothing is heard for so long, while an answer is due, is given up for a new one."""
 SOFTWARE = f"quorate {__version__}"
 
 Connector: TypeAlias = Callable[[Callable[[], Link]], Awaitable[None]]
@@ -94,7 +93,6 @@ class TcpBackend(OpBackend):
         self._run = run
         self._token = token
         self._grace_s = grace_s
-        self._stall_s = stall_s
         self._rng = rng or random.Random(secrets.randbits(64))
         self._versions = versions or Versions()
         self._client = f"{self._rng.getrandbits(96):024x}"
@@ -104,6 +102,7 @@ class TcpBackend(OpBackend):
         self._link: Link | None = None
         """The connection, once it is welcome."""
         self._requests = Requests(call_timeout_s)
+        self._lookout = Lookout(endpoint, self._requests, lambda: self._link, stall_s)
         self._out: list[ClientMessage] = []
         self._flush_due = False
         self._max_frame = 0
@@ -114,7 +113,6 @@ class TcpBackend(OpBackend):
         self._sessions: dict[int, LeaseSession] = {}
         self._ungranted: set[int] = set()
         """Sessions whose lease was asked for and not yet answered: a new connection may not know them."""
-        self._timer: asyncio.TimerHandle | None = None
         self._make_claim: Callable[[], bytes] | None = None
         self._on_reach: Callable[[BackendError | None], None] | None = None
         self._is_down = False
@@ -127,6 +125,17 @@ class TcpBackend(OpBackend):
     async def execute(self, op: Op) -> Result:
         result = await self._request(Do(self._requests.number(), op), changes_something(op))
         assert not isinstance(result, Status)
+        return result
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
+    ) -> TxnResult:
+        """As in the contract, with fewer steps: a node's part in a round is one of these."""
+        self._check_open()
+        self._start()
+        op = Txn(tuple(compares), tuple(then), tuple(otherwise))
+        result = self.checked(await self._ask(Do(self._requests.number(), op), changes_something(op)))
+        assert isinstance(result, TxnResult)
         return result
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
@@ -161,11 +170,11 @@ class TcpBackend(OpBackend):
         renew_timeout_s: float | None = None,
         on_missed: Callable[[str], None] | None = None,
     ) -> Session:
-        granted_at = self._loop.time()
         lease = FIRST_CHOSEN + self._rng.getrandbits(CHOSEN_BITS)
         self._check_open()
         self._start()
-        granting = self._ask(Do(self._requests.number(), Grant(ttl_s, lease)), changes=True)
+        asked = self._asked(Do(self._requests.number(), Grant(ttl_s, lease)), changes=True)
+        granting = asked.answer
         if self._link is None:
             self.checked(await granting)
         # Else what needs the session goes out behind the request for it, in the same frame: no need to wait.
@@ -173,11 +182,12 @@ class TcpBackend(OpBackend):
             self,
             lease,
             ttl_s,
-            granted_at,
+            asked.first_sent_at,  # connecting may have taken longer than the session lasts
             interval_s=interval_s,
             renew_timeout_s=renew_timeout_s,
             on_missed=on_missed,
             spread=True,
+            is_told=True,
         )
         self._ungranted.add(lease)
         granting.add_done_callback(lambda _: self._lost_if_not_granted(session, granting))
@@ -225,8 +235,7 @@ class TcpBackend(OpBackend):
         if self._link is not None:
             self._flush()
             self._link.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._lookout.end()
         self._requests.fail(Unavailable("this connection was closed"))
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -238,15 +247,17 @@ class TcpBackend(OpBackend):
 
     def _ask(self, message: Do | AskStatus, changes: bool) -> asyncio.Future[Result | Status]:
         """Send it, now or when there is a connection."""
+        return self._asked(message, changes).answer
+
+    def _asked(self, message: Do | AskStatus, changes: bool) -> Pending:
         pending = self._requests.add(message, changes)
         if self._link is not None:
             self._dispatch(pending)
-        self._arm()
-        return pending.answer
+        self._lookout.arm()
+        return pending
 
     def _dispatch(self, pending: Pending) -> None:
-        pending.is_sent = True
-        pending.sent_at = self._loop.time()
+        pending.sent(self._loop.time())
         self._send(pending.message)
 
     def _send(self, message: ClientMessage) -> None:
@@ -281,28 +292,6 @@ class TcpBackend(OpBackend):
         if pending is not None:
             limit = f"the server takes {self._max_frame} at most"
             pending.fail(Rejected(f"a request of {size} bytes is too large: {limit}"))
-
-    def _arm(self) -> None:
-        """See to it that requests end in time, and that a silent connection is noticed. At most one timer runs."""
-        if self._timer is not None:
-            return
-        first = next(self._requests.open(), None)
-        if first is not None:
-            due = min(first.deadline, self._loop.time() + self._stall_s)
-            self._timer = self._loop.call_at(due, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        late = Unavailable(f"{self.endpoint} did not answer within {self._requests.timeout_s:g} s")
-        self._requests.fail(late, lambda pending: pending.deadline <= now)
-        link = self._link
-        if link is not None:
-            waiting = next((pending for pending in self._requests.open() if pending.is_sent), None)
-            if waiting is not None and max(waiting.sent_at, link.heard_at) + self._stall_s <= now:
-                mark("tcp.stalled")
-                link.abort(f"nothing was heard from it for {self._stall_s:g} s")
-        self._arm()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -468,12 +457,13 @@ class TcpBackend(OpBackend):
 
     def _take(self, messages: Sequence[ServerMessage]) -> None:
         for message in messages:
+            if type(message) is Push:  # most often
+                if (watch := self._watches.get(message.watch)) is not None:
+                    watch.push(message.batch)
+                continue
             match message:
                 case Answer(seq, result):
                     self._requests.answered(seq, result)
-                case Push(number, batch):
-                    if (watch := self._watches.get(number)) is not None:
-                        watch.push(batch)
                 case Status(seq):
                     self._requests.answered(seq, message)
                 case WatchRefused(number, oldest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -97,6 +98,21 @@ class Link(asyncio.Protocol):
         self._end(why)
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the other machine has all that was sent, as far as this system can tell: its process may not."""
+        try:
+            import fcntl  # not everywhere
+            import termios
+
+            waiting = array("i", [0])
+            for number in self.filenos():
+                fcntl.ioctl(number, termios.TIOCOUTQ, waiting)
+                return waiting[0] == 0 and self._transport is not None and not self._transport.get_write_buffer_size()
+        except (ImportError, OSError):
+            pass
+        return False
 
     def filenos(self) -> list[int]:
         return fileno_of(self._transport)

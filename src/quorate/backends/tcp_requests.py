@@ -13,7 +13,7 @@ from quorate.wire.messages import AskStatus, Do, Status
 class Pending:
     """One of them."""
 
-    __slots__ = ("answer", "changes", "deadline", "is_sent", "message", "sent_at")
+    __slots__ = ("answer", "changes", "deadline", "first_sent_at", "is_sent", "message", "sent_at")
 
     def __init__(
         self, message: Do | AskStatus, answer: asyncio.Future[Result | Status], changes: bool, deadline: float
@@ -24,7 +24,15 @@ class Pending:
         """Whether it makes a difference that it was executed."""
         self.deadline = deadline
         self.is_sent = False
-        self.sent_at = 0.0
+        self.sent_at = self.first_sent_at = 0.0
+        """When it was sent last, and first: it cannot have been executed before that."""
+
+    def sent(self, now: float) -> None:
+        """It goes out, perhaps again."""
+        if not self.is_sent:
+            self.is_sent = True
+            self.first_sent_at = now
+        self.sent_at = now
 
     def fail(self, error: BackendError) -> None:
         """End it, if it has not ended. Unavailable becomes OutcomeUnknown if it may have been executed."""

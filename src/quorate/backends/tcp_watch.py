@@ -81,12 +81,12 @@ class TcpWatch(Watch):
         return True
 
     def ready(self) -> Batch | None:
-        if self._is_cancelled:
-            return None
-        if self._buffer:
+        if self._buffer and not self._is_cancelled:
             batch = self._buffer.popleft()
             self._seen = batch.revision
             return batch
+        if self._is_cancelled:
+            return None
         if self._gone is not None:
             gone, self._gone = self._gone, None
             raise gone

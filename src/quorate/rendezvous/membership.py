@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+
 from quorate.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
 from quorate.rendezvous.records import ClaimRecord
 
@@ -27,8 +29,7 @@ class Identity:
         return f"{self.addr}_{self.pid}_{self.local_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True):
     """A place in an active round: what `next_rendezvous` returns, without its store.
 
     `own_revision` is the revision of the node's confirmation: as long as its key has it, the node is a member.

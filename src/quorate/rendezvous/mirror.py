@@ -99,20 +99,22 @@ class Mirror:
         async for batch in watch:
             if self._is_stopped:
                 return
-            self._take(batch, index)
+            self._take(batch, index == 0)
             self._on_change([change.key for change in batch.changes])
 
     def _reader(self, watches: Sequence[Watch], failed: asyncio.Future[None]) -> Callable[[], None]:
         """Takes in what is there when it is called, of all watches at once."""
+
+        first = watches[0]
 
         def take() -> None:
             if self._is_stopped or failed.done():
                 return
             changed: list[str] = []
             try:
-                for index, watch in enumerate(watches):
+                for watch in watches:
                     while (batch := watch.ready()) is not None:
-                        self._take(batch, index)
+                        self._take(batch, watch is first)
                         changed += [change.key for change in batch.changes]
             except Rejected as error:
                 failed.set_exception(error)
@@ -124,13 +126,13 @@ class Mirror:
 
         return take
 
-    def _take(self, batch: Batch, index: int) -> None:
+    def _take(self, batch: Batch, is_first: bool) -> None:
         for change in batch.changes:
             if change.item is None:
                 self.items.pop(change.key, None)
             else:
                 self.items[change.key] = change.item
-        if index == 0:
+        if is_first:
             self.revision = batch.revision
 
     def _tell_defect(self, error: Exception) -> None:

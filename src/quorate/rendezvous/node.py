@@ -60,6 +60,8 @@ from quorate.rendezvous.records import (
 from quorate.rendezvous.sight import Sight
 from quorate.settings import Settings
 
+_MEMBER, _FORMING, _ACTIVE = NodePhase.MEMBER, RoundPhase.FORMING, RoundPhase.ACTIVE  # as in `view.py`
+
 ChangeListener = Callable[[Cause, str], None]
 
 
@@ -300,10 +302,11 @@ class Node:
             joined = await self._advance(patience)
             if joined is not None:
                 return joined
+            if self._wake.is_set():
+                continue  # there is more to see: most often the end
             self._set_deadline(patience)
             self._say()
-            if not self._wake.is_set():
-                await self._wake.wait()
+            await self._wake.wait()
 
     async def _advance(self, patience: Patience) -> Joined | None:
         """Do what is to be done on what is seen now: return, confirm, give up, or nothing."""
@@ -312,7 +315,7 @@ class Node:
         assert door is not None
         sight.raise_if_unreadable()
         record, assign = sight.round, sight.assign
-        if own.phase is NodePhase.MEMBER and sight.is_synced and self._is_forgotten(own.round):
+        if own.phase is _MEMBER and sight.is_synced and self._is_forgotten(own.round):
             mark("node.forgotten")
             await self._presence.drop("the run's state was lost")
             raise JoinAnew
@@ -321,9 +324,9 @@ class Node:
         if assign is not None and assign.join != own.join:
             assign = None
         if record is not None and assign is not None and record.number == assign.number:
-            if own.phase is NodePhase.MEMBER and own.round == record.number and record.phase is RoundPhase.ACTIVE:
+            if own.phase is _MEMBER and own.round == record.number and record.phase is _ACTIVE:
                 return self._enter(assign.rank)
-            if record.phase is RoundPhase.FORMING and assign.number > own.round:
+            if record.phase is _FORMING and assign.number > own.round:
                 await self._confirm(assign.number, assign.rank, record.size)
                 patience.confirmed()
                 return None
@@ -373,6 +376,7 @@ class Node:
         )
         self.current = self._was_in = joined
         self._told_cause = None
+        self._presence.entered()
         self._said = ""
         self._emit(
             RoundEntered(
@@ -383,14 +387,15 @@ class Node:
                 world_size=joined.size,
             )
         )
-        self._look_up()
+        # What is new since is said when the caller has its place, which it has in the next turn.
+        self._loop.call_soon(self._loop.call_soon, self._look_up)
         return joined
 
     def _set_deadline(self, patience: Patience) -> None:
         record, own = self.sight.round, self._presence.record
         # Who was in this round has freed its own place.
         is_spare = self.sight.has_spares and (own is None or record is None or own.floor < record.number)
-        is_forming = record is not None and record.phase is RoundPhase.FORMING
+        is_forming = record is not None and record.phase is _FORMING
         in_attempt = is_forming and record is not None and own is not None and own.round == record.number
         patience.update(is_spare=is_spare, in_attempt=in_attempt)
 
@@ -415,15 +420,8 @@ class Node:
         if self._told_cause is not None and list(Cause).index(cause) > list(Cause).index(self._told_cause):
             return
         self._told_cause, self._told_reason = cause, reason
-        self._emit(
-            WorldChanged(
-                run_id=self.settings.run_id,
-                by=self.identity.name,
-                round=self.current.number,
-                cause=cause.value,
-                reason=reason,
-            )
-        )
+        run_id, name, number = self.settings.run_id, self.identity.name, self.current.number
+        self._emit(WorldChanged(run_id=run_id, by=name, round=number, cause=cause.value, reason=reason))
         if self._listener is not None:
             self._listener(cause, reason)
 

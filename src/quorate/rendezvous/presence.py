@@ -81,6 +81,7 @@ class Presence:
         """A session that is not known to be lost; a new one if need be."""
         session = self.session
         if session is not None and not session.lost.is_set():
+            session.wait_for_word(True)
             return session
         if session is not None:
             await self.drop("it was lost")
@@ -94,9 +95,15 @@ class Presence:
         self.session = session
         self._had_leases.add(session.lease)
         self.record, self.revision = None, 0
+        session.wait_for_word(True)
         session.lost.add_callback(lambda why: self._lost(session, why))
         self._tasks = self._while_open(session)
         return session
+
+    def entered(self) -> None:
+        """The node is in a round: from now on it has to notice by itself that it is lost."""
+        if self.session is not None:
+            self.session.wait_for_word(False)
 
     async def write(
         self,

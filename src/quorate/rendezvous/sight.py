@@ -28,9 +28,12 @@ from quorate.rendezvous.records import (
     RoundRecord,
     WaitingRecord,
     decode,
+    prepare,
 )
 
 R = TypeVar("R", bound=Record)
+
+_ACTIVE = RoundPhase.ACTIVE  # as in `view.py`
 
 SOON_S = 1.0
 """How long a first look may take before it is made again on its own."""
@@ -51,7 +54,8 @@ class Sight:
         self.round: RoundRecord | None = None
         self.last_active = (0, 0)
         """Number and size of the last active round that was ever seen."""
-        self.waiting: WaitingRecord | None = None
+        self._waiting: WaitingRecord | None = None
+        self._waiting_is_new = False
         self.closed: ClosedRecord | None = None
         self.closed_revision = 0
         self.assign: AssignRecord | None = None
@@ -68,6 +72,7 @@ class Sight:
         self._is_synced = False
         self._door_moved = asyncio.Event()
         self._unreadable: dict[str, RendezvousStateError] = {}
+        prepare(RoundRecord, WaitingRecord, ClosedRecord, AssignRecord)
 
     def observe(self) -> None:
         """Follow `state/` and `config`: enough for a node that does not join."""
@@ -135,10 +140,18 @@ class Sight:
         return self.closed is not None and self.closed.closed
 
     @property
+    def waiting(self) -> WaitingRecord | None:
+        """How things stand. Decoded when somebody asks: on the way into a round nobody does."""
+        if self._waiting_is_new and self._mirror is not None:
+            self._waiting_is_new = False
+            self._waiting = self._decode(self._mirror, WaitingRecord, self._keys.waiting)
+        return self._waiting
+
+    @property
     def told(self) -> WaitingRecord | None:
         """How things stand around the active round; None if there is none, or it is not told yet."""
         record, told = self.round, self.waiting
-        if record is None or told is None or record.phase is not RoundPhase.ACTIVE or told.number != record.number:
+        if record is None or told is None or record.phase is not _ACTIVE or told.number != record.number:
             return None
         return told
 
@@ -189,7 +202,7 @@ class Sight:
             if key == keys.round:
                 self._read_round(mirror)
             elif key == keys.waiting:
-                self.waiting = self._decode(mirror, WaitingRecord, key)
+                self._waiting_is_new = True
             elif key == keys.closed:
                 self.closed = self._decode(mirror, ClosedRecord, key)
                 item = mirror.items.get(key)
@@ -205,7 +218,7 @@ class Sight:
 
     def _read_round(self, mirror: Mirror) -> None:
         self.round = self._decode(mirror, RoundRecord, self._keys.round)
-        if self.round is not None and self.round.phase is RoundPhase.ACTIVE and self.round.number > self.last_active[0]:
+        if self.round is not None and self.round.phase is _ACTIVE and self.round.number > self.last_active[0]:
             self.last_active = (self.round.number, self.round.size)
 
     def _decode(self, mirror: Mirror, kind: type[R], key: str) -> R | None:

@@ -21,7 +21,17 @@ from quorate.kv.types import Delete, Exists, Grant, Item, KeepAlive, LeaseResult
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.entry import DATA_TTL_S
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import ClaimRecord, ConfigRecord, CoordinatorRecord, decode, encode
+from quorate.rendezvous.records import (
+    ClaimRecord,
+    ConfigRecord,
+    CoordinatorRecord,
+    NodeRecord,
+    RoundRecord,
+    WaitingRecord,
+    decode,
+    encode,
+    prepare,
+)
 from quorate.rendezvous.returning import Returning
 from quorate.rendezvous.view import View
 from quorate.server.clients import Clients
@@ -147,6 +157,7 @@ class Runs:
 
     async def _coordinate(self, keys: RunKeys, returning: Returning) -> None:
         """Hold the office for as long as the run is attended to."""
+        prepare(NodeRecord, RoundRecord, WaitingRecord)
         backoff = Backoff(self._rng)
         while True:
             term = 0
