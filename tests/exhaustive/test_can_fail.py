@@ -111,7 +111,7 @@ MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
         BrokeExclusivity,
     ),
     "a node forgets what came while it confirmed": (
-        [Patch(Node, "_await_round", "self._say()", "self._say(); self._wake.clear()")],
+        [Patch(Node, "_await_round", "if self._wake.is_set():", "if self._wake.clear():")],
         Setup("", begin="forming", budget=Budget(late=1)),
         BrokeCompletion,
     ),

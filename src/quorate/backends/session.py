@@ -137,6 +137,7 @@ class LeaseSession(Session):
                 is_over = loop.time() >= self._expires_at
             if is_over and not (self._waits_for_word and (self._asking or not has_failed)):
                 self._expire()
+                return
             if self.lost.is_set():
                 return
             if len(self._asking) >= MOST_ASKING:
