@@ -13,7 +13,7 @@ from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter, Serv
 from quorate.kv.types import Revoke
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import ConfigRecord, decode, encode
+from quorate.rendezvous.records import ClaimRecord, ConfigRecord, decode, encode
 from quorate.server import runs
 from quorate.server import server as serving_module
 from quorate.server.server import Server
@@ -173,6 +173,21 @@ def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again(monkeypa
             assert after.data_lease != before.data_lease
             assert after.incarnation == before.incarnation
             await close(first, second)
+
+    run(main())
+
+
+def test_server_that_is_started_again_still_waits_for_those_of_an_earlier_life():
+    async def main():
+        async with serving() as server:
+            server.runs.claimed("run", "c", encode(ClaimRecord(id="x", round=7, size=2, floor=9, ttl_s=60.0)))
+            server.runs.claimed("other", "c", b"junk")
+            engine = server.hub.engine
+        async with serving(engine=engine, generation=server.generation) as again:
+            returning = again.runs.attend("run").returning
+            assert returning.holds_until(asyncio.get_running_loop().time()) is not None
+            assert (returning.floor, returning.round, returning.size) == (9, 7, 2)
+            assert again.runs.attend("other").returning.holds_until(asyncio.get_running_loop().time()) is None
 
     run(main())
 

@@ -38,6 +38,7 @@ class RunKeys:
         "nodes",
         "prefix",
         "refusals",
+        "returned",
         "rosters",
         "round",
         "run_id",
@@ -53,6 +54,8 @@ class RunKeys:
         """The range that the coordinator watches."""
         self.entry = runs_index(prefix) + quote(run_id, safe="")
         """There as long as `config` is: lets a tool list the runs without reading all of their keys."""
+        self.returned = f"/{prefix}/:returned/{quote(run_id, safe='')}"
+        """What nodes told a server that had lost its memory, for one time to live: see `returning.py`."""
         self.config = self.control + "config"
         """Create-only, by the first node: the incarnation and the settings that all nodes share."""
         self.coordinator = self.control + "coordinator"

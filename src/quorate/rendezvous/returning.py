@@ -47,6 +47,10 @@ class Returning:
         if claim.is_member:
             self._members.setdefault(claim.round, set()).add(claim.id)
 
+    def summary(self) -> ClaimRecord:
+        """What was told so far, as one claim: a server that is started again from its data has to go on with it."""
+        return ClaimRecord(id="", round=self.round, size=self.size, floor=self.floor, ttl_s=self._ttl_s)
+
     def holds_until(self, now: float) -> float | None:
         """When to look again while nothing may form; None: it may."""
         ends_at = self._started_at + (self._ttl_s or UNTOLD_TTL_S)

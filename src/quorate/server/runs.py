@@ -143,6 +143,8 @@ class Runs:
         if run is None:
             returning = Returning(self._started_at)
             keys = RunKeys(PREFIX, run_id)
+            if (told := self._told(keys)) is not None:
+                returning.claim("", told)
             task = asyncio.create_task(self._coordinate(keys, returning), name=f"coordinator of {run_id}")
             run = self._runs[run_id] = Run(run_id, returning, task)
         return run
@@ -154,6 +156,22 @@ class Runs:
             run.returning.claim(client, _claim_decoder.decode(claim))
         except msgspec.DecodeError:
             run.returning.claim(client, ClaimRecord(id=client))
+        self._remember(run)
+
+    def _remember(self, run: Run) -> None:
+        """Keep what those who came back have told: who goes on from this data must know that others may be at work."""
+        summary = run.returning.summary()
+        if summary.ttl_s and self._told(run.keys) != summary:
+            granted = self._hub.execute(Grant(summary.ttl_s))
+            assert isinstance(granted, LeaseResult)
+            self._hub.execute(Txn((), (Put(run.keys.returned, encode(summary), granted.lease),)))
+
+    def _told(self, keys: RunKeys) -> ClaimRecord | None:
+        item = self._hub.engine.items.get(keys.returned)
+        try:
+            return decode(ClaimRecord, item) if item is not None else None
+        except RendezvousStateError:
+            return None  # somebody else wrote there
 
     async def _coordinate(self, keys: RunKeys, returning: Returning) -> None:
         """Hold the office for as long as the run is attended to."""
