@@ -17,6 +17,7 @@ FOUND = {
     517764: "the world was said to be whole while a member that had lost its session was yet to go",
     554218: "a run was made on a lease that its maker had ended without hearing so, and no round ever formed",
     668773: "a server that had lost its data was started again, and forgot that others might be at work",
+    690746: "a disk failed while a dead node was in its grace, and the net did not know that sessions then begin anew",
 }
 
 

@@ -89,6 +89,11 @@ class SimData:
         self.found = History(0, 0)
         """What the last life of the server went on from, however little of it that server remembers."""
 
+    @property
+    def may_fail(self) -> bool:
+        """Whether its disk fails now and then: all sessions begin anew when it is back, those of the dead included."""
+        return self._fails > 0
+
     def open(self, by: str, emit: Emitter, first_revision: int) -> tuple[Engine, Journal]:
         """What a new life of the server goes on from. On its machine."""
         disk = FaultyDisk(self._memory, self._before)

@@ -375,7 +375,8 @@ class Director:
         died_at = self._loop.time()
         is_seen = plan.wired and plan.seed % 3 > 0  # its machine lives, and closes its connection
         world.crash(victim, is_machine=not is_seen)
-        within_s = plan.disconnect_grace_s + 0.5 if is_seen else plan.ttl_s + 1.0
+        is_prompt = is_seen and not (world.wire and world.wire.data and world.wire.data.may_fail)
+        within_s = plan.disconnect_grace_s + 0.5 if is_prompt else plan.ttl_s + 1.0
         if plan.register:
             within_s += REGISTER_S
         await asyncio.sleep(within_s + 20 * plan.slowest_s)

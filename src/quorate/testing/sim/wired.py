@@ -218,7 +218,7 @@ class WiredServer:
         self.rng = random.Random(f"wired server {plan.seed}")
         self._streams: list[Stream] = []
         self._saved = b""
-        self._data = SimData(plan.seed, plan.history) if plan.has_data else None
+        self.data = SimData(plan.seed, plan.history) if plan.has_data else None
         self._told = 0
         self._pauses: Counter[str] = Counter()  # by machine
         self.life = self._begin(None)
@@ -256,10 +256,10 @@ class WiredServer:
             "wall": wall,
         }
         life: _Life
-        if self._data is None:
+        if self.data is None:
             life = _PlainLife(engine, **options)
         else:
-            engine, journal = self._data.open(name, emit, first_revision(wall))
+            engine, journal = self.data.open(name, emit, first_revision(wall))
             life = _DurableLife(engine, journal, **options)
         life.see(self, rng)
         return life
@@ -286,10 +286,10 @@ class WiredServer:
 
     def _end_life(self) -> None:
         self.is_up = False
-        if self._data is None:
+        if self.data is None:
             self._saved = snapshot(self.engine)
         else:
-            self._data.crash(self.is_silent)
+            self.data.crash(self.is_silent)
         self.loop.freeze(self._machine)
         for stream in self._streams:
             if self.is_silent:
@@ -300,8 +300,8 @@ class WiredServer:
     def restart(self, with_data: bool) -> None:
         """Start again, from what was saved (all leases renewed; the same generation) or from nothing."""
         generation = self.life.generation
-        if self._data is not None:
-            self._restart_from(self._data, with_data)
+        if self.data is not None:
+            self._restart_from(self.data, with_data)
         else:
             self.life = self._begin(restore(self._saved, self.loop.time(), self.plan.history) if with_data else None)
         if with_data:
