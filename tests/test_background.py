@@ -329,25 +329,9 @@ FORK = """
 """
 
 
-WITHOUT_UVLOOP = """
-    import sys
-    sys.modules["uvloop"] = None                         # as if it were not installed
-"""
-
-
-def test_loop_is_that_of_uvloop_where_it_is_installed():
-    uvloop = pytest.importorskip("uvloop")
-    loop = BackgroundLoop()
-    assert isinstance(loop._loop, uvloop.Loop)
-    loop.stop()
-    show = "from quorate._background import BackgroundLoop; print(type(BackgroundLoop()._loop).__module__)"
-    assert run_script(WITHOUT_UVLOOP + f"    {show}") == "asyncio.unix_events\n"
-
-
 @pytest.mark.parametrize("leave_by", ["exit", "_exit"])
-@pytest.mark.parametrize("before", ["", WITHOUT_UVLOOP], ids=["as installed", "without uvloop"])
-def test_child_of_a_fork_cannot_use_what_it_inherited_and_the_parent_is_not_disturbed(leave_by, before):
-    output = run_script(before + FORK.replace("LEAVE_BY", repr(leave_by)))
+def test_child_of_a_fork_cannot_use_what_it_inherited_and_the_parent_is_not_disturbed(leave_by):
+    output = run_script(FORK.replace("LEAVE_BY", repr(leave_by)))
     assert output.split("\n") == ["child is done", "parent is done", ""]
 
 
@@ -470,9 +454,9 @@ def interrupted(source: str, *, wait_for: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("call", ["handler.next_rendezvous()", "next(run.rounds())"])
-@pytest.mark.parametrize("before", ["", WITHOUT_UVLOOP], ids=["as installed", "without uvloop"])
-def test_ctrl_c_ends_a_blocked_call_and_withdraws_the_node(call, before):
-    source = f"""
+def test_ctrl_c_ends_a_blocked_call_and_withdraws_the_node(call):
+    output, took_s = interrupted(
+        f"""
         run = quorate.join(URL, min_nodes=2)
         handler = run.handler
 
@@ -485,8 +469,9 @@ def test_ctrl_c_ends_a_blocked_call_and_withdraws_the_node(call, before):
             {call}
         except KeyboardInterrupt:
             print(nodes())
-        """
-    output, took_s = interrupted(textwrap.dedent(before) + textwrap.dedent(source), wait_for="blocked")
+        """,
+        wait_for="blocked",
+    )
     assert output == "[]\n"
     assert took_s < 10.0
 

@@ -29,16 +29,6 @@ EXIT_S = 2.0
 ENDED = "the handler was shut down, or the process is ending: the call did not finish"
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """On uvloop where it is installed: of a node's part in a round, the loop's own steps are the larger half."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
 class BackgroundLoop:
     """An event loop in a daemon thread. Use `acquire` and `release`; the loop stops when nobody holds it."""
 
@@ -46,7 +36,7 @@ class BackgroundLoop:
         self._lock = threading.RLock()
         self._calls: set[_Call[Any]] = set()
         self._ended = False
-        self._loop = _new_loop()
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="quorate", daemon=True)
         self._thread.start()
 
