@@ -1,5 +1,7 @@
 """Waiting in tests of threads and processes: always for a condition, always with a deadline."""
 
+import asyncio
+import gc
 import itertools
 import os
 import subprocess
@@ -7,9 +9,12 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Container
 from concurrent.futures import Future
 from typing import Any
+
+from quorate import _background
 
 PATIENCE_S = 30.0
 _numbers = itertools.count(1)
@@ -52,6 +57,28 @@ def result_of(call: Future[Any]) -> Any:
 def background_threads() -> list[threading.Thread]:
     """The library's own threads."""
     return [thread for thread in threading.enumerate() if thread.name == "quorate"]
+
+
+def until_no_thread_is_left(but: Container[threading.Thread] = ()) -> None:
+    """Every background thread has ended; else say who holds it and what it does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while left := [thread for thread in background_threads() if thread not in but]:
+        if gc.isenabled():
+            gc.collect()  # a handler that was dropped without a word may be part of a cycle
+        if time.monotonic() > deadline:
+            frames = sys._current_frames()
+            stacks = ["".join(traceback.format_stack(frames.get(thread.ident or 0))) for thread in left]
+            users = [repr(close) for close in list(_background._shared.users.values())]
+            tasks = [repr(task) for thread in left for task in tasks_of(thread)]
+            said = "\n".join([f"a background thread is left after {PATIENCE_S:g} s; held by:", *users, *tasks, *stacks])
+            raise AssertionError(said)
+        time.sleep(0.005)
+
+
+def tasks_of(thread: threading.Thread) -> list[asyncio.Task[Any]]:
+    """What runs on the loop of a background thread."""
+    target = getattr(thread, "_target", None)
+    return list(asyncio.all_tasks(target.__self__._loop)) if target is not None else []
 
 
 def script(source: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import NodeRecord, decode
 from quorate.testing.chaos import ChaosBackend, Faults
 from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
-from tests.patience import background_threads, in_thread, result_of, unique, until
+from tests.patience import background_threads, in_thread, result_of, unique, until, until_no_thread_is_left
 
 KEYS = RunKeys("quorate", "run")
 FAST = {"last_call_timeout": 0.2, "admission_window": 0, "keep_alive_interval": 0.5}
@@ -55,7 +55,7 @@ def place():
     yield place
     for handler in list(place.made):
         handler.close()
-    until(lambda: not background_threads(), "the background thread has ended")
+    until_no_thread_is_left()
 
 
 @contextmanager
@@ -228,7 +228,7 @@ def no_collector():
 
 def gone(place) -> None:
     until(place.is_clean, "no session is left")
-    until(lambda: not background_threads(), "no thread is left")
+    until_no_thread_is_left()
 
 
 def test_dropped_handler_that_was_never_used_leaves_nothing(place, no_collector):

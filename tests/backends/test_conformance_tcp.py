@@ -22,7 +22,7 @@ from quorate.testing.conformance.backend import BACKEND_CHECKS, BackendKit, back
 from quorate.testing.conformance.backend_random import check_random_history
 from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
 from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
-from tests.patience import background_threads, until
+from tests.patience import background_threads, until_no_thread_is_left
 from tests.server.kit import PATIENCE_S, serving
 from tests.server.tls_kit import Town, files
 
@@ -199,5 +199,5 @@ def test_handlers_conform_on_tcp():
         kit = HandlerKit.at(f"tcp://{endpoint}", "run", is_host=False)
         calls = [threads.submit(run_handler_checks, kit, [check]) for check in HANDLER_CHECKS]
         reports = [call.result(ALL_S) for call in calls]
-    until(lambda: set(background_threads()) <= before, "the background thread has ended")
+    until_no_thread_is_left(before)
     assert_all_conform(reports)

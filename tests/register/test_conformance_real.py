@@ -19,7 +19,7 @@ from quorate.testing.conformance.backend import backend_checks, run_checks
 from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
 from quorate.testing.conformance.handler_kit import SHORT
 from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
-from tests.patience import background_threads, until
+from tests.patience import until_no_thread_is_left
 from tests.register.kit import backend_kit, connector
 from tests.register.stores import STORES, store_maker
 
@@ -116,7 +116,7 @@ def test_handlers_conform_on_real_cells(cells):
             reports = [call.result(ALL_S) for call in calls]
     finally:
         del schemes._openers[scheme]
-    until(lambda: not background_threads(), "the background thread has ended")
+    until_no_thread_is_left()
     assert_all_conform(reports)
 
 
@@ -126,5 +126,5 @@ def test_handlers_conform_at_a_url(tmp_path):
         kit = HandlerKit.at(f"file://{tmp_path}", "run", keep_alive_interval=1.0, last_call_timeout=1.0)
         calls = [threads.submit(run_handler_checks, kit, [check]) for check in HANDLER_CHECKS]
         reports = [call.result(ALL_S) for call in calls]
-    until(lambda: not background_threads(), "the background thread has ended")
+    until_no_thread_is_left()
     assert_all_conform(reports)

@@ -5,7 +5,6 @@ own, so that no two can share one at a time.
 """
 
 import asyncio
-import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +15,7 @@ from quorate.testing.conformance.backend_watch import BOUNDED_HISTORY_CHECKS
 from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
 from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
 from tests.backends.etcd.kit import BINARIES, EtcdCluster, needs, version_of
-from tests.patience import background_threads, until
+from tests.patience import until_no_thread_is_left
 
 HISTORY = 500
 SLACK_S = 2.0
@@ -130,6 +129,5 @@ def test_handlers_conform_on_etcd(etcds):
         kit = HandlerKit.at(f"etcd://{etcds[0].endpoint}", "run", keep_alive_interval=1, keep_alive_max_attempt=3)
         calls = [threads.submit(run_handler_checks, kit, [check]) for check in HANDLER_CHECKS]
         reports = [call.result(ALL_S) for call in calls]
-    gc.collect()  # a handler that was dropped without a word may be part of a cycle
-    until(lambda: not background_threads(), "the background thread has ended")
+    until_no_thread_is_left()
     assert_all_conform(reports)

@@ -21,7 +21,7 @@ from quorate.testing.conformance.kit import NotConforming
 _T = TypeVar("_T")
 
 SHORT: dict[str, object] = {
-    "last_call_timeout": 0.3,
+    "last_call_timeout": 1.0,
     "admission_window": 0,
     "keep_alive_interval": 0.5,
     "keep_alive_max_attempt": 3,
@@ -132,9 +132,9 @@ class Call(Generic[_T]):
     def blocks(self) -> bool:
         return not self._done.done()
 
-    def still_blocks(self, promise: str) -> None:
+    def still_blocks(self, promise: str, for_s: float = LOOK_S) -> None:
         """NotConforming if it ends within a moment."""
-        deadline = time.monotonic() + LOOK_S
+        deadline = time.monotonic() + for_s
         while time.monotonic() < deadline:
             if not self.blocks:
                 raise NotConforming(promise, f"{self._name}: {self._outcome()!r}")
