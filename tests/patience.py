@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable, Container
+from collections.abc import Callable, Set
 from concurrent.futures import Future
 from typing import Any
 
@@ -59,19 +59,26 @@ def background_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "quorate"]
 
 
-def until_no_thread_is_left(but: Container[threading.Thread] = ()) -> None:
-    """Every background thread has ended; else say who holds it and what it does."""
+def users() -> set[int]:
+    """Who uses the background loop now."""
+    return set(_background._shared.users)
+
+
+def until_let_go(before: Set[int] = frozenset()) -> None:
+    """Whoever has come since has let go of the background loop, and its thread has ended if nobody else is left.
+
+    `before` are those of other tests: what they left to the collector, or to C++, is not this test's to wait for.
+    """
     deadline = time.monotonic() + PATIENCE_S
-    while left := [thread for thread in background_threads() if thread not in but]:
+    while (left := users() - before) or (background_threads() and not users()):
         if gc.isenabled():
             gc.collect()  # a handler that was dropped without a word may be part of a cycle
         if time.monotonic() > deadline:
-            frames = sys._current_frames()
-            stacks = ["".join(traceback.format_stack(frames.get(thread.ident or 0))) for thread in left]
-            users = [repr(close) for close in list(_background._shared.users.values())]
-            tasks = [repr(task) for thread in left for task in tasks_of(thread)]
-            said = "\n".join([f"a background thread is left after {PATIENCE_S:g} s; held by:", *users, *tasks, *stacks])
-            raise AssertionError(said)
+            frames, threads = sys._current_frames(), background_threads()
+            held = [f"user {user}: {_background._shared.users.get(user)}" for user in left]
+            tasks = [repr(task) for thread in threads for task in tasks_of(thread)]
+            stacks = ["".join(traceback.format_stack(frames.get(thread.ident or 0))) for thread in threads]
+            raise AssertionError("\n".join([f"a thread is left after {PATIENCE_S:g} s", *held, *tasks, *stacks]))
         time.sleep(0.005)
 
 

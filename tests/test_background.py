@@ -23,7 +23,7 @@ from tests.patience import (
     said,
     script,
     until,
-    until_no_thread_is_left,
+    until_let_go,
 )
 
 
@@ -205,12 +205,12 @@ def test_loop_lives_from_the_first_user_to_the_last():
     _background.release(one)
     assert first.call(give(1)) == 1
     _background.release(two)
-    until_no_thread_is_left()
+    until_let_go()
     third, three = _background.acquire(lambda: give(None))
     assert third is not first
     assert third.call(give(1)) == 1
     _background.release(three)
-    until_no_thread_is_left()
+    until_let_go()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -226,7 +226,7 @@ def test_loop_that_was_ended_by_force_is_replaced():
     assert second.call(give(1)) == 1
     _background.release(one)
     _background.release(two)
-    until_no_thread_is_left()
+    until_let_go()
 
 
 def test_users_come_and_go_on_many_threads():
@@ -241,7 +241,7 @@ def test_users_come_and_go_on_many_threads():
         return True
 
     assert all(result_of(call) for call in [in_thread(work) for _ in range(6)])
-    until_no_thread_is_left()
+    until_let_go()
 
 
 def test_users_that_fail_or_hang_do_not_hold_up_the_exit(monkeypatch):
@@ -261,7 +261,7 @@ def test_users_that_fail_or_hang_do_not_hold_up_the_exit(monkeypatch):
     _background._at_exit()
     assert time.monotonic() - before < 10.0
     assert closed == [True]
-    until_no_thread_is_left()
+    until_let_go()
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import NodeRecord, decode
 from quorate.testing.chaos import ChaosBackend, Faults
 from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
-from tests.patience import background_threads, in_thread, result_of, unique, until, until_no_thread_is_left
+from tests.patience import background_threads, in_thread, result_of, unique, until, until_let_go, users
 
 KEYS = RunKeys("quorate", "run")
 FAST = {"last_call_timeout": 0.2, "admission_window": 0, "keep_alive_interval": 0.5}
@@ -51,11 +51,11 @@ class Place:
 
 @pytest.fixture
 def place():
-    place = Place()
+    place, before = Place(), users()
     yield place
     for handler in list(place.made):
         handler.close()
-    until_no_thread_is_left()
+    until_let_go(before)
 
 
 @contextmanager
@@ -228,7 +228,7 @@ def no_collector():
 
 def gone(place) -> None:
     until(place.is_clean, "no session is left")
-    until_no_thread_is_left()
+    until_let_go()
 
 
 def test_dropped_handler_that_was_never_used_leaves_nothing(place, no_collector):

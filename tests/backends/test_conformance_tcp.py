@@ -22,7 +22,7 @@ from quorate.testing.conformance.backend import BACKEND_CHECKS, BackendKit, back
 from quorate.testing.conformance.backend_random import check_random_history
 from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
 from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
-from tests.patience import background_threads, until_no_thread_is_left
+from tests.patience import until_let_go, users
 from tests.server.kit import PATIENCE_S, serving
 from tests.server.tls_kit import Town, files
 
@@ -194,10 +194,10 @@ def served_by_another_thread():
 
 
 def test_handlers_conform_on_tcp():
-    before = set(background_threads())  # a handler that another test left to the collector may still have one
+    before = users()
     with served_by_another_thread() as endpoint, ThreadPoolExecutor(8) as threads:
         kit = HandlerKit.at(f"tcp://{endpoint}", "run", is_host=False)
         calls = [threads.submit(run_handler_checks, kit, [check]) for check in HANDLER_CHECKS]
         reports = [call.result(ALL_S) for call in calls]
-    until_no_thread_is_left(before)
+    until_let_go(before)
     assert_all_conform(reports)

@@ -19,7 +19,7 @@ from quorate.testing.conformance.backend import backend_checks, run_checks
 from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
 from quorate.testing.conformance.handler_kit import SHORT
 from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
-from tests.patience import until_no_thread_is_left
+from tests.patience import until_let_go, users
 from tests.register.kit import backend_kit, connector
 from tests.register.stores import STORES, store_maker
 
@@ -109,6 +109,7 @@ def test_handlers_conform_on_real_cells(cells):
 
     from quorate.backends import schemes
 
+    before = users()
     try:
         with ThreadPoolExecutor(4) as threads:
             kit = HandlerKit(create, "run", options, patience_s=60.0)
@@ -116,15 +117,16 @@ def test_handlers_conform_on_real_cells(cells):
             reports = [call.result(ALL_S) for call in calls]
     finally:
         del schemes._openers[scheme]
-    until_no_thread_is_left()
+    until_let_go(before)
     assert_all_conform(reports)
 
 
 def test_handlers_conform_at_a_url(tmp_path):
     """The scheme `file`, as users name it."""
+    before = users()
     with ThreadPoolExecutor(4) as threads:
         kit = HandlerKit.at(f"file://{tmp_path}", "run", keep_alive_interval=1.0, last_call_timeout=1.0)
         calls = [threads.submit(run_handler_checks, kit, [check]) for check in HANDLER_CHECKS]
         reports = [call.result(ALL_S) for call in calls]
-    until_no_thread_is_left()
+    until_let_go(before)
     assert_all_conform(reports)

@@ -15,7 +15,7 @@ from quorate.testing.conformance.backend_watch import BOUNDED_HISTORY_CHECKS
 from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
 from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
 from tests.backends.etcd.kit import BINARIES, EtcdCluster, needs, version_of
-from tests.patience import until_no_thread_is_left
+from tests.patience import until_let_go, users
 
 HISTORY = 500
 SLACK_S = 2.0
@@ -125,9 +125,10 @@ def test_store_conforms_on_etcd(etcds):
 
 
 def test_handlers_conform_on_etcd(etcds):
+    before = users()
     with ThreadPoolExecutor(8) as threads:
         kit = HandlerKit.at(f"etcd://{etcds[0].endpoint}", "run", keep_alive_interval=1, keep_alive_max_attempt=3)
         calls = [threads.submit(run_handler_checks, kit, [check]) for check in HANDLER_CHECKS]
         reports = [call.result(ALL_S) for call in calls]
-    until_no_thread_is_left()
+    until_let_go(before)
     assert_all_conform(reports)
