@@ -338,9 +338,25 @@ FORK = """
 """
 
 
+WITHOUT_UVLOOP = """
+    import sys
+    sys.modules["uvloop"] = None                         # as if it were not installed
+"""
+
+
+def test_loop_is_that_of_uvloop_where_it_is_installed():
+    uvloop = pytest.importorskip("uvloop")
+    loop = BackgroundLoop()
+    assert isinstance(loop._loop, uvloop.Loop)
+    loop.stop()
+    show = "from quorate._background import BackgroundLoop; print(type(BackgroundLoop()._loop).__module__)"
+    assert run_script(WITHOUT_UVLOOP + f"    {show}") == "asyncio.unix_events\n"
+
+
 @pytest.mark.parametrize("leave_by", ["exit", "_exit"])
-def test_child_of_a_fork_cannot_use_what_it_inherited_and_the_parent_is_not_disturbed(leave_by):
-    output = run_script(FORK.replace("LEAVE_BY", repr(leave_by)))
+@pytest.mark.parametrize("before", ["", WITHOUT_UVLOOP], ids=["as installed", "without uvloop"])
+def test_child_of_a_fork_cannot_use_what_it_inherited_and_the_parent_is_not_disturbed(leave_by, before):
+    output = run_script(before + FORK.replace("LEAVE_BY", repr(leave_by)))
     assert output.split("\n") == ["child is done", "parent is done", ""]
 
 
@@ -462,10 +478,30 @@ def interrupted(source: str, *, wait_for: str) -> tuple[str, float]:
         process.communicate()
 
 
+@pytest.mark.parametrize("wait", ["alone.next_rendezvous()", "world.changed.wait()"])
+@pytest.mark.parametrize("before", ["", WITHOUT_UVLOOP], ids=["as installed", "without uvloop"])
+def test_signal_that_does_not_wake_the_blocked_thread_is_heard_soon(wait, before):
+    """As one that comes just before the thread sleeps: no test can time that, but on another thread it is the same."""
+    source = f"""
+        def strike():
+            time.sleep(0.5)
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+        world = quorate.create_handler(URL, min_nodes=1).next_rendezvous()
+        alone = quorate.create_handler("memory://y/run", min_nodes=2)
+        threading.Thread(target=strike, daemon=True).start()
+        try:
+            {wait}
+        except KeyboardInterrupt:
+            print("heard")
+    """
+    assert run_script(textwrap.dedent(before) + textwrap.dedent(source)) == "heard\n"
+
+
 @pytest.mark.parametrize("call", ["handler.next_rendezvous()", "next(run.rounds())"])
-def test_ctrl_c_ends_a_blocked_call_and_withdraws_the_node(call):
-    output, took_s = interrupted(
-        f"""
+@pytest.mark.parametrize("before", ["", WITHOUT_UVLOOP], ids=["as installed", "without uvloop"])
+def test_ctrl_c_ends_a_blocked_call_and_withdraws_the_node(call, before):
+    source = f"""
         run = quorate.join(URL, min_nodes=2)
         handler = run.handler
 
@@ -478,9 +514,8 @@ def test_ctrl_c_ends_a_blocked_call_and_withdraws_the_node(call):
             {call}
         except KeyboardInterrupt:
             print(nodes())
-        """,
-        wait_for="blocked",
-    )
+        """
+    output, took_s = interrupted(textwrap.dedent(before) + textwrap.dedent(source), wait_for="blocked")
     assert output == "[]\n"
     assert took_s < 10.0
 

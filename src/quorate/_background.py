@@ -14,6 +14,7 @@ import atexit
 import concurrent.futures
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
@@ -26,7 +27,38 @@ INTERRUPTED_S = 6.0
 """How long an interrupted call may take to clean up before the interruption goes on."""
 EXIT_S = 2.0
 """How long all users together may take to clean up when the process ends."""
+LISTEN_S = 1.0
+"""How long a thread blocks at most before it looks for signals."""
 ENDED = "the handler was shut down, or the process is ending: the call did not finish"
+
+
+def block(wait: Callable[[float], bool], timeout_s: float | None) -> bool:
+    """Wait piece by piece, for so long or without limit; whether what was waited for came.
+
+    A signal that arrives after Python last looked for one and before the thread sleeps, or on another thread, does not
+    wake it: in one piece, Ctrl-C could go unheard for good.
+    """
+    if timeout_s is None:
+        while not wait(LISTEN_S):
+            pass
+        return True
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = deadline - time.monotonic()
+        if wait(max(0.0, min(LISTEN_S, left_s))):
+            return True
+        if left_s <= LISTEN_S:
+            return False
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """On uvloop where it is installed: of a node's part in a round, the loop's own steps are the larger half."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 class BackgroundLoop:
@@ -36,7 +68,7 @@ class BackgroundLoop:
         self._lock = threading.RLock()
         self._calls: set[_Call[Any]] = set()
         self._ended = False
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="quorate", daemon=True)
         self._thread.start()
 
@@ -182,9 +214,9 @@ class _Call(Generic[T]):
             coro.close()
         self.end(None, error)
 
-    def wait(self, timeout_s: float = -1) -> None:
+    def wait(self, timeout_s: float | None = None) -> None:
         """Block until it is over, or for so long; for one thread."""
-        if not self.is_over and self._running.acquire(timeout=timeout_s):
+        if not self.is_over and block(lambda piece_s: self._running.acquire(timeout=piece_s), timeout_s):
             self._running.release()
 
     def wait_result(self) -> T:

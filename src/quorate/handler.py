@@ -51,7 +51,7 @@ class Changed:
             if self.cause is not None:
                 return True
             event = self._event = self._event or threading.Event()
-        return event.wait(timeout)
+        return _background.block(event.wait, timeout)
 
     def set(self, cause: Cause, reason: str) -> None:
         """The driver's."""

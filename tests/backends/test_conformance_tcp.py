@@ -196,7 +196,7 @@ def served_by_another_thread():
 def test_handlers_conform_on_tcp():
     before = users()
     with served_by_another_thread() as endpoint, ThreadPoolExecutor(8) as threads:
-        kit = HandlerKit.at(f"tcp://{endpoint}", "run", is_host=False)
+        kit = HandlerKit.at(f"tcp://{endpoint}", "run", is_host=False, keep_alive_max_attempt=10)
         calls = [threads.submit(run_handler_checks, kit, [check]) for check in HANDLER_CHECKS]
         reports = [call.result(ALL_S) for call in calls]
     until_let_go(before)
