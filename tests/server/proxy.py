@@ -59,6 +59,9 @@ class Proxy:
         await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._listening is None:  # it came just before nobody could any more
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -67,9 +70,11 @@ class Proxy:
         self.connections += 1
         try:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:
+        except BaseException as error:
             writer.transport.abort()
-            return
+            if isinstance(error, OSError):
+                return
+            raise
         finally:
             self._tasks.discard(task)
             self._writers.discard(writer)
