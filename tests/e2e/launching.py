@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.kit import HERE, PATIENCE_S, Fact, Machine, Process, Stage
+from tests.patience import until
 
 WORKER = str(HERE / "worker.py")
 QUICK = "last_call_timeout=0.5,join_timeout=60"
@@ -83,6 +84,10 @@ class Run:
     def left(self) -> list[int]:
         """The processes of workers and guards of this run, and all that they ever started."""
         return marked(f"{self.id}/")
+
+    def wait_left(self, count: int, who: str) -> None:
+        """There are exactly so many, once all that was just started has started what it starts."""
+        until(lambda: len(self.left()) == count, f"{count} processes: {who}")
 
     def nothing_is_left(self) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -40,7 +40,7 @@ def test_kill_of_a_launcher_takes_its_workers_and_all_their_children_along(stage
     run = Run(stage, endpoint, tmp_path, "1:1", "--nproc-per-node", "2")
     a = run.start("a", words=("children",))
     a.workers(2, count=2)
-    assert len(run.left()) == 7, "a guard, two workers, and two children of each"
+    run.wait_left(7, "a guard, two workers, and two children of each")
     a.kill()
     run.nothing_is_left()
 
@@ -69,7 +69,7 @@ def test_guard_that_is_killed_takes_its_workers_along_and_counts_as_their_failur
     os.kill(guard, signal.SIGKILL)
     (again,) = a.workers(1, above=worker["QUORATE_ROUND"])
     assert again["TORCHELASTIC_RESTART_COUNT"] == 1
-    assert len(run.left()) == 4, "of the killed ones nothing is left"
+    run.wait_left(4, "a guard, a worker and its two children; of the killed ones nothing is left")
     run.finish(a)
 
 
@@ -156,7 +156,7 @@ def test_workers_go_on_while_nobody_serves_and_form_again_once_when_somebody_doe
         one.wait_line("lost its session")
         one.wait_line("nobody serves", "the workers go on until somebody does")
         assert one.all("told") == []
-    assert len(run.left()) == 4, "two workers and their guards"
+    run.wait_left(4, "two workers and their guards")
     stage.serve(bind, "--data", data)
     consistent(*(one.workers(2, above=number) for one in (a, b)))
     run.finish(a, b)
