@@ -208,16 +208,46 @@ def test_answer_that_comes_late_counts():
 
 
 def test_renewals_without_an_answer_are_few_and_end_with_the_session():
+    hanging, most = 0, []
+
+    async def hang_counted():
+        nonlocal hanging
+        hanging += 1
+        most.append(hanging)
+        try:
+            await hang()
+        finally:
+            hanging -= 1
+
     async def main():
-        backend = Scripted(fault=hang)
-        session = await backend.open_session(TTL_S, renew_timeout_s=0.1)
+        backend = Scripted(fault=hang_counted)
+        session = await backend.open_session(TTL_S, interval_s=0.5, renew_timeout_s=0.1)
         await session.lost
         await asyncio.sleep(0)
         return len(backend.sent_at), [task.get_name() for task in asyncio.all_tasks()]
 
     sent, tasks = run(main())
-    assert sent == MOST_ASKING
+    assert sent > MOST_ASKING
+    assert max(most) == MOST_ASKING
     assert len(tasks) == 1
+
+
+def test_renewals_that_hang_do_not_keep_later_ones_from_being_sent():
+    """Bug that this found: after so many without an answer nothing was asked any more."""
+
+    async def main():
+        backend = Scripted()
+
+        async def first_ones_hang():
+            if len(backend.sent_at) <= 2 * MOST_ASKING:
+                await hang()
+
+        backend.fault = first_ones_hang
+        session = await backend.open_session(TTL_S, interval_s=0.5, renew_timeout_s=0.1)
+        await asyncio.sleep(5 * TTL_S)
+        return session.lost.reason
+
+    assert run(main()) is None
 
 
 async def granted(backend):
@@ -239,6 +269,42 @@ def test_session_that_waits_for_word_is_not_lost_by_the_clock_alone():
         return lost, session.lost.reason
 
     assert run(main()) == (False, "the session was not renewed within its time to live of 6 s")
+
+
+def test_session_that_no_longer_waits_for_word_ends_by_the_clock_on_time():
+    """Bug that this found: the renewing noticed it only when its own wait was over."""
+
+    async def main():
+        backend = Scripted(fault=hang)
+        session = await granted(backend)
+        session.wait_for_word(True)
+        await asyncio.sleep(TTL_S + 0.5)  # over by the clock, and a renewal waits for its answer
+        session._expires_at = now() + 0.3  # an older one was answered at last
+        ends_at = session._expires_at
+        session.wait_for_word(False)
+        return await lost_at(session) - ends_at
+
+    assert run(main()) == pytest.approx(0.0)
+
+
+def test_process_that_stands_still_while_a_renewal_is_under_way_hears_its_answer_first():
+    """Bug that this found: the answer lay there, and the session was given up."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        backend = Scripted(after=lambda: answer)
+        session = await backend.open_session(TTL_S)
+        await asyncio.sleep(2.1)
+        assert backend.sent_at == [2.0]
+        loop.pause(TTL_S - 1.5)
+        for _ in range(3):  # what is due is done before what has arrived is read
+            await asyncio.sleep(0)
+        answer.set_result(None)
+        await asyncio.sleep(0.5)
+        return session.lost.reason
+
+    assert run(main()) is None
 
 
 def test_session_that_waits_for_word_is_lost_when_the_word_comes():

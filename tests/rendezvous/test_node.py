@@ -18,8 +18,17 @@ from quorate.errors import (
     RendezvousTimeoutError,
     SettingsMismatchError,
 )
-from quorate.events import BackendReachable, BackendUnreachable, JoinFailed, RoundActive, SessionLost, WorldChanged
+from quorate.events import (
+    BackendReachable,
+    BackendUnreachable,
+    JoinFailed,
+    RoundActive,
+    RoundEntered,
+    SessionLost,
+    WorldChanged,
+)
 from quorate.kv.types import Delete, Put, TxnResult
+from quorate.rendezvous.membership import Cause
 from quorate.rendezvous.records import (
     AssignRecord,
     ClaimRecord,
@@ -344,6 +353,52 @@ def test_damaged_key_of_the_run_is_a_state_error_that_names_it(part: str) -> Non
         await town.node("b").backend.txn([], [Delete(key)])
 
     play(scene, min_nodes=3)
+
+
+def test_damaged_word_of_what_is_waited_for_is_told_until_it_is_repaired() -> None:
+    """Bug that this found: once it had been told, it was told for ever, repaired or not."""
+
+    async def scene(town: Town) -> None:
+        (call,) = town.enter("a")
+        await asyncio.sleep(1)
+        backend, key = town.node("a").backend, town.keys.waiting
+        item = town.server.engine.items[key]
+        await backend.txn([], [Put(key, b"damaged", item.lease)])
+        with pytest.raises(RendezvousStateError) as caught:
+            await call
+        assert caught.value.key == key
+        await backend.txn([], [Put(key, item.value, item.lease)])
+        await asyncio.sleep(1)
+        await town.gathered("a", "b")
+
+    play(scene, min_nodes=2)
+
+
+def test_node_that_enters_when_its_session_is_over_is_told_in_its_new_world() -> None:
+    """Bug that this found: the listener of the world before was told, and before the new one was announced."""
+
+    async def scene(town: Town) -> None:
+        await town.gathered("a")
+        one, told = town.node("a"), []
+        one.listen(lambda cause, reason: told.append(cause))
+        entered = one._presence.entered
+
+        def too_late() -> None:
+            assert one._presence.session is not None
+            one._presence.session.lost.set("no renewal was answered in time")
+            entered()
+
+        one._presence.entered = too_late  # type: ignore[method-assign]
+        joined = await town.join("a")
+        assert told == []
+        one.listen(lambda cause, reason: told.append(cause))
+        await asyncio.sleep(1)
+        assert told == [Cause.SESSION_LOST]
+        events = [type(event) for _, event in town.events if isinstance(event, RoundEntered | WorldChanged)]
+        assert events == [RoundEntered, RoundEntered, WorldChanged]
+        assert joined.number == 2
+
+    play(scene, min_nodes=1)
 
 
 def test_damaged_assignment_is_told_until_it_is_repaired() -> None:

@@ -18,9 +18,11 @@ from quorate.server import runs
 from quorate.server import server as serving_module
 from quorate.server.server import Server
 from quorate.settings import Timing
-from quorate.wire.messages import Going, WatchStart
+from quorate.wire.frames import GREETING, frame
+from quorate.wire.messages import Going, WatchStart, encoder
 from tests.patience import PATIENCE_S as PROCESS_PATIENCE_S
-from tests.server.kit import Raw, client_of, eventually, put, run, serving
+from tests.server.kit import Raw, client_of, eventually, fresh_port, put, run, serving
+from tests.server.proxy import Proxy
 
 FAST = {
     "last_call_timeout": 0.1,
@@ -169,6 +171,8 @@ def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again(monkeypa
             server.hub.execute(Revoke(before.data_lease))
             worlds = await asyncio.wait_for(asyncio.gather(waiting, second.next_rendezvous()), PROCESS_PATIENCE_S)
             assert {world.round for world in worlds} == {1}
+            for number, world in enumerate(worlds):
+                await world.store.set(f"k{number}", b"1")  # bug that this found: who had joined before kept the old one
             after = decode(ConfigRecord, server.hub.engine.items[config])
             assert after.data_lease != before.data_lease
             assert after.incarnation == before.incarnation
@@ -188,6 +192,59 @@ def test_server_that_is_started_again_still_waits_for_those_of_an_earlier_life()
             assert returning.holds_until(asyncio.get_running_loop().time()) is not None
             assert (returning.floor, returning.round, returning.size) == (9, 7, 2)
             assert again.runs.attend("other").returning.holds_until(asyncio.get_running_loop().time()) is None
+
+    run(main())
+
+
+def test_server_that_is_started_again_waits_for_those_who_had_come_back_and_not_spoken():
+    async def main():
+        async with serving() as server:
+            raw, _ = await Raw.welcomed(server, "back", run="run", generation="an earlier life")
+            assert server.runs.attend("run").returning.holds_until(asyncio.get_running_loop().time()) is not None
+            engine = server.hub.engine
+            raw.close()
+        async with serving(engine=engine, generation=server.generation) as again:
+            # Bug that this found: only what had been said was kept, and it died before.
+            assert again.runs.attend("run").returning.holds_until(asyncio.get_running_loop().time()) is not None
+
+    run(main())
+
+
+def test_onlooker_that_comes_back_keeps_nobody_waiting_after_a_restart():
+    async def main():
+        async with serving() as server:
+            await Raw.welcomed(server, "onlooker", run="run", generation="an earlier life")
+            server.runs.claimed("run", "onlooker", b"")
+            engine = server.hub.engine
+            assert RunKeys("quorate", "run").returned not in engine.items
+        async with serving(engine=engine, generation=server.generation) as again:
+            assert again.runs.attend("run").returning.holds_until(asyncio.get_running_loop().time()) is None
+
+    run(main())
+
+
+def test_client_claims_until_the_server_has_heard_it():
+    async def main():
+        claim = ClaimRecord(id="a", round=7, size=2, floor=7, is_member=True, ttl_s=15.0)
+        port = await fresh_port()
+        proxy = Proxy(port)
+        await proxy.listen()
+        async with client_of(proxy.endpoint, run="run") as backend:
+            backend.claim_by(lambda: encode(claim))
+            async with serving(port=port) as first:
+                await backend.get("/a")
+            hello = len(GREETING + frame(encoder.encode(backend._hello())))
+            proxy.limits = lambda number: (hello + 1, float("inf"))  # room for the hello, and for nothing else
+            async with serving(port=port) as second:
+                await eventually(lambda: backend._generation == second.generation, "it is welcome")
+                engine = second.hub.engine
+            assert first.generation != second.generation
+            proxy.limits = lambda number: (float("inf"), float("inf"))
+            async with serving(port=port, engine=engine, generation=second.generation) as third:
+                await backend.get("/a")
+                # Bug that this found: it was claimed once, and the numbers of rounds began again.
+                assert third.runs.attend("run").returning.floor == 7
+        await proxy.close()
 
     run(main())
 

@@ -68,8 +68,10 @@ class LeaseSession(Session):
         self._expires_at = granted_at + ttl_s
         self._is_told = is_told
         self._waits_for_word = False
-        self._asking: set[asyncio.Task[str | None]] = set()
-        """Renewals that are not answered yet."""
+        self._blind_until = float("-inf")
+        """Until then the renewing waits, whenever the session ends by this side's clock: what counted was a word."""
+        self._asking: dict[asyncio.Task[str | None], None] = {}
+        """Renewals that are not answered yet, the oldest first."""
         self._task = asyncio.create_task(self._renew(), name=f"renew lease {lease}")
 
     @classmethod
@@ -110,8 +112,18 @@ class LeaseSession(Session):
 
     def wait_for_word(self, waits: bool) -> None:
         self._waits_for_word = waits and self._is_told
-        if not waits and asyncio.get_running_loop().time() >= self._expires_at:
+        if not waits:
+            self._judge()
+
+    def _judge(self) -> None:
+        """End the session by this side's clock if it is over, or as soon as it is, where the renewing would be late."""
+        loop = asyncio.get_running_loop()
+        if self.lost.is_set() or self._task.done() or self._waits_for_word:
+            return
+        if loop.time() >= self._expires_at:
             self._expire()
+        elif self._expires_at < self._blind_until:
+            loop.call_at(self._expires_at, self._judge)
 
     def _expire(self) -> None:
         mark("session.expired_here")
@@ -141,19 +153,23 @@ class LeaseSession(Session):
             if self.lost.is_set():
                 return
             if len(self._asking) >= MOST_ASKING:
-                continue
+                # The oldest are answered next if the backend is slow; if it has lost them, this one has to do.
+                next(reversed(self._asking)).cancel()
             sent_at = loop.time()
             asking = loop.create_task(self._renew_once(sent_at), name=f"renewal of lease {self.lease}")
-            self._asking.add(asking)
-            asking.add_done_callback(self._asking.discard)
+            self._asking[asking] = None
+            asking.add_done_callback(self._answered)
             # A server that is asked whether the session lives has to hear of it in time, whenever it answers.
             most_s = min(self._renew_timeout_s, self._interval_s if self._waits_for_word else self.ttl_s)
-            await asyncio.wait((asking,), timeout=self._within(sent_at + most_s) - loop.time())
+            until = self._within(sent_at + most_s)
+            await asyncio.wait((asking,), timeout=until - loop.time())
+            if not asking.done() and until + LATE_S < loop.time():
+                await self._hear()
             missed = asking.result() if asking.done() else "no answer in time"
             has_failed = asking.done() and missed is not None
             if missed is None:
                 self._told_missed_at = float("-inf")
-                for late in self._asking - {asking}:  # what they would say is known
+                for late in self._asking:  # what they would say is known
                     late.cancel()
                 # From when it was sent: that is what the time to live counts from, however long the answer took.
                 pause_s = max(sent_at + self._interval_s - loop.time(), self._interval_s / 5)
@@ -164,7 +180,13 @@ class LeaseSession(Session):
     def _within(self, at: float) -> float:
         """That instant, or when the session ends by this side's clock, if that is ahead and earlier."""
         now = asyncio.get_running_loop().time()
-        return max(now, min(at, self._expires_at) if now < self._expires_at or not self._waits_for_word else at)
+        if now < self._expires_at or not self._waits_for_word:
+            return max(now, min(at, self._expires_at))
+        self._blind_until = at
+        return max(now, at)
+
+    def _answered(self, asking: asyncio.Task[str | None]) -> None:
+        self._asking.pop(asking, None)
 
     async def _hear(self) -> None:
         """This process stood still: what may have been answered meanwhile is taken in before it is judged."""

@@ -114,6 +114,8 @@ class TcpBackend(OpBackend):
         self._ungranted: set[int] = set()
         """Sessions whose lease was asked for and not yet answered: a new connection may not know them."""
         self._make_claim: Callable[[], bytes] | None = None
+        self._claim: Claim | None = None
+        """What was claimed when the server had lost its memory, until it is known to have heard it."""
         self._on_reach: Callable[[BackendError | None], None] | None = None
         self._is_down = False
         self._was_dedicated = False
@@ -420,6 +422,8 @@ class TcpBackend(OpBackend):
         self._link = link
         if has_forgotten:
             self._forgotten()
+        elif self._claim is not None:
+            self._send(self._claim)
         for lease in welcome.ended:
             if lease in self._ungranted:
                 continue  # it has not begun: what asks for it is sent again
@@ -437,14 +441,15 @@ class TcpBackend(OpBackend):
         """The server has lost its memory: so has everything that was based on it."""
         mark("tcp.forgotten")
         why = f"{self.endpoint} was restarted without its data"
-        claim = self._make_claim() if self._make_claim is not None else b""  # nothing to claim has to be said, too
+        # Nothing to claim has to be said, too. Before all requests: the first answer shows that it was heard.
+        self._claim = Claim(self._make_claim() if self._make_claim is not None else b"")
+        self._send(self._claim)
         for session in list(self._sessions.values()):
             session.lost.set(why)
         self._sessions.clear()
         self._requests.fail(Unavailable(why), lambda pending: pending.is_sent and pending.changes)
         for watch in list(self._watches.values()):
             watch.gone(HistoryGone(f"{why}: scan again", oldest=0))
-        self._send(Claim(claim))
 
     def _received(self, messages: Sequence[ServerMessage]) -> None:
         self._is_receiving = True
@@ -463,6 +468,7 @@ class TcpBackend(OpBackend):
                 continue
             match message:
                 case Answer(seq, result):
+                    self._claim = None
                     self._requests.answered(seq, result)
                 case Status(seq):
                     self._requests.answered(seq, message)

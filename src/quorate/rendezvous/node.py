@@ -299,13 +299,13 @@ class Node:
             self._wake.clear()
             if session.lost.is_set() or session is not self._presence.session:
                 raise JoinAnew
-            joined = await self._advance(patience)
-            if joined is not None:
+            if (joined := await self._advance(patience)) is not None:
                 return joined
             if self._wake.is_set():
                 continue  # there is more to see: most often the end
             self._set_deadline(patience)
             self._say()
+            self.sight.raise_if_unreadable()  # what is only read to be said
             await self._wake.wait()
 
     async def _advance(self, patience: Patience) -> Joined | None:
@@ -376,7 +376,6 @@ class Node:
         )
         self.current = self._was_in = joined
         self._told_cause = None
-        self._presence.entered()
         self._said = ""
         self._emit(
             RoundEntered(
@@ -388,6 +387,7 @@ class Node:
             )
         )
         # What is new since is said when the caller has its place, which it has in the next turn.
+        self._loop.call_soon(self._loop.call_soon, self._presence.entered)
         self._loop.call_soon(self._loop.call_soon, self._look_up)
         return joined
 
@@ -457,7 +457,7 @@ class Node:
 
     def _config(self) -> ConfigRecord:
         assert self._door is not None
-        return self._door.config
+        return self.sight.config_since(self._door.config, self._door.config_revision)
 
     def _reached(self, error: BackendError | None) -> None:
         if error is None:

@@ -48,8 +48,12 @@ class Returning:
             self._members.setdefault(claim.round, set()).add(claim.id)
 
     def summary(self) -> ClaimRecord:
-        """What was told so far, as one claim: a server that is started again from its data has to go on with it."""
-        return ClaimRecord(id="", round=self.round, size=self.size, floor=self.floor, ttl_s=self._ttl_s)
+        """What was told so far, as one claim: a server that is started again from its data has to go on with it.
+
+        Without a time to live: nothing that it would have to know.
+        """
+        ttl_s = self._ttl_s or (UNTOLD_TTL_S if self._expected else 0.0)
+        return ClaimRecord(id="", round=self.round, size=self.size, floor=self.floor, ttl_s=ttl_s)
 
     def holds_until(self, now: float) -> float | None:
         """When to look again while nothing may form; None: it may."""

@@ -22,6 +22,7 @@ from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import (
     AssignRecord,
     ClosedRecord,
+    ConfigRecord,
     DrainRecord,
     Record,
     RoundPhase,
@@ -84,6 +85,17 @@ class Sight:
         if self._mirror is None:
             return None, None
         return self._mirror.items.get(self._keys.config), self._mirror.items.get(self._keys.closed)
+
+    def config_since(self, known: ConfigRecord, revision: int) -> ConfigRecord:
+        """What was known at that revision, or what was seen since: a server may give a run's data another lease."""
+        item = self.door()[0]
+        if item is None or item.mod_revision <= revision:
+            return known
+        try:
+            seen = decode(ConfigRecord, item)
+        except RendezvousStateError:
+            return known  # whoever joins next is told
+        return seen if seen.incarnation == known.incarnation else known
 
     def start(self) -> None:
         """Follow everything."""
@@ -203,6 +215,7 @@ class Sight:
                 self._read_round(mirror)
             elif key == keys.waiting:
                 self._waiting_is_new = True
+                self._unreadable.pop(key, None)  # until it is read
             elif key == keys.closed:
                 self.closed = self._decode(mirror, ClosedRecord, key)
                 item = mirror.items.get(key)

@@ -149,6 +149,11 @@ class Runs:
             run = self._runs[run_id] = Run(run_id, returning, task)
         return run
 
+    def expect(self, run: Run, client: str) -> None:
+        """A client of an earlier life of the server is back, and will say where the run stood."""
+        run.returning.expect(client)
+        self._remember(run)  # before it is welcome: who dies now is not told again
+
     def claimed(self, run_id: str, client: str, claim: bytes) -> None:
         """A client of an earlier life of the server says where the run stood."""
         run = self.attend(run_id)
@@ -160,8 +165,10 @@ class Runs:
 
     def _remember(self, run: Run) -> None:
         """Keep what those who came back have told: who goes on from this data must know that others may be at work."""
-        summary = run.returning.summary()
-        if summary.ttl_s and self._told(run.keys) != summary:
+        summary, told = run.returning.summary(), self._told(run.keys)
+        if not summary.ttl_s and told is not None:
+            self._hub.execute(Txn((), (Delete(run.keys.returned),)))
+        elif summary.ttl_s and told != summary:
             granted = self._hub.execute(Grant(summary.ttl_s))
             assert isinstance(granted, LeaseResult)
             self._hub.execute(Txn((), (Put(run.keys.returned, encode(summary), granted.lease),)))

@@ -199,7 +199,7 @@ class Server:
         """Somebody has come for a run; whether it is to make it, if it does not exist."""
         attended = self.runs.attend(run)
         if is_returning:
-            attended.returning.expect(client)
+            self.runs.expect(attended, client)
         return attended.takes_turn(client, self._loop.time())
 
     def claimed(self, run: str, client: str, claim: bytes) -> None:
