@@ -104,10 +104,10 @@ class Process:
         )
         return found
 
-    def wait_line(self, *parts: str, patience_s: float = PATIENCE_S) -> str:
-        """The first line of stderr that has all the parts."""
+    def wait_line(self, *parts: str, after: int = 0, patience_s: float = PATIENCE_S) -> str:
+        """The first line of stderr that has all the parts, after so many."""
         found: str = self.until(
-            lambda: next((line for line in self.errors if all(part in line for part in parts)), None),
+            lambda: next((line for line in self.errors[after:] if all(part in line for part in parts)), None),
             f"a line with {parts}",
             patience_s,
         )

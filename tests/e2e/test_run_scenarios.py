@@ -158,8 +158,7 @@ def test_row_17_run_that_fell_below_its_minimum_goes_on_when_that_is_back(stage,
     number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
     said = len(a.errors)  # it may have waited for b, too, before there was a round
     b.kill()
-    words = "1 of at least 2 nodes joined: a"
-    a.until(lambda: any("waits for" in line and words in line for line in a.errors[said:]), f"a line with {words!r}")
+    a.wait_line("waits for", "1 of at least 2 nodes joined: a", after=said)
     assert marked(f"{run.id}/a") == [], "nobody works while there is no round"
     c = run.start("c")
     consistent(a.workers(2, above=number), c.workers(2, above=number))
