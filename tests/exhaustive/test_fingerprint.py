@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from quorate.rendezvous.records import CoordinatorRecord, encode
 from quorate.testing.exhaustive import Budget, Setup, explore
 from quorate.testing.exhaustive.actors import Actor, Input
 from quorate.testing.exhaustive.automaton import Automaton, Path, Step
 from quorate.testing.exhaustive.fingerprint import Fingerprint
 from quorate.testing.exhaustive.liveness import live_after
 from quorate.testing.exhaustive.symbols import Moment, Rev
+from quorate.testing.exhaustive.words import wordless
 
 OTHER_WAYS = 1
 
@@ -141,3 +143,9 @@ def test_fingerprint_takes_in_every_attribute_but_sentences() -> None:
     assert digest(Holder(a=1, why="one")) == digest(Holder(a=1, why="another"))
     assert digest(Holder(a=1, why="one")) != digest(Holder(a=1, why=""))
     assert digest(Holder(a=1)) != digest(Holder(a=2))
+
+
+def test_record_without_words_is_stored_as_its_writer_encodes_it() -> None:
+    """Bug of the net that this found: a coordinator did not know its own key again, and nobody led."""
+    record = encode(CoordinatorRecord(id="c1", name="c1"))
+    assert wordless(record) == record
