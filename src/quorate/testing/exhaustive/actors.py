@@ -218,6 +218,7 @@ class NodeActor(Actor):
         session.lost.set("the explorer says so")
 
     def _roots(self) -> list[Any]:
+        _ = self.node.sight.waiting  # a mirror's items do not count, so nothing may be left to decode
         for task in self._tasks.values():
             if task.done() and not task.cancelled() and not isinstance(task.exception(), QuorateError | None):
                 task.result()  # a defect: let it out
