@@ -31,6 +31,7 @@ from quorate.server.local import LocalBackend
 from quorate.server.onlooker import Onlooker
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
+from quorate.server.rest import Rest
 from quorate.server.runs import Runs
 from quorate.server.soon import Soon
 from quorate.server.traffic import Traffic
@@ -95,6 +96,7 @@ class Server:
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
         self.first_revision = self.hub.engine.revision
         self.gallery = Gallery(self.hub, self.max_frame)
+        self._rest = Rest(self.traffic, self.hub.executed) if self._awake is not None else None
         self.quota = Quota(self.hub.engine, self.limits)
         self.clients = Clients(self.hub)
         self.runs = Runs(
@@ -155,6 +157,8 @@ class Server:
         for listening in self._listening:
             listening.close()
         self.door.shut(why)
+        if self._rest is not None:
+            self._rest.stop()
         await self.runs.stop()
         await self.settle()
         self.gallery.flush()
