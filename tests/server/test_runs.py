@@ -9,8 +9,9 @@ import textwrap
 import pytest
 
 from quorate import aio
+from quorate.backends.tcp import TcpBackend
 from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter, ServerStopped
-from quorate.kv.types import Revoke
+from quorate.kv.types import Grant, Put, Revoke, Txn
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import ClaimRecord, ConfigRecord, decode, encode
@@ -19,7 +20,19 @@ from quorate.server import server as serving_module
 from quorate.server.server import Server
 from quorate.settings import Timing
 from quorate.wire.frames import GREETING, frame
-from quorate.wire.messages import Going, WatchStart, encoder
+from quorate.wire.handshake import Versions
+from quorate.wire.messages import (
+    NEWEST_VERSION,
+    Answer,
+    Do,
+    Going,
+    Hello,
+    Hold,
+    MakeRun,
+    WatchStart,
+    encoder,
+    welcome_decoder,
+)
 from tests.patience import PATIENCE_S as PROCESS_PATIENCE_S
 from tests.server.kit import Raw, client_of, eventually, fresh_port, put, run, serving
 from tests.server.proxy import Proxy
@@ -50,6 +63,96 @@ async def close(*nodes):
 def keys_under(server, run_id):
     prefix = RunKeys("quorate", run_id).config.removesuffix("config")
     return [key for key in server.hub.engine.items if key.startswith(prefix)]
+
+
+# --- who makes a run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def never_gives_up(monkeypatch):
+    """Who is not to make a run waits for it for longer than any test takes."""
+    monkeypatch.setattr(TcpBackend, "gives_way_s", (600.0, 600.0))
+
+
+@pytest.mark.parametrize("theirs", [Versions(), Versions(1, 2)], ids=["this server", "an older server"])
+@pytest.mark.usefixtures("never_gives_up")
+def test_whoever_joins_first_makes_the_run(theirs):
+    async def main():
+        async with serving(versions=theirs) as server:
+            nodes = [node(server, "run", name, 3) for name in "abc"]
+            await gather(*nodes)
+            await close(*nodes)
+
+    run(main())
+
+
+@pytest.mark.usefixtures("never_gives_up")
+def test_who_only_looks_does_not_keep_others_from_making_the_run():
+    async def main():
+        async with serving() as server:
+            onlooker, one = node(server, "run", "onlooker"), node(server, "run", "one")
+            assert not await onlooker.is_closed()
+            await gather(one)
+            await close(onlooker, one)
+
+    run(main())
+
+
+@pytest.mark.usefixtures("never_gives_up")
+def test_nodes_that_have_all_looked_first_join_without_waiting_for_each_other():
+    async def main():
+        async with serving() as server:
+            nodes = [node(server, "run", name, 2) for name in "ab"]
+            for one in nodes:
+                assert not await one.is_closed()
+            await gather(*nodes)
+            await close(*nodes)
+
+    run(main())
+
+
+def test_one_client_at_a_time_is_told_to_make_a_run_and_nobody_once_it_is_there():
+    async def main():
+        async with serving() as server:
+            first, second, third = [await coming(server, name) for name in "abc"]
+            assert await told_on_joining(first, 1) == [Answer, MakeRun, Answer]
+            assert await told_on_joining(second, 2) == [Answer, Answer]
+            await coming(server, "older", version=2)
+            first.send(Do(3, Txn((), (Put(RunKeys("quorate", "run").config, b"{}"),))))
+            await first.answer(3)
+            server.runs.attend("run")._turn_at -= runs.TURN_S
+            assert await told_on_joining(third, 3) == [Answer, Answer]
+            await coming(server, "older still", version=1)
+
+    run(main())
+
+
+def test_client_of_an_older_version_is_told_when_it_comes():
+    async def main():
+        async with serving() as server:
+            older = await coming(server, "older", version=2, makes_run=True)
+            assert await told_on_joining(older, 1) == [Answer, Answer]
+            assert await told_on_joining(await coming(server, "newer"), 2) == [Answer, Answer]
+
+    run(main())
+
+
+async def coming(server, name, version=NEWEST_VERSION, makes_run=False):
+    """A client that comes to the run, and what it is told then."""
+    raw = await Raw.open(server)
+    raw.send_bytes(GREETING + frame(encoder.encode(Hello(1, version, name, run="run"))))
+    welcome = welcome_decoder.decode(await raw.next_frame())
+    assert (welcome.version, welcome.makes_run) == (version, makes_run)
+    return raw
+
+
+async def told_on_joining(raw, lease):
+    """The kinds of messages that answer a session's beginning and one request more."""
+    raw.send(Do(1, Grant(60, lease)), Hold(lease, 1.0), Do(2, Txn((), ())))
+    found = []
+    while found.count(Answer) < 2:
+        found.append(type(await raw.next_message()))
+    return found
 
 
 # --- apart from each other --------------------------------------------------------------------------------------------

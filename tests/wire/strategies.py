@@ -32,6 +32,7 @@ from quorate.wire.messages import (
     Held,
     Hello,
     Hold,
+    MakeRun,
     Push,
     RefusalCode,
     Refused,
@@ -95,6 +96,7 @@ SERVER_MESSAGES = {
     WatchRefused: st.builds(WatchRefused, numbers, numbers),
     Status: st.builds(Status, numbers, numbers, st.dictionaries(texts, texts, max_size=3)),
     Going: st.builds(Going, texts),
+    MakeRun: st.just(MakeRun()),
 }
 client_frames = st.builds(ClientFrame, numbers, st.lists(st.one_of(*CLIENT_MESSAGES.values()), max_size=4).map(tuple))
 server_frames = st.lists(st.one_of(*SERVER_MESSAGES.values()), max_size=4).map(tuple)

@@ -156,7 +156,8 @@ class Backend(ABC):
     """Whether the backend itself renews the leases of a run while sessions of it live; if not, the nodes do."""
 
     makes_run: bool = True
-    """Whether this process is to make the run if it does not exist; if not, another one is about to."""
+    """Whether this process is to make the run if it does not exist; if not, another one is about to. May become true
+    with a session that was opened."""
 
     gives_way_s: tuple[float, float] = (2.0, 4.0)
     """How long, at random, one that is not to make the run waits for it before it makes it all the same. Who is elected
@@ -218,7 +219,8 @@ class Backend(ABC):
         """
 
     def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:  # noqa: B027 - most need not
-        """Tell when the backend becomes unreachable (with the cause) and reachable again (None), if it knows.
+        """Tell when the backend becomes unreachable (with the cause), and reachable again or `makes_run` (None), if it
+        knows.
 
         One that holds a connection knows before anybody asks for anything. The listener must not raise.
         """

@@ -43,6 +43,7 @@ from quorate.wire.messages import (
     Held,
     Hello,
     Hold,
+    MakeRun,
     Push,
     RefusalCode,
     Refused,
@@ -111,7 +112,7 @@ class TcpBackend(OpBackend):
         self._to_call: dict[Callable[[], None], None] = {}
         self._is_receiving = False
         self._sessions: dict[int, LeaseSession] = {}
-        self._ungranted: set[int] = set()
+        self._ungranted: dict[int, None] = {}
         """Sessions whose lease was asked for and not yet answered: a new connection may not know them."""
         self._make_claim: Callable[[], bytes] | None = None
         self._claim: Claim | None = None
@@ -175,11 +176,14 @@ class TcpBackend(OpBackend):
         lease = FIRST_CHOSEN + self._rng.getrandbits(CHOSEN_BITS)
         self._check_open()
         self._start()
+        self._ungranted[lease] = None
         asked = self._asked(Do(self._requests.number(), Grant(ttl_s, lease)), changes=True)
-        granting = asked.answer
-        if self._link is None:
-            self.checked(await granting)
-        # Else what needs the session goes out behind the request for it, in the same frame: no need to wait.
+        self._send(Hold(lease, self._grace_s))  # in the same frame, or both in `_welcomed`
+        if self._link is None:  # else what needs the session goes out behind the request for it: no need to wait
+            try:
+                self.checked(await asked.answer)
+            finally:
+                self._ungranted.pop(lease, None)
         session = LeaseSession(
             self,
             lease,
@@ -191,15 +195,13 @@ class TcpBackend(OpBackend):
             spread=True,
             is_told=True,
         )
-        self._ungranted.add(lease)
-        granting.add_done_callback(lambda _: self._lost_if_not_granted(session, granting))
+        asked.answer.add_done_callback(lambda granting: self._lost_if_not_granted(session, granting))
         self._sessions[lease] = session
         session.lost.add_callback(lambda _: self._forget_session(lease))
-        self._send(Hold(lease, self._grace_s))
         return session
 
     def _lost_if_not_granted(self, session: LeaseSession, granting: asyncio.Future[Result | Status]) -> None:
-        self._ungranted.discard(session.lease)
+        self._ungranted.pop(session.lease, None)
         try:
             self.checked(granting.result())
         except (BackendError, asyncio.CancelledError) as error:
@@ -213,6 +215,7 @@ class TcpBackend(OpBackend):
 
     def _forget_session(self, lease: int) -> None:
         self._sessions.pop(lease, None)
+        self._ungranted.pop(lease, None)
 
     async def status(self) -> BackendStatus:
         told = await self._request(AskStatus(self._requests.number()), changes=False)
@@ -400,6 +403,7 @@ class TcpBackend(OpBackend):
         return closed
 
     def _hello(self) -> Hello:
+        held = dict.fromkeys([*self._sessions, *self._ungranted])
         return Hello(
             oldest=self._versions.oldest,
             newest=self._versions.newest,
@@ -408,7 +412,7 @@ class TcpBackend(OpBackend):
             run=self._run,
             software=SOFTWARE,
             generation=self._generation,
-            sessions=tuple([Held(lease, self._grace_s) for lease in self._sessions]),
+            sessions=tuple([Held(lease, self._grace_s) for lease in held]),
         )
 
     def _welcomed(self, link: Link, welcome: Welcome) -> None:
@@ -434,7 +438,7 @@ class TcpBackend(OpBackend):
             self._send(WatchStart(number, watch.prefix, watch.after))
         for pending in self._requests.open():
             self._dispatch(pending)
-        for lease in self._ungranted & self._sessions.keys():
+        for lease in self._ungranted:
             self._send(Hold(lease, self._grace_s))
 
     def _forgotten(self) -> None:
@@ -475,16 +479,22 @@ class TcpBackend(OpBackend):
                 case WatchRefused(number, oldest):
                     if (watch := self._watches.get(number)) is not None:
                         watch.gone(HistoryGone(f"changes under {watch.prefix!r} are no longer kept", oldest=oldest))
+                case MakeRun():
+                    self.makes_run = True
+                    self._reached(None)
                 case Going(why):
                     if self._link is not None:
                         self._link.note(f"the server said: {why}")
 
     def _down(self, error: BackendError) -> None:
         self._is_down = True
-        if self._on_reach is not None:
-            self._on_reach(error)
+        self._reached(error)
 
     def _up(self) -> None:
-        if self._is_down and self._on_reach is not None:
-            self._on_reach(None)
+        if self._is_down:
+            self._reached(None)
         self._is_down = False
+
+    def _reached(self, error: BackendError | None) -> None:
+        if self._on_reach is not None:
+            self._on_reach(error)

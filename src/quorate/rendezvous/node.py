@@ -274,9 +274,10 @@ class Node:
 
     async def _give_way(self) -> None:
         """If the run does not exist, somebody else, or the coordinator, is about to make it: wait a moment for it."""
+        backend, sight = self.backend, self.sight
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._rng.uniform(*self.backend.gives_way_s)):
-                while not self._is_elected and self.sight.is_synced and None in self.sight.door():
+            async with asyncio.timeout(self._rng.uniform(*backend.gives_way_s)):
+                while not (self._is_elected or backend.makes_run) and sight.is_synced and None in sight.door():
                     self._wake.clear()
                     await self._wake.wait()
 
@@ -462,6 +463,7 @@ class Node:
     def _reached(self, error: BackendError | None) -> None:
         if error is None:
             self._reach.succeeded()
+            self._wake.set()  # it may have said that the run is to be made
         else:
             self._reach.failed(error)
 

@@ -23,11 +23,8 @@ from quorate.kv.types import (
     Deleted,
     Failure,
     FailureCode,
-    Op,
     Origin,
-    Put,
     PutDone,
-    Txn,
     TxnResult,
     WatchStarted,
     WatchTooOld,
@@ -38,10 +35,12 @@ from quorate.server.door import Door, peer_of, shown
 from quorate.server.gallery import Pushed
 from quorate.server.house import House
 from quorate.server.refusals import Refusal
+from quorate.server.soon import is_of_a_node
 from quorate.wire.frames import GREETING, HEADER_BYTES, FrameError, Framer, FrameTooLarge, NotQuorate, frame
 from quorate.wire.handshake import judge, stranger_line
 from quorate.wire.messages import (
     NOW,
+    TURNS_FROM,
     Answer,
     AskStatus,
     Await,
@@ -50,6 +49,7 @@ from quorate.wire.messages import (
     Do,
     Going,
     Hold,
+    MakeRun,
     PushRaw,
     RefusalCode,
     Refused,
@@ -65,10 +65,6 @@ from quorate.wire.messages import (
 
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
-NODES = "nodes"
-WITH_NODES = f"/{NODES}/"
-LEAVES = b'"phase":"left"'
-"""In the record of a node that says goodbye."""
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
 
@@ -87,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._framer = Framer()
         self._transport: asyncio.Transport | None = None
         self._client: Client | None = None
+        self._version = 0
         self._watches: dict[int, Pushed] = {}
         self._looks_on = False
         self._awaiting: Awaiting | None = None
@@ -196,7 +193,10 @@ class Connection(asyncio.Protocol):
         held = () if is_returning else hello.sessions
         self._client, ended = house.clients.came(hello.client, hello.run, self, held)
         self._framer.limit = house.max_frame
-        makes_run = house.attend(hello.run, is_returning, hello.client) if hello.run else True
+        self._version = verdict.version
+        if hello.run:
+            house.attend(hello.run, is_returning, hello.client)
+        makes_run = not hello.run or (verdict.version < TURNS_FROM and house.is_to_make(hello.run, hello.client))
         self._write(
             GREETING
             + frame(
@@ -301,7 +301,7 @@ class Connection(asyncio.Protocol):
             answer = Answer(message.seq, house.hub.execute(op, origin))
             if self._looks_on or self._is_paused:
                 self.send(answer)
-            elif origin is not None and _is_of_a_node(op):
+            elif origin is not None and is_of_a_node(op):
                 self._send_soon(answer)
             else:  # as `send`
                 self._out.append(answer)
@@ -318,6 +318,8 @@ class Connection(asyncio.Protocol):
                 self._stop_watch(number)
             case Hold(lease, grace_s):
                 house.clients.hold(client, lease, grace_s)
+                if client.run and self._version >= TURNS_FROM and house.is_to_make(client.run, client.id):
+                    self.send(MakeRun())
             case Claim(claim):
                 house.claimed(client.run, client.id, claim)
             case AskStatus(seq):
@@ -490,11 +492,3 @@ class Connection(asyncio.Protocol):
         self._dropped_here = self._is_over = True
         if self._transport is not None:
             self._transport.abort()
-
-
-def _is_of_a_node(op: Op) -> bool:
-    """Whether a node writes its own key: it joins, or confirms. Something is pushed to it next, unless it leaves."""
-    if not (isinstance(op, Txn) and op.then and isinstance(op.then[0], Put) and WITH_NODES in op.then[0].key):
-        return False
-    parts = op.then[0].key.split("/", 4)  # /quorate/run/nodes/id; a user's key may have any words further on
-    return len(parts) == 5 and parts[3] == NODES and LEAVES not in op.then[0].value

@@ -41,8 +41,11 @@ class House(Protocol):
     def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
         """Why somebody who may come in cannot."""
 
-    def attend(self, run: str, is_returning: bool, client: str) -> bool:
-        """Somebody has come for a run; whether it is to make it, if it does not exist."""
+    def attend(self, run: str, is_returning: bool, client: str) -> None:
+        """Somebody has come for a run."""
+
+    def is_to_make(self, run: str, client: str) -> bool:
+        """Whether the run does not exist and this client is to make it."""
 
     def claimed(self, run: str, client: str, claim: bytes) -> None:
         """A client of an earlier generation says where the run stood."""

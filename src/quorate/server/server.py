@@ -199,12 +199,16 @@ class Server:
 
     # --- for connections ----------------------------------------------------------------------------------------------
 
-    def attend(self, run: str, is_returning: bool, client: str) -> bool:
-        """Somebody has come for a run; whether it is to make it, if it does not exist."""
+    def attend(self, run: str, is_returning: bool, client: str) -> None:
+        """Somebody has come for a run."""
         attended = self.runs.attend(run)
         if is_returning:
             self.runs.expect(attended, client)
-        return attended.takes_turn(client, self._loop.time())
+
+    def is_to_make(self, run: str, client: str) -> bool:
+        """Whether the run does not exist and this client is to make it."""
+        attended = self.runs.attend(run)
+        return attended.keys.config not in self.hub.engine.items and attended.takes_turn(client, self._loop.time())
 
     def claimed(self, run: str, client: str, claim: bytes) -> None:
         """A client of an earlier generation says where the run stood."""

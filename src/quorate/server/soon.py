@@ -10,6 +10,12 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from quorate.kv.types import Op, Put, Txn
+
+NODES = "nodes"
+WITH_NODES = f"/{NODES}/"
+LEAVES = b'"phase":"left"'
+"""In the record of a node that says goodbye."""
 QUIET_S = 0.003
 QUIET_EACH_S = 0.00005
 MOST_QUIET_S = 0.3
@@ -62,3 +68,11 @@ class Soon:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.flush_soon()
+
+
+def is_of_a_node(op: Op) -> bool:
+    """Whether a node writes its own key: it joins, or confirms. Something is pushed to it next, unless it leaves."""
+    if not (isinstance(op, Txn) and op.then and isinstance(op.then[0], Put) and WITH_NODES in op.then[0].key):
+        return False
+    parts = op.then[0].key.split("/", 4)  # /quorate/run/nodes/id; a user's key may have any words further on
+    return len(parts) == 5 and parts[3] == NODES and LEAVES not in op.then[0].value

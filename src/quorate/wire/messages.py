@@ -15,8 +15,9 @@ import msgspec
 from quorate.kv.types import Batch, Op, Result
 
 OLDEST_VERSION = 1
-NEWEST_VERSION = 2
-"""2: the server waits for keys (`Await`)."""
+NEWEST_VERSION = 3
+"""2: the server waits for keys (`Await`). 3: it says who makes a run when somebody joins (`MakeRun`)."""
+TURNS_FROM = 3
 NOW = -1
 
 
@@ -65,7 +66,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     is_dedicated: bool = False
     """Somebody runs this server for its own sake and will start it again: nodes need not hurry to take its place."""
     makes_run: bool = True
-    """If the run does not exist, this client is to make it; False: another one was told so a moment ago."""
+    """If the run does not exist, this client is to make it; False: another one was told so a moment ago. From version
+    3 on never: `MakeRun` says it, and to nobody who only looks."""
 
 
 class RefusalCode(enum.Enum):
@@ -199,8 +201,12 @@ class Going(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
     why: str
 
 
-ServerMessage: TypeAlias = Answer | Push | WatchRefused | Status | Going
-SentMessage: TypeAlias = Answer | PushRaw | WatchRefused | Status | Going
+class MakeRun(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """The run does not exist, and the client that has just opened a session is to make it. From version 3 on."""
+
+
+ServerMessage: TypeAlias = Answer | Push | WatchRefused | Status | Going | MakeRun
+SentMessage: TypeAlias = Answer | PushRaw | WatchRefused | Status | Going | MakeRun
 
 encoder = msgspec.msgpack.Encoder()
 knock_decoder = msgspec.msgpack.Decoder(Knock)

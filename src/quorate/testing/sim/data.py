@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 
-from quorate.events import Emitter
+from quorate.events import DataGoesOn, DataTrouble, Emitter, Event
 from quorate.kv.engine import Engine
 from quorate.kv.watches import History
 from quorate.server.data import open_data
@@ -86,6 +86,8 @@ class SimData:
         self._is_dying = False
         self._workers: tuple[SimWorker, SimWorker] | None = None
         self._fails = self._rng.choice(FAILS)
+        self.begun_anew_at = float("-inf")
+        """When all sessions did, because the disk was back; while it fails, that is yet to come."""
         self.found = History(0, 0)
         """What the last life of the server went on from, however little of it that server remembers."""
 
@@ -101,7 +103,7 @@ class SimData:
         self._is_dying, fails, self._fails = False, self._fails, 0.0
         engine, journal = open_data(
             disk,
-            emit=emit,
+            emit=Emitter(emit, self._seen),
             by=by,
             history=EVERYTHING,
             first_revision=first_revision,
@@ -115,6 +117,12 @@ class SimData:
             engine.history.append(batch)
         return engine, journal
 
+    def _seen(self, event: Event) -> None:
+        if isinstance(event, DataTrouble):
+            self.begun_anew_at = float("inf")
+        elif isinstance(event, DataGoesOn):
+            self.begun_anew_at = asyncio.get_running_loop().time()
+
     def _before(self, call: str, name: str) -> None:
         if self._is_dying and call == "sync":
             raise OSError(errno.EIO, "the power is gone")
@@ -123,6 +131,7 @@ class SimData:
 
     def crash(self, is_machine: bool) -> None:
         """The server is dead, and perhaps its machine."""
+        self.begun_anew_at = float("-inf")  # what the next life does is known
         assert self._workers is not None
         self._is_dying = is_machine
         for worker in self._workers:

@@ -375,11 +375,15 @@ class Director:
         died_at = self._loop.time()
         is_seen = plan.wired and plan.seed % 3 > 0  # its machine lives, and closes its connection
         world.crash(victim, is_machine=not is_seen)
-        is_prompt = is_seen and not (world.wire and world.wire.data and world.wire.data.may_fail)
+        data = world.wire.data if world.wire else None
+        is_prompt = is_seen and not (data and data.may_fail)
         within_s = plan.disconnect_grace_s + 0.5 if is_prompt else plan.ttl_s + 1.0
         if plan.register:
             within_s += REGISTER_S
-        await asyncio.sleep(within_s + 20 * plan.slowest_s)
+        within_all_s = within_s + 20 * plan.slowest_s
+        await asyncio.sleep(within_all_s)
+        while data and data.begun_anew_at + within_all_s > self._loop.time():  # noqa: ASYNC110 - of virtual time
+            await asyncio.sleep(LOOK_EVERY_S)  # the dead's too, if the disk has failed meanwhile
         self._stop_if_refused()
         for process in members:
             if process is victim or process.is_over:

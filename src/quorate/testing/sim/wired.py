@@ -159,9 +159,9 @@ class _Life(Server):
         if self._home.life is self:
             self._home.committed(batch, writer)
 
-    def attend(self, run: str, is_returning: bool, client: str) -> bool:
+    def attend(self, run: str, is_returning: bool, client: str) -> None:
         self.has_returned = self.has_returned or is_returning
-        return super().attend(run, is_returning, client)
+        super().attend(run, is_returning, client)
 
 
 class _PlainLife(_Life):
