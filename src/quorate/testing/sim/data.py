@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 
-from quorate.events import DataGoesOn, DataTrouble, Emitter, Event
+from quorate.events import DataGoesOn, Emitter, Event
 from quorate.kv.engine import Engine
 from quorate.kv.watches import History
 from quorate.server.data import open_data
@@ -86,8 +86,9 @@ class SimData:
         self._is_dying = False
         self._workers: tuple[SimWorker, SimWorker] | None = None
         self._fails = self._rng.choice(FAILS)
-        self.begun_anew_at = float("-inf")
-        """When all sessions did, because the disk was back; while it fails, that is yet to come."""
+        self._journal: Journal | None = None
+        self._back_at = float("-inf")
+        """When the disk last was, after it had failed."""
         self.found = History(0, 0)
         """What the last life of the server went on from, however little of it that server remembers."""
 
@@ -95,6 +96,11 @@ class SimData:
     def may_fail(self) -> bool:
         """Whether its disk fails now and then: all sessions begin anew when it is back, those of the dead included."""
         return self._fails > 0
+
+    @property
+    def begun_anew_at(self) -> float:
+        """When all sessions did, because the disk was back; while it fails, that is yet to come."""
+        return float("inf") if self._journal is not None and self._journal.is_failing else self._back_at
 
     def open(self, by: str, emit: Emitter, first_revision: int) -> tuple[Engine, Journal]:
         """What a new life of the server goes on from. On its machine."""
@@ -111,17 +117,15 @@ class SimData:
             workers=self._workers,
             bounds=self._bounds,
         )
-        self._fails = fails
+        self._fails, self._journal = fails, journal
         self.found, engine.history = engine.history, History(self._history, engine.history.oldest)
         for batch in self.found.batches:
             engine.history.append(batch)
         return engine, journal
 
     def _seen(self, event: Event) -> None:
-        if isinstance(event, DataTrouble):
-            self.begun_anew_at = float("inf")
-        elif isinstance(event, DataGoesOn):
-            self.begun_anew_at = asyncio.get_running_loop().time()
+        if isinstance(event, DataGoesOn):
+            self._back_at = asyncio.get_running_loop().time()
 
     def _before(self, call: str, name: str) -> None:
         if self._is_dying and call == "sync":
@@ -131,7 +135,6 @@ class SimData:
 
     def crash(self, is_machine: bool) -> None:
         """The server is dead, and perhaps its machine."""
-        self.begun_anew_at = float("-inf")  # what the next life does is known
         assert self._workers is not None
         self._is_dying = is_machine
         for worker in self._workers:

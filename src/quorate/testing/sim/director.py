@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from quorate.errors import BackendError, RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from quorate.kv.types import Add
 from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.membership import Cause
 from quorate.rendezvous.records import NodePhase, RoundPhase
@@ -26,6 +27,7 @@ from quorate.testing.checkers import (
 )
 from quorate.testing.sim.network import Weather
 from quorate.testing.sim.plan import Action, Fault
+from quorate.testing.sim.wired import WiredServer
 from quorate.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld, never_confirms
 
 LOOK_EVERY_S = 0.25
@@ -33,6 +35,10 @@ REGISTER_S = 0.5
 """What a look at a cell more, and races for it, may add."""
 NOT_CONNECTED = 2
 """So many nodes at most have a session and, for a moment, no connection that could break."""
+COUNTED_S = 2.0
+"""For so long the end of a server waits for somebody to count something."""
+KEPT_S = 0.01
+"""So much later that was kept, and told."""
 LATE_TTLS = 2
 """How many times to live a request may be under way at most."""
 
@@ -235,6 +241,8 @@ class Director:
         world, down_s = self._world, action.length_s / 3
         if action.target % 2:
             await self._forming(action)
+            if world.wire is not None and world.wire.data is not None and action.target % 4 == 1:
+                await self._counting(world.wire, action)
         if not world.server.is_up:
             return
         if world.wire is not None and action.target % 3 == 0:
@@ -265,6 +273,14 @@ class Director:
         except TimeoutError:
             pass  # none forms: as good a moment as any
         await asyncio.sleep(self._plan.slowest_s * (action.target % 50) / 10)
+
+    async def _counting(self, wire: WiredServer, action: Action) -> None:
+        """Until some moment after something was counted, at which whoever asked for it may not know that yet."""
+        executed, until = wire.life.hub.executed, self._loop.time() + COUNTED_S
+        before = executed[Add]
+        while executed[Add] == before and self._loop.time() < until:  # noqa: ASYNC110 - of virtual time
+            await asyncio.sleep(KEPT_S / 10)
+        await asyncio.sleep(KEPT_S * (action.target % 50) / 50)
 
     async def _end_session_while_forming(self, process: SimProcess, action: Action) -> None:
         await self._forming(action)
