@@ -206,7 +206,7 @@ class Node:
 
     def observe(self) -> None:
         """Begin to follow the run without joining it."""
-        self.sight.observe()
+        self.sight.start()
 
     def listen(self, listener: ChangeListener) -> None:
         """Call when the round that the node is in changes, and at once if it has. One listener; the last one counts."""

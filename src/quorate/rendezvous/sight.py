@@ -68,17 +68,10 @@ class Sight:
         self._on_change = on_change
         self._reach = reach
         self._mirror: Mirror | None = None
-        self._is_whole = False
-        """Whether the mirror shows the node's own keys too, not only `state/`."""
         self._is_synced = False
         self._door_moved = asyncio.Event()
         self._unreadable: dict[str, RendezvousStateError] = {}
         prepare(RoundRecord, WaitingRecord, ClosedRecord, AssignRecord)
-
-    def observe(self) -> None:
-        """Follow `state/` and `config`: enough for a node that does not join."""
-        if self._mirror is None:
-            self._mirror = self._follow([self._keys.state, self._keys.config])
 
     def door(self) -> tuple[Item | None, Item | None]:
         """`config` and `state/closed` as they were last seen, if they are followed."""
@@ -98,14 +91,10 @@ class Sight:
         return seen if seen.incarnation == known.incarnation else known
 
     def start(self) -> None:
-        """Follow everything."""
-        if self._mirror is not None and self._is_whole:
-            return
-        before, keys = self._mirror, self._keys
-        self._is_whole = True
-        self._mirror = self._follow([keys.state, self._assign_key, self._drain_key, keys.config])
-        if before is not None:
-            before.stop()
+        """Follow it all, the keys of this node too: who only looks may join next, and then nothing is left to ask."""
+        if self._mirror is None:
+            prefixes = [self._keys.state, self._assign_key, self._drain_key, self._keys.config]
+            self._mirror = Mirror(self._backend, prefixes, self._rng, self._read, self._trouble)
 
     async def wait_seen(self) -> None:
         """Until the run was looked at once, or for a moment if that does not come."""
@@ -120,10 +109,7 @@ class Sight:
         if self._mirror is not None:
             self._mirror.stop()
         self._mirror = None
-        self._is_whole = self._is_synced = False
-
-    def _follow(self, prefixes: Sequence[str]) -> Mirror:
-        return Mirror(self._backend, prefixes, self._rng, self._read, self._trouble)
+        self._is_synced = False
 
     @property
     def is_synced(self) -> bool:
@@ -131,7 +117,7 @@ class Sight:
         return self._is_synced
 
     async def wait_synced(self) -> None:
-        """Until `state/` was read once. Observe first."""
+        """Until `state/` was read once. Start first."""
         assert self._mirror is not None
         await self._mirror.synced.wait()
 
@@ -221,8 +207,6 @@ class Sight:
                 item = mirror.items.get(key)
                 self.closed_revision = item.mod_revision if item else 0
                 self._door_moved.set()
-            elif not self._is_whole:
-                continue
             elif key == self._assign_key:
                 self.assign = self._decode(mirror, AssignRecord, key)
             elif key == self._drain_key:
