@@ -24,6 +24,7 @@ import quorate
 import quorate.aio
 from quorate.events import Event
 
+LAST_WORDS_S = 5.0
 _printing = threading.Lock()
 
 
@@ -69,6 +70,7 @@ class Node:
     def __init__(self, handler: quorate.Handler) -> None:
         self.handler = handler
         self.world: quorate.World | None = None
+        self.commands: list[threading.Thread] = []
 
     def next(self) -> int:
         self.world = self.handler.next_rendezvous()
@@ -103,7 +105,9 @@ def obey(node: Node) -> None:
         if asked["do"] == "exit":
             return
         args = (asked["id"], asked["do"], asked["args"])
-        threading.Thread(target=node.command, args=args, daemon=True).start()
+        thread = threading.Thread(target=node.command, args=args, daemon=True)
+        node.commands.append(thread)
+        thread.start()
     os._exit(3)  # whoever started this is gone
 
 
@@ -118,6 +122,8 @@ def loop(url: str) -> None:
                 entered(world)
         except quorate.RendezvousError as error:
             say("error", error=type(error).__name__, text=str(error))
+    for thread in node.commands:
+        thread.join(LAST_WORDS_S)  # what ended the rounds may not have said yet that it is done
     say("end")
 
 

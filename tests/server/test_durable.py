@@ -320,6 +320,26 @@ def test_failing_disk_stops_acknowledging_says_so_and_goes_on_by_itself(call, er
     run(main())
 
 
+def test_node_that_comes_while_the_disk_fails_is_let_in_and_told_why_it_gets_no_session():
+    async def main():
+        disk = FaultyDisk(MemoryDisk())
+        async with serving_from(disk) as server, client_of(server.addresses[0], run="run") as one:
+            await put(one, "a", b"1")
+            disk.fail("write", errno.ENOSPC)
+            disk.fail("create", errno.ENOSPC)
+            writing = asyncio.create_task(put(one, "a", b"2"))
+            await eventually(lambda: server.journal.is_failing, "the disk is full")
+            async with client_of(server.addresses[0], run="run") as fresh:
+                with pytest.raises(Unavailable, match="cannot write its data"):
+                    await fresh.open_session(5.0)
+                assert fresh._link is not None
+            assert not sum(server.door.refusals.counts.values())
+            disk.heal()
+            await writing
+
+    run(main())
+
+
 def test_file_is_never_written_again_after_a_sync_that_failed():
     async def main():
         disk = FaultyDisk(MemoryDisk())

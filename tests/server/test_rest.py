@@ -1,18 +1,23 @@
 """A server that takes renewals together, and what ends that."""
 
 import asyncio
+import socket
 import sys
 
 import pytest
 
+from quorate.events import Emitter
+from quorate.kv.engine import Engine
 from quorate.kv.types import Grant, KeepAlive, Put, Txn
+from quorate.server.door import Door
+from quorate.server.limits import ServerLimits
 from quorate.server.rest import LEAST, REST_S, Rest
 from quorate.server.server import Server
 from quorate.server.traffic import Traffic
 from quorate.wire.messages import Do
 from tests.server.kit import Raw, eventually, run, serving
 
-TURNS = 5
+TURNS = 10
 
 
 class Scene:
@@ -20,17 +25,23 @@ class Scene:
 
     def __init__(self):
         self.traffic = Traffic()
-        self.executed = {KeepAlive: 0, Txn: 0}
+        self.engine = Engine()
+        self.door = Door(ServerLimits(), Emitter(), "server")
         self.slept = []
-        self.rest = Rest(self.traffic, self.executed, self.slept.append)
+        self.rest = Rest(self.traffic, self.engine, self.door, self.slept.append)
 
     def renewals(self, count=LEAST):
         self.traffic.frames_in += count
-        self.executed[KeepAlive] += count
+        self.traffic.renewals += count
 
     def request(self):
         self.traffic.frames_in += 1
-        self.executed[Txn] += 1
+
+    def end_of_a_lease(self):
+        self.engine.apply(Txn((), (Put("k", b""),)), 0.0)
+
+    def look_at_the_page(self):
+        self.door.page_asked += 1
 
     def second(self):
         self.rest._timer.cancel()
@@ -55,15 +66,15 @@ def played(play):
     asyncio.run(main())
 
 
-def test_rests_in_every_turn_after_a_second_of_many_renewals_and_nothing_else():
+def test_rests_in_every_other_turn_after_a_second_of_many_renewals_and_nothing_else():
     async def play(scene):
         scene.renewals()
         assert await scene.rested() == 0
         scene.second()
-        assert await scene.rested() == TURNS
+        assert await scene.rested() == TURNS / 2
         scene.renewals()
         scene.second()
-        assert await scene.rested() == TURNS
+        assert await scene.rested() == TURNS / 2
 
     played(play)
 
@@ -77,44 +88,34 @@ def test_does_not_rest_for_few():
     played(play)
 
 
-def test_does_not_rest_after_a_second_in_which_something_else_came():
+@pytest.mark.parametrize("what", [Scene.request, Scene.end_of_a_lease, Scene.look_at_the_page])
+def test_does_not_rest_after_a_second_in_which_something_else_came(what):
     async def play(scene):
         scene.renewals()
-        scene.request()
+        what(scene)
         scene.second()
         assert await scene.rested() == 0
         scene.renewals()
         scene.second()
-        assert await scene.rested() == TURNS
+        assert await scene.rested() == TURNS / 2
 
     played(play)
 
 
-def test_the_first_other_request_ends_it_for_a_second_of_renewals():
+@pytest.mark.parametrize("what", [Scene.request, Scene.end_of_a_lease, Scene.look_at_the_page])
+def test_the_first_other_thing_ends_it_until_there_was_a_second_of_renewals_again(what):
     async def play(scene):
         scene.renewals()
         scene.second()
-        assert await scene.rested() == TURNS
-        scene.request()
+        assert await scene.rested() == TURNS / 2
+        what(scene)
         assert await scene.rested() == 0
         scene.renewals()
         scene.second()
         assert await scene.rested() == 0
         scene.renewals()
         scene.second()
-        assert await scene.rested() == TURNS
-
-    played(play)
-
-
-def test_what_the_server_renews_by_itself_hides_no_request():
-    async def play(scene):
-        scene.renewals()
-        scene.second()
-        scene.executed[KeepAlive] += 2
-        assert await scene.rested() == TURNS
-        scene.request()
-        assert await scene.rested() == 0
+        assert await scene.rested() == TURNS / 2
 
     played(play)
 
@@ -123,9 +124,31 @@ def test_ends_when_renewals_become_few():
     async def play(scene):
         scene.renewals()
         scene.second()
-        assert await scene.rested() == TURNS
+        assert await scene.rested() == TURNS / 2
         scene.second()
         assert await scene.rested() == 0
+
+    played(play)
+
+
+def test_what_has_come_is_taken_before_it_rests_again():
+    """asyncio's own loop looks for what has come first, and takes it after what was due in the same turn."""
+
+    async def play(scene):
+        one, other = socket.socketpair()
+        taken = []
+        asyncio.get_running_loop().add_reader(one, lambda: taken.append(one.recv(1)))
+        scene.rest._sleep = lambda _: (scene.slept.append(REST_S), other.send(b"x"))
+        scene.renewals()
+        scene.second()
+        try:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+                assert len(scene.slept) - len(taken) <= 1
+        finally:
+            asyncio.get_running_loop().remove_reader(one)
+            one.close()
+            other.close()
 
     played(play)
 

@@ -26,6 +26,7 @@ from quorate.wire.messages import (
     Answer,
     Do,
     Going,
+    Held,
     Hello,
     Hold,
     MakeRun,
@@ -86,6 +87,32 @@ def test_whoever_joins_first_makes_the_run(theirs):
     run(main())
 
 
+def test_nobody_who_comes_for_the_first_time_counts_as_having_come_back():
+    async def main():
+        async with serving() as server:
+            nodes = [node(server, "run", name, 3) for name in "abc"]
+            await gather(*nodes)
+            assert server.clients.reconnects == 0
+            await close(*nodes)
+
+    run(main())
+
+
+def test_session_that_was_given_up_while_it_was_asked_for_is_not_held(monkeypatch):
+    async def main():
+        async with serving() as server, client_of(server.addresses[0], run="run") as one:
+            opening = asyncio.create_task(one.open_session(600.0))
+            welcomed = one._welcomed
+            monkeypatch.setattr(one, "_welcomed", lambda *of: (welcomed(*of), opening.cancel()))
+            await asyncio.gather(opening, return_exceptions=True)
+            assert opening.cancelled()
+            await eventually(lambda: sum(server.hub.executed.values()) >= 2, "the lease was there")
+            await eventually(lambda: len(server.hub.engine.leases) == 0, "the lease is gone")
+            assert not one._ungranted
+
+    run(main())
+
+
 @pytest.mark.usefixtures("never_gives_up")
 def test_who_only_looks_does_not_keep_others_from_making_the_run():
     async def main():
@@ -127,6 +154,28 @@ def test_one_client_at_a_time_is_told_to_make_a_run_and_nobody_once_it_is_there(
     run(main())
 
 
+def test_nobody_is_told_to_make_a_run_who_got_no_session():
+    async def main():
+        async with serving() as server:
+            one, other = await coming(server, "a"), await coming(server, "b")
+            one.send(Hold(1, 1.0), Do(1, Txn((), ())), Do(2, Txn((), ())))
+            assert [type(await one.next_message()) for _ in range(2)] == [Answer, Answer]
+            assert await told_on_joining(other, 1) == [Answer, MakeRun, Answer]
+
+    run(main())
+
+
+def test_who_goes_on_with_a_session_is_told_again_that_it_is_to_make_the_run():
+    async def main():
+        async with serving() as server:
+            one = await coming(server, "a")
+            assert await told_on_joining(one, 1) == [Answer, MakeRun, Answer]
+            await coming(server, "a", makes_run=True, sessions=(Held(1, 1.0),))
+            await coming(server, "b")
+
+    run(main())
+
+
 def test_client_of_an_older_version_is_told_when_it_comes():
     async def main():
         async with serving() as server:
@@ -137,10 +186,10 @@ def test_client_of_an_older_version_is_told_when_it_comes():
     run(main())
 
 
-async def coming(server, name, version=NEWEST_VERSION, makes_run=False):
+async def coming(server, name, version=NEWEST_VERSION, makes_run=False, sessions=()):
     """A client that comes to the run, and what it is told then."""
     raw = await Raw.open(server)
-    raw.send_bytes(GREETING + frame(encoder.encode(Hello(1, version, name, run="run"))))
+    raw.send_bytes(GREETING + frame(encoder.encode(Hello(1, version, name, run="run", sessions=sessions))))
     welcome = welcome_decoder.decode(await raw.next_frame())
     assert (welcome.version, welcome.makes_run) == (version, makes_run)
     return raw

@@ -30,7 +30,7 @@ from quorate.backends.tcp_requests import Pending, Requests
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.backends.tls import trouble_with_server
 from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
-from quorate.kv.types import BranchOp, Compare, Grant, Op, Range, Result, Txn, TxnResult
+from quorate.kv.types import BranchOp, Compare, Grant, Op, Range, Result, Revoke, Txn, TxnResult
 from quorate.wire.handshake import Versions
 from quorate.wire.messages import (
     Answer,
@@ -112,8 +112,8 @@ class TcpBackend(OpBackend):
         self._to_call: dict[Callable[[], None], None] = {}
         self._is_receiving = False
         self._sessions: dict[int, LeaseSession] = {}
-        self._ungranted: dict[int, None] = {}
-        """Sessions whose lease was asked for and not yet answered: a new connection may not know them."""
+        self._ungranted: dict[int, Pending] = {}
+        """Sessions whose lease is asked for, and the request: a new connection may not know them."""
         self._make_claim: Callable[[], bytes] | None = None
         self._claim: Claim | None = None
         """What was claimed when the server had lost its memory, until it is known to have heard it."""
@@ -176,12 +176,16 @@ class TcpBackend(OpBackend):
         lease = FIRST_CHOSEN + self._rng.getrandbits(CHOSEN_BITS)
         self._check_open()
         self._start()
-        self._ungranted[lease] = None
         asked = self._asked(Do(self._requests.number(), Grant(ttl_s, lease)), changes=True)
+        self._ungranted[lease] = asked
         self._send(Hold(lease, self._grace_s))  # in the same frame, or both in `_welcomed`
         if self._link is None:  # else what needs the session goes out behind the request for it: no need to wait
             try:
                 self.checked(await asked.answer)
+            except asyncio.CancelledError:
+                if asked.is_sent:  # and so it is held for somebody who does not want it any more
+                    self._asked(Do(self._requests.number(), Revoke(lease)), changes=True)
+                raise
             finally:
                 self._ungranted.pop(lease, None)
         session = LeaseSession(
@@ -289,14 +293,8 @@ class TcpBackend(OpBackend):
             half = len(messages) // 2
             self._write(link, messages[:half])
             self._write(link, messages[half:])
-        else:
-            self._too_large(messages[0], len(payload))
-
-    def _too_large(self, message: ClientMessage, size: int) -> None:
-        pending = self._requests.get(message.seq) if isinstance(message, Do) else None
-        if pending is not None:
-            limit = f"the server takes {self._max_frame} at most"
-            pending.fail(Rejected(f"a request of {size} bytes is too large: {limit}"))
+        elif isinstance(message := messages[0], Do):
+            self._requests.too_large(message.seq, len(payload), self._max_frame)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -403,7 +401,8 @@ class TcpBackend(OpBackend):
         return closed
 
     def _hello(self) -> Hello:
-        held = dict.fromkeys([*self._sessions, *self._ungranted])
+        unanswered = [lease for lease, asked in self._ungranted.items() if asked.is_sent]
+        held = dict.fromkeys([*self._sessions, *unanswered])
         return Hello(
             oldest=self._versions.oldest,
             newest=self._versions.newest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-from quorate.errors import BackendError, OutcomeUnknown, Unavailable
+from quorate.errors import BackendError, OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Result
 from quorate.wire.messages import AskStatus, Do, Status
 
@@ -77,14 +77,17 @@ class Requests:
         """Those that are not answered, in order."""
         return (pending for pending in list(self._pending.values()) if not pending.answer.done())
 
-    def get(self, seq: int) -> Pending | None:
-        return self._pending.get(seq)
-
     def answered(self, seq: int, result: Result | Status) -> None:
         """An answer has arrived, perhaps to nobody."""
         pending = self._pending.get(seq)
         if pending is not None and not pending.answer.done():
             pending.answer.set_result(result)
+
+    def too_large(self, seq: int, size: int, most: int) -> None:
+        """It cannot be sent."""
+        pending = self._pending.get(seq)
+        if pending is not None:
+            pending.fail(Rejected(f"a request of {size} bytes is too large: the server takes {most} at most"))
 
     def fail(self, error: BackendError, which: Callable[[Pending], bool] = lambda _: True) -> None:
         """End some of them with an error."""

@@ -64,6 +64,7 @@ class Http(H11Protocol):
             self._expect_head()
 
     def data_received(self, data: bytes) -> None:
+        self._door.page_asked += 1
         if not self._is_busy:
             self._expect_head()
         super().data_received(data)

@@ -119,16 +119,17 @@ class Clients:
         self._forget_ended(client)
         return client, tuple(ended)
 
-    def hold(self, client: Client, lease: int, grace_s: float) -> None:
-        """The lease, unless it has ended, is a session of this client."""
+    def hold(self, client: Client, lease: int, grace_s: float) -> bool:
+        """The lease is a session of this client; False: it has ended, or never was."""
         if self._hub.engine.leases.get(lease) is None:
-            return
+            return False
         if lease not in client.sessions:
             self._session_count += 1
         client.sessions[lease] = max(0.0, grace_s)
         if client.run not in self.runs_alive:
             self.runs_alive.add(client.run)
             self.on_alive()
+        return True
 
     def gone(self, client: Client, line: Line, by_peer: bool) -> None:
         """A connection of this client is closed. Only its current one matters."""

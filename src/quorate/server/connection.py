@@ -23,6 +23,7 @@ from quorate.kv.types import (
     Deleted,
     Failure,
     FailureCode,
+    KeepAlive,
     Origin,
     PutDone,
     TxnResult,
@@ -196,7 +197,8 @@ class Connection(asyncio.Protocol):
         self._version = verdict.version
         if hello.run:
             house.attend(hello.run, is_returning, hello.client)
-        makes_run = not hello.run or (verdict.version < TURNS_FROM and house.is_to_make(hello.run, hello.client))
+        may_make = verdict.version < TURNS_FROM or bool(self._client.sessions)
+        makes_run = not hello.run or (may_make and house.is_to_make(hello.run, hello.client))
         self._write(
             GREETING
             + frame(
@@ -299,6 +301,8 @@ class Connection(asyncio.Protocol):
             op = message.op
             origin = Origin(client.id, message.seq, acked) if changes_something(op) else None
             answer = Answer(message.seq, house.hub.execute(op, origin))
+            if origin is None and type(op) is KeepAlive:
+                house.traffic.renewals += 1
             if self._looks_on or self._is_paused:
                 self.send(answer)
             elif origin is not None and is_of_a_node(op):
@@ -317,8 +321,8 @@ class Connection(asyncio.Protocol):
             case WatchStop(number):
                 self._stop_watch(number)
             case Hold(lease, grace_s):
-                house.clients.hold(client, lease, grace_s)
-                if client.run and self._version >= TURNS_FROM and house.is_to_make(client.run, client.id):
+                is_held = house.clients.hold(client, lease, grace_s)
+                if is_held and self._version >= TURNS_FROM and house.is_to_make(client.run, client.id):
                     self.send(MakeRun())
             case Claim(claim):
                 house.claimed(client.run, client.id, claim)

@@ -57,6 +57,8 @@ class Door:
         self.pending: dict[Pending, float] = {}
         self.inside = 0
         """Connections that have said hello."""
+        self.page_asked = 0
+        """How often something came for the page."""
         self._is_shut = False
         self._emit = emit
         self._name = name

@@ -1,18 +1,20 @@
-"""A server that takes renewals together while it is asked for nothing else.
+"""A server that takes renewals together while nothing else happens.
 
 Thousands of idle nodes renew their sessions one after the other. To be woken for each costs a server several times what
 the renewal costs, and none of them is urgent: an answer that comes milliseconds later changes nothing. So while
-renewals are all that comes, and many of them, the loop looks only now and then and takes what has gathered; with the
-first other request that is over. Only for a server that is a process of its own: elsewhere the loop is somebody else's.
+renewals are all that comes, and many of them, the loop looks only now and then and takes what has gathered. Any other
+frame, a change of any key (a lease may have ended) and a request of the page end that, for a second at least. Only for
+a server that is a process of its own: elsewhere the loop is somebody else's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from quorate.kv.types import KeepAlive, Op
+from quorate.kv.engine import Engine
+from quorate.server.door import Door
 from quorate.server.traffic import Traffic
 
 JUDGED_S = 1.0
@@ -20,20 +22,22 @@ JUDGED_S = 1.0
 LEAST = 400
 """So many of them: with fewer there is little to gather."""
 REST_S = 0.005
-"""So much later at most is anything else noticed that comes then."""
+"""So much later at most is noticed what ends it."""
 
 
 class Rest:
     """Keeps a loop from looking too often. Costs a request nothing: it reads the sums that are kept anyway."""
 
     def __init__(
-        self, traffic: Traffic, executed: Mapping[type[Op], int], sleep: Callable[[float], object] = time.sleep
+        self, traffic: Traffic, engine: Engine, door: Door, sleep: Callable[[float], object] = time.sleep
     ) -> None:
         self._traffic = traffic
-        self._executed = executed
+        self._engine = engine
+        self._door = door
         self._sleep = sleep
         self._loop = asyncio.get_running_loop()
-        self._frames = self._before = self._seen = 0
+        self._renewals = 0
+        self._before = self._seen = self._others()
         self.is_resting = False
         self._timer = self._loop.call_later(JUDGED_S, self._judge)
 
@@ -42,30 +46,32 @@ class Rest:
         self.is_resting = False
         self._timer.cancel()
 
+    def _others(self) -> tuple[int, int, int]:
+        """Stays the same while there is nothing but renewals."""
+        traffic = self._traffic
+        return traffic.frames_in - traffic.renewals, self._engine.revision, self._door.page_asked
+
     def _judge(self) -> None:
         """Whether the time since this was last asked was one of renewals only."""
-        frames, others = self._traffic.frames_in, self._others
-        is_calm = others <= self._before and frames - self._frames >= LEAST
-        self._frames, self._before = frames, others
+        others, renewals = self._others(), self._traffic.renewals
+        is_calm = others == self._before and renewals - self._renewals >= LEAST
+        self._before, self._renewals = others, renewals
         if is_calm and not self.is_resting:
             self.is_resting = True
             self._seen = others
-            self._loop.call_soon(self._rest)
+            self._loop.call_soon(self._look)
         elif not is_calm:
             self.is_resting = False
         self._timer = self._loop.call_later(JUDGED_S, self._judge)
 
-    @property
-    def _others(self) -> int:
-        """Frames that were no renewals, so far; each lease that the server renews by itself makes it one less."""
-        return self._traffic.frames_in - self._executed[KeepAlive]
+    def _look(self) -> None:
+        """A turn of the loop in which it takes what has come: some loops do that after what was due, as this."""
+        self._loop.call_soon(self._rest)
 
     def _rest(self) -> None:
-        """Once in every turn of the loop, which has taken what had come and would wait now."""
-        others = self._others
-        if not self.is_resting or others > self._seen:
+        """In every other turn, when the loop would wait."""
+        if not self.is_resting or self._others() != self._seen:
             self.is_resting = False
             return
-        self._seen = others
         self._sleep(REST_S)
-        self._loop.call_soon(self._rest)
+        self._loop.call_soon(self._look)

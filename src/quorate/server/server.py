@@ -96,7 +96,7 @@ class Server:
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
         self.first_revision = self.hub.engine.revision
         self.gallery = Gallery(self.hub, self.max_frame)
-        self._rest = Rest(self.traffic, self.hub.executed) if self._awake is not None else None
+        self._rest = Rest(self.traffic, self.hub.engine, self.door) if self._awake is not None else None
         self.quota = Quota(self.hub.engine, self.limits)
         self.clients = Clients(self.hub)
         self.runs = Runs(
@@ -207,6 +207,8 @@ class Server:
 
     def is_to_make(self, run: str, client: str) -> bool:
         """Whether the run does not exist and this client is to make it."""
+        if not run:
+            return False
         attended = self.runs.attend(run)
         return attended.keys.config not in self.hub.engine.items and attended.takes_turn(client, self._loop.time())
 

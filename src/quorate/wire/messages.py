@@ -67,7 +67,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """Somebody runs this server for its own sake and will start it again: nodes need not hurry to take its place."""
     makes_run: bool = True
     """If the run does not exist, this client is to make it; False: another one was told so a moment ago. From version
-    3 on never: `MakeRun` says it, and to nobody who only looks."""
+    3 on only for one that goes on with a session: whoever opens one is told by `MakeRun`, and who only looks never."""
 
 
 class RefusalCode(enum.Enum):

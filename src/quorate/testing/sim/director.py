@@ -396,10 +396,10 @@ class Director:
         within_s = plan.disconnect_grace_s + 0.5 if is_prompt else plan.ttl_s + 1.0
         if plan.register:
             within_s += REGISTER_S
-        within_all_s = within_s + 20 * plan.slowest_s
-        await asyncio.sleep(within_all_s)
-        while data and data.begun_anew_at + within_all_s > self._loop.time():  # noqa: ASYNC110 - of virtual time
-            await asyncio.sleep(LOOK_EVERY_S)  # the dead's too, if the disk has failed meanwhile
+        await asyncio.sleep(within_s + 20 * plan.slowest_s)
+        anew_s = plan.ttl_s + 1.0 + 20 * plan.slowest_s
+        while data and died_at <= data.begun_anew_at and self._loop.time() < data.begun_anew_at + anew_s:  # noqa: ASYNC110 - of virtual time
+            await asyncio.sleep(LOOK_EVERY_S)  # the dead's session too, since the disk was not there meanwhile
         self._stop_if_refused()
         for process in members:
             if process is victim or process.is_over:
