@@ -5,13 +5,15 @@ import time
 from tests.e2e.kit import Stage, loopback, members_agree
 
 QUICK = "last_call_timeout=0.3&local_addr=127.0.0.1&join_timeout=60"
+PATIENT = "last_call_timeout=3&local_addr=127.0.0.1&join_timeout=60"
+"""Where all are to be in the first round, however late a busy machine starts them."""
 
 
 def test_scenario_07_member_that_stalls_within_its_time_to_live_is_missed_by_nobody(stage: Stage):
     """Row 7, and what lies beyond: a longer stall costs the place, and everybody is told, the stalled one too."""
     ttl_s = 4.0
     server = stage.serve(loopback())
-    options = f"min_nodes=2&max_nodes=3&keep_alive_interval=1&keep_alive_max_attempt=4&{QUICK}"
+    options = f"min_nodes=2&max_nodes=3&keep_alive_interval=1&keep_alive_max_attempt=4&{PATIENT}"
     url = f"tcp://{server.wait_listening()}/stall?{options}"
     a, b, c = stage.nodes(url, "a", "b", "c")
     first = [node.round(size=3) for node in (a, b, c)]
