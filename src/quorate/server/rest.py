@@ -26,7 +26,7 @@ REST_S = 0.005
 
 
 class Rest:
-    """Keeps a loop from looking too often. Costs a request nothing: it reads the sums that are kept anyway."""
+    """Keeps a loop from looking too often. Costs a request next to nothing: it reads sums that are kept."""
 
     def __init__(
         self, traffic: Traffic, engine: Engine, door: Door, sleep: Callable[[float], object] = time.sleep
