@@ -23,7 +23,7 @@ from tests.patience import (
     said,
     script,
     until,
-    until_let_go,
+    users,
 )
 
 
@@ -196,25 +196,44 @@ def test_interruption_waits_only_so_long_for_a_call_that_does_not_end(loop, monk
 # --- users ------------------------------------------------------------------------------------------------------------
 
 
-def test_loop_lives_from_the_first_user_to_the_last():
+class Alone:
+    """A loop that nobody else uses: another test may have left one to the collector, or to C++."""
+
+    def __init__(self):
+        self._others = set(background_threads())
+
+    def threads(self):
+        return set(background_threads()) - self._others
+
+    def let_go(self):
+        until(lambda: not users() and not self.threads(), "nobody has it any more, and its thread has ended")
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.setattr(_background, "_shared", _background._Shared())
+    return Alone()
+
+
+def test_loop_lives_from_the_first_user_to_the_last(alone):
     first, one = _background.acquire(lambda: give(None))
     second, two = _background.acquire(lambda: give(None))
     assert first is second
-    assert len(background_threads()) == 1
+    assert len(alone.threads()) == 1
     _background.release(one)
     _background.release(one)
     assert first.call(give(1)) == 1
     _background.release(two)
-    until_let_go()
+    alone.let_go()
     third, three = _background.acquire(lambda: give(None))
     assert third is not first
     assert third.call(give(1)) == 1
     _background.release(three)
-    until_let_go()
+    alone.let_go()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_loop_that_was_ended_by_force_is_replaced():
+def test_loop_that_was_ended_by_force_is_replaced(alone):
     async def exit_now():
         raise SystemExit(3)
 
@@ -226,10 +245,10 @@ def test_loop_that_was_ended_by_force_is_replaced():
     assert second.call(give(1)) == 1
     _background.release(one)
     _background.release(two)
-    until_let_go()
+    alone.let_go()
 
 
-def test_users_come_and_go_on_many_threads():
+def test_users_come_and_go_on_many_threads(alone):
     def work():
         for n in range(50):
             loop, user = _background.acquire(lambda: give(None))
@@ -241,12 +260,11 @@ def test_users_come_and_go_on_many_threads():
         return True
 
     assert all(result_of(call) for call in [in_thread(work) for _ in range(6)])
-    until_let_go()
+    alone.let_go()
 
 
-def test_users_that_fail_or_hang_do_not_hold_up_the_exit(monkeypatch):
+def test_users_that_fail_or_hang_do_not_hold_up_the_exit(alone, monkeypatch):
     monkeypatch.setattr(_background, "EXIT_S", 0.3)
-    monkeypatch.setattr(_background, "_shared", _background._Shared())
     closed = []
 
     async def fail():
@@ -261,7 +279,7 @@ def test_users_that_fail_or_hang_do_not_hold_up_the_exit(monkeypatch):
     _background._at_exit()
     assert time.monotonic() - before < 10.0
     assert closed == [True]
-    until_let_go()
+    alone.let_go()
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

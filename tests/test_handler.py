@@ -34,6 +34,8 @@ class Place:
         self.url = f"memory://{name}/run"
         self.server = schemes._memory_servers[name] = MemoryServer()
         self.made = weakref.WeakSet()
+        self.before = users()
+        """Who used the background loop before: others' business."""
 
     def handler(self, name="a", **options) -> quorate.Handler:
         handler = quorate.create_handler(self.url, **{"name": name, "min_nodes": 1, **FAST, **options})
@@ -51,11 +53,11 @@ class Place:
 
 @pytest.fixture
 def place():
-    place, before = Place(), users()
+    place = Place()
     yield place
     for handler in list(place.made):
         handler.close()
-    until_let_go(before)
+    until_let_go(place.before)
 
 
 @contextmanager
@@ -116,7 +118,12 @@ def test_many_threads_may_ask_at_once(place):
         assert [result_of(call) for call in [in_thread(ask) for _ in range(8)]] == [{(0, False)}] * 8
 
 
-def test_asking_while_another_thread_shuts_down_gives_an_answer_or_a_clear_error(place):
+@pytest.mark.parametrize("has_company", [False, True], ids=["alone", "beside another"])
+def test_asking_while_another_thread_shuts_down_gives_an_answer_or_a_clear_error(place, has_company):
+    elsewhere = Place()
+    company = elsewhere.handler() if has_company else None
+    if company is not None:
+        assert not company.is_closed()  # and the loop goes on for it
     for n in range(5):
         handler = place.handler(f"n{n}")
         handler.next_rendezvous()
@@ -135,6 +142,8 @@ def test_asking_while_another_thread_shuts_down_gives_an_answer_or_a_clear_error
         handler.close()
         stop.set()
         assert all(result_of(call) for call in calls)
+    if company is not None:
+        company.close()
 
 
 def test_handlers_share_one_thread_and_are_different_nodes(place):
@@ -228,7 +237,7 @@ def no_collector():
 
 def gone(place) -> None:
     until(place.is_clean, "no session is left")
-    until_let_go()
+    until_let_go(place.before)
 
 
 def test_dropped_handler_that_was_never_used_leaves_nothing(place, no_collector):
@@ -475,6 +484,7 @@ def test_sinks_cannot_be_given_with_parameters():
 
 
 def test_wrong_urls_are_refused_before_anything_is_started():
+    before = background_threads()
     for url, text in {
         "memory:///run?min_nodes=1&joint_timeout=3": "did you mean join_timeout",
         "nowhere://x/run?min_nodes=1": "no backend for scheme 'nowhere'",
@@ -482,7 +492,7 @@ def test_wrong_urls_are_refused_before_anything_is_started():
     }.items():
         with pytest.raises(SettingsError, match=text):
             quorate.create_handler(url)
-    assert not background_threads()
+    assert background_threads() == before
 
 
 def test_sinks_get_typed_events_in_order(place):

@@ -35,7 +35,7 @@ class Mirror:
         self.revision = 0
         """What is here under the first prefix is at least as new as this."""
         self.synced = asyncio.Event()
-        """Set once the first scan is in."""
+        """Set once the first scan is in, or when none is to come any more."""
         self._backend = backend
         self._prefixes = tuple(prefixes)
         self._backoff = Backoff(rng)
@@ -48,6 +48,7 @@ class Mirror:
         """Stop following; the values stay as they are."""
         self._is_stopped = True
         self._task.cancel()
+        self.synced.set()
 
     async def _follow(self) -> None:
         while True:
