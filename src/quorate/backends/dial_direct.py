@@ -40,6 +40,19 @@ def connect(host: str, port: int, until: float, check: Callable[[], None]) -> so
     raise trouble
 
 
+def connect_near(name: str) -> socket.socket:
+    """A socket to a server on this machine that blocks, by the name that the server gave. OSError, at once."""
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        one.setblocking(False)  # a server that accepts nobody now is none
+        one.connect("\0" + name)
+        one.setblocking(True)
+    except BaseException:
+        one.close()
+        raise
+    return one
+
+
 def _connect(one: socket.socket, address: object, until: float, check: Callable[[], None]) -> None:
     failed = one.connect_ex(address)  # type: ignore[arg-type]  # it is what getaddrinfo gave
     if failed == errno.EINPROGRESS:

@@ -27,10 +27,11 @@ from quorate._version import __version__
 from quorate.backends import forks
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Late, Limits, TooOld
-from quorate.backends.dial_direct import TICK_S, wait_for
+from quorate.backends.dial_direct import TICK_S, connect_near, wait_for
 from quorate.backends.ops import changes_something
 from quorate.errors import OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Op, Result
+from quorate.urls import format_endpoint
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, HEADER_BYTES, FrameError, Framer, NotQuorate, frame
 from quorate.wire.handshake import Versions, describe
 from quorate.wire.messages import (
@@ -88,6 +89,8 @@ class DirectPool:
         self.versions = versions or Versions()
         self.dial = dial
         self.rng = random.Random(secrets.randbits(64))
+        self.near = ""
+        """A shorter way to the server, once it was told (`Welcome.near`)."""
         self.ended: str | None = None
         self.over = threading.Event()
         """Set when it has ended."""
@@ -368,8 +371,33 @@ class _Direct:
 
     def _open(self, deadline: float) -> socket.socket:
         """A connection that is welcome. OSError, Rejected."""
-        until = min(deadline, time.monotonic() + CONNECT_S)
-        self._opening = sock = self._pool.dial(until, self._check_wanted)
+        pool, until = self._pool, min(deadline, time.monotonic() + CONNECT_S)
+        sock = self._open_near(until)
+        if sock is None:
+            sock = pool.dial(until, self._check_wanted)
+            pool.near = self._greet(sock, until)
+            if pool.near and (near := self._open_near(until)) is not None:
+                sock.close()
+                sock = near
+        self._backoff.reset()
+        self._sock = sock
+        return sock
+
+    def _open_near(self, until: float) -> socket.socket | None:
+        """By the shorter way, if one is known. None: there is none, or not any more."""
+        if not self._pool.near:
+            return None
+        try:
+            sock = connect_near(self._pool.near)
+            self._greet(sock, until)
+        except OSError:
+            self._pool.near = ""  # that server has gone, or this process must not: the endpoint decides
+            return None
+        return sock
+
+    def _greet(self, sock: socket.socket, until: float) -> str:
+        """Say hello and be welcome. What is returned is a shorter way to the same server, if there is one."""
+        self._opening = sock
         try:
             self._tick_s = 0.0
             self._framer = Framer(DEFAULT_LIMIT)
@@ -383,15 +411,14 @@ class _Direct:
                 generation=self._generation,
             )
             self._send(sock, GREETING + frame(encoder.encode(hello)), 0, until)
-            self._welcomed(self._read_welcome(sock, until))
+            welcome = self._welcomed(self._read_welcome(sock, until))
+            has_come_to = sock.getpeername() if welcome.near else ()
         except BaseException:
             sock.close()
             raise
         finally:
             self._opening = None
-        self._backoff.reset()
-        self._sock = sock
-        return sock
+        return welcome.near if welcome.near and format_endpoint(*has_come_to[:2]) == welcome.at else ""
 
     def _read_welcome(self, sock: socket.socket, until: float) -> Welcome | Refused:
         try:
@@ -409,7 +436,7 @@ class _Direct:
         except Late:
             raise ConnectionError("no welcome in time") from None
 
-    def _welcomed(self, welcome: Welcome | Refused) -> None:
+    def _welcomed(self, welcome: Welcome | Refused) -> Welcome:
         if isinstance(welcome, Refused):
             if welcome.code is RefusalCode.BUSY:
                 raise ConnectionError(welcome.message)
@@ -417,6 +444,7 @@ class _Direct:
         self._generation = welcome.generation
         self._version = welcome.version
         self._max_frame = welcome.max_frame
+        return welcome
 
     def drop(self) -> None:
         """Let go of the connection; the next request opens another."""

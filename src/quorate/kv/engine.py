@@ -213,9 +213,9 @@ class Engine:
         item = self.items.get(compare.key)
         if isinstance(compare, ModRevisionIs):  # the fence of every write
             return (item.mod_revision if item else 0) == compare.revision
+        if isinstance(compare, ValueIs):  # and what most of them compare
+            return item is not None and item.value == compare.value
         match compare:
-            case ValueIs():
-                return item is not None and item.value == compare.value
             case CreateRevisionIs():
                 return (item.create_revision if item else 0) == compare.revision
             case Exists():

@@ -35,8 +35,12 @@ class History:
         """Remember a batch; forget the oldest while there is more than the limits (the newest always stays)."""
         changes = batch.changes
         self.batches.append(batch)
-        self._changes += len(changes)
-        self._bytes += _value_bytes(changes)
+        if len(changes) == 1 and (item := changes[0].item) is not None:  # most often
+            self._changes += 1
+            self._bytes += len(item.value)
+        else:
+            self._changes += len(changes)
+            self._bytes += _value_bytes(changes)
         while (self._changes > self.limit or self._bytes > self.limit_bytes) and len(self.batches) > 1:
             self.forget_one()
 
@@ -126,7 +130,10 @@ class Watches:
     def events(self, batch: Batch) -> list[WatchEvent]:
         """The batch as each watch is to see it: only the changes it covers, nothing where there are none."""
         if len(batch.changes) == 1:
-            events = [WatchEvent(watch, batch) for watch in self.matching(batch.changes[0].key)]
+            watches = self.matching(batch.changes[0].key)
+            if not watches:
+                return []
+            events = [WatchEvent(watch, batch) for watch in watches]
         else:
             events = []
             for prefix, changes in self._covered(batch).items():
@@ -160,9 +167,6 @@ class Watches:
 
 
 def _value_bytes(changes: tuple[Change, ...]) -> int:
-    if len(changes) == 1:  # most often
-        item = changes[0].item
-        return len(item.value) if item is not None else 0
     return sum([len(change.item.value) for change in changes if change.item is not None])
 
 

@@ -199,24 +199,21 @@ class Connection(asyncio.Protocol):
             house.attend(hello.run, is_returning, hello.client)
         may_make = verdict.version < TURNS_FROM or bool(self._client.sessions)
         makes_run = not hello.run or (may_make and house.is_to_make(hello.run, hello.client))
-        self._write(
-            GREETING
-            + frame(
-                encoder.encode(
-                    Welcome(
-                        version=verdict.version,
-                        generation=house.generation,
-                        software=house.software,
-                        ended=ended,
-                        max_frame=house.max_frame,
-                        max_txn_ops=house.max_txn_ops,
-                        max_txn_bytes=house.max_txn_bytes,
-                        is_dedicated=house.is_dedicated,
-                        makes_run=makes_run,
-                    )
-                )
-            )
+        near, at = house.near.told_to(self._transport) if not hello.run else ("", "")
+        welcome = Welcome(
+            version=verdict.version,
+            generation=house.generation,
+            software=house.software,
+            ended=ended,
+            max_frame=house.max_frame,
+            max_txn_ops=house.max_txn_ops,
+            max_txn_bytes=house.max_txn_bytes,
+            is_dedicated=house.is_dedicated,
+            makes_run=makes_run,
+            near=near,
+            at=at,
         )
+        self._write(GREETING + frame(encoder.encode(welcome)))
 
     def _no_hello(self) -> None:
         within_s = self._house.door.limits.hello_timeout_s
@@ -281,7 +278,7 @@ class Connection(asyncio.Protocol):
             if is_tight and isinstance(message, Do) and self._is_refused(message, client, received.acked):
                 continue
             self._handle(message, client, received.acked)
-            if self.is_over:
+            if self._is_over:
                 return
 
     def _is_refused(self, message: Do, client: Client, acked: int) -> bool:
@@ -305,7 +302,7 @@ class Connection(asyncio.Protocol):
                 house.traffic.renewals += 1
             if self._looks_on or self._is_paused:
                 self.send(answer)
-            elif origin is not None and is_of_a_node(op):
+            elif origin is not None and client.run and is_of_a_node(op):
                 self._send_soon(answer)
             else:  # as `send`
                 self._out.append(answer)
@@ -419,10 +416,10 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_due = False
-        transport = self._transport
-        if self._is_over or not self._out or transport is None or self._is_paused:
+        out = self._out
+        if self._is_over or not out or self._transport is None or self._is_paused:
             return
-        out, self._out = self._out, []
+        self._out = []
         payload = encoder.encode(out)
         length = len(payload)
         if length <= self._house.max_frame:

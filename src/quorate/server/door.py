@@ -127,6 +127,8 @@ def shown(peer: tuple[str, int]) -> str:
 def peer_of(transport: asyncio.BaseTransport | None) -> tuple[str, int]:
     """The other side's address, as far as there is one."""
     address = transport.get_extra_info("peername") if transport is not None else None
+    if address == "":
+        return "this machine", 0  # a Unix socket, whose other side has no name
     return (str(address[0]), int(address[1])) if isinstance(address, tuple) else (str(address or ""), 0)
 
 

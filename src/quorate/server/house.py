@@ -8,6 +8,7 @@ from quorate.server.clients import Clients
 from quorate.server.door import Door
 from quorate.server.gallery import Gallery
 from quorate.server.hub import Hub
+from quorate.server.near import Near
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
 from quorate.server.soon import Soon
@@ -30,6 +31,7 @@ class House(Protocol):
     door: Door
     quota: Quota
     soon: Soon
+    near: Near
     generation: str
     software: str
     max_frame: int

@@ -28,6 +28,7 @@ from quorate.server.gallery import Gallery
 from quorate.server.hub import Hub
 from quorate.server.limits import ServerLimits
 from quorate.server.local import LocalBackend
+from quorate.server.near import Near
 from quorate.server.onlooker import Onlooker
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
@@ -93,6 +94,7 @@ class Server:
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
         self.soon = Soon()
+        self.near = Near()
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
         self.first_revision = self.hub.engine.revision
         self.gallery = Gallery(self.hub, self.max_frame)
@@ -122,7 +124,11 @@ class Server:
         for one in sockets:
             one.listen(BACKLOG)
             self._listening.append(Acceptor(one, self.connect, self._say_trouble, self.door.has_room))
-        self._sockets = tuple(sockets)
+        near = self.near.open() if self.tls is None else None
+        if near is not None:
+            near.listen(BACKLOG)
+            self._listening.append(Acceptor(near, self.connect, self._say_trouble, self.door.has_room))
+        self._sockets = (*sockets, near) if near is not None else tuple(sockets)
         self.addresses = tuple(format_endpoint(*one.getsockname()[:2]) for one in sockets)
         guard(self)
         self.emit(ServerListens(run_id="", by=self.name, addresses=self.addresses))

@@ -68,6 +68,10 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     makes_run: bool = True
     """If the run does not exist, this client is to make it; False: another one was told so a moment ago. From version
     3 on only for one that goes on with a session: whoever opens one is told by `MakeRun`, and who only looks never."""
+    near: str = ""
+    """The name of a socket by which the same server is reached from the same machine with less effort ..."""
+    at: str = ""
+    """... by whoever has reached it under this address: somebody in between is not to be passed by."""
 
 
 class RefusalCode(enum.Enum):
