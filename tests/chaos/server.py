@@ -80,11 +80,11 @@ class Audit:
         """A life begins. What an earlier one of the same store kept and did not write here comes first."""
         told, same = self._told(generation)
         lost = max(0, told - engine.revision) if same else 0
-        self.add(Life(time.monotonic(), generation, engine.revision, lost))
-        say("begins", generation=generation, revision=engine.revision, lost=lost)
         if same:
             for batch in engine.history.after(told, ""):
                 self.commit(batch)
+        self.add(Life(time.monotonic(), generation, engine.revision, lost))
+        say("begins", generation=generation, revision=engine.revision, lost=lost)
 
     def _told(self, generation: str) -> tuple[int, bool]:
         """The last revision that was told of, and whether that was in this store."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from quorate.kv.types import Batch, Change, Item
+from quorate.kv.engine import Engine
+from quorate.kv.types import Batch, Change, Item, Put, Txn
 from quorate.rendezvous.records import NodePhase
 from quorate.testing.checkers import (
     BrokeAgreement,
@@ -21,7 +22,7 @@ from quorate.testing.checkers import (
     BrokeRelease,
 )
 from tests.chaos.court import BrokeStore, Crashed, Evidence, Fact, Process, judge
-from tests.chaos.server import Committed, Life, Line
+from tests.chaos.server import Audit, Committed, Life, Line, read_audit
 from tests.testing.test_checkers import FORMING, KEYS, Story
 
 
@@ -285,3 +286,17 @@ def test_process_that_crashed_is_found(spoilt):
     evidence = Evidence(KEYS, 2, 3, logs.recorder.lines, [Process(n, f) for n, f in logs.recorder.facts.items()])
     with pytest.raises(Crashed):
         judge(replace(evidence, servers=[Process("server", [], **spoilt)]))
+
+
+def test_revision_that_was_kept_and_not_written_down_before_a_kill_comes_before_the_next_life(tmp_path):
+    kept = Engine(first=5)
+    audit = Audit(tmp_path / "audit")
+    audit.begin("same", kept)
+    kept.apply(Txn((), (Put("/a", b"1"),)), 1.0)
+    audit.begin("same", kept)  # and killed before it wrote that down
+    kept.apply(Txn((), (Put("/a", b"2"),)), 2.0)
+    audit.commit(*kept.history.after(6, ""))
+    lines = read_audit(tmp_path / "audit")
+    assert [line.revision if isinstance(line, Life) else line.batch.revision for line in lines] == [5, 6, 6, 7]
+    evidence = Evidence(KEYS, 1, 2, lines, ())
+    assert judge(evidence).commits == 2
