@@ -211,7 +211,7 @@ def test_connection_that_is_taken_while_the_idle_are_looked_for_has_one_owner(ho
         assert pool._free == []
         assert one.request(Do(2, Add("/n", 1)), time.monotonic(), soon(), 6.0, None).value == 2
         assert len(house.server.connections) == 1
-        pool._give_back(one)
+        pool._free.append(one)
 
 
 # --- once -------------------------------------------------------------------------------------------------------------

@@ -117,7 +117,11 @@ class DirectPool:
         try:
             return one.request(Do(one.seq, op), time.monotonic(), deadline, STALL_S, None)
         finally:
-            self._give_back(one)
+            if one.is_owed:
+                one.drop()
+            self._free.append(one)
+            if self.ended is not None:  # looked at last: whoever ended it meanwhile did not see this one
+                self._drop_free()
 
     def await_keys(
         self, keys: Sequence[str], until: float, deadline: float, given_up: Callable[[], object] | None = None
@@ -136,7 +140,11 @@ class DirectPool:
         try:
             return one.request(Await(one.seq, tuple(keys), within_s), now, deadline, within_s + STALL_S, given_up)
         finally:
-            self._give_back(one)
+            if one.is_owed:
+                one.drop()
+            self._free.append(one)
+            if self.ended is not None:  # looked at last: whoever ended it meanwhile did not see this one
+                self._drop_free()
 
     def _new(self) -> _Direct:
         """One more. Nobody needs a lock to take one that is free: taking from a list is one step."""
@@ -146,13 +154,6 @@ class DirectPool:
                 raise Unavailable(self.ended)
             self._all.add(one)
         return one
-
-    def _give_back(self, one: _Direct) -> None:
-        if one.is_owed:
-            one.drop()
-        self._free.append(one)
-        if self.ended is not None:
-            self._drop_free()
 
     def _drop_free(self) -> None:
         with suppress(IndexError):
@@ -303,16 +304,24 @@ class _Direct:
                 at += sock.send(memoryview(data)[at:], socket.MSG_DONTWAIT)
 
     def _receive(self, sock: socket.socket, seq: int, now: float, deadline: float, patience_s: float) -> Result:
+        data = b""
+        if self._vain >= LOOK_VAIN and self._vain % LOOK_AGAIN and self._tick_s == TICK_S <= deadline - now:
+            self._vain += 1
+            try:
+                data = sock.recv(_CHUNK)  # as `_read` does, with less to do: here are those who share a core with many
+            except (BlockingIOError, TimeoutError):
+                now = time.monotonic()
         while True:
             until = now + patience_s
-            for payload in self._framer.feed(self._read(sock, now, until if until < deadline else deadline)):
+            data = data or self._read(sock, now, until if until < deadline else deadline)
+            for payload in self._framer.feed(data):
                 for message in server_decoder.decode(payload):
                     if type(message) is Answer:
                         if message.seq == seq:  # else an answer that somebody did not wait for
                             return message.result
                     elif type(message) is Going:
                         raise ConnectionError(f"the server said: {message.why}")
-            patience_s = STALL_S
+            data, patience_s = b"", STALL_S
             now = time.monotonic()
             if now >= deadline:
                 raise Late
