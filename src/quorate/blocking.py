@@ -127,7 +127,7 @@ class Store:
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
         direct = self.shortcut()
         if direct is not None:
-            return direct.exchange(key, as_bytes(expected), as_bytes(desired), self._store.timeout_s)
+            return direct.exchange(key, expected, desired, self._store.timeout_s)
         return self._call(self._store.compare_set(key, expected, desired))
 
     def delete_key(self, key: str) -> bool:
@@ -248,8 +248,10 @@ class DirectStore(AsyncStore):
         if not result.committed:
             raise self._fenced(f"set({key!r})")
 
-    def exchange(self, key: str, wanted: bytes, new: bytes, limit_s: float) -> bytes:
+    def exchange(self, key: str, expected: bytes | str, desired: bytes | str, limit_s: float) -> bytes:
         """`compare_set`."""
+        wanted = expected if type(expected) is bytes else as_bytes(expected)
+        new = desired if type(desired) is bytes else as_bytes(desired)
         path, absent, deadline = self._place + key, not wanted, time.monotonic() + limit_s
         put = (Put(path, new, self._lease),)
         while True:
