@@ -427,8 +427,18 @@ def test_interruption_leaves_a_pool_that_works(house):
         assert len(pool._all) == 1
 
 
-def test_fork_uses_none_of_the_connections(house):
-    with house.pool(house.port) as pool:
+def leads_nowhere(number):
+    with socket.socket(fileno=os.dup(number)) as one:
+        try:
+            one.getpeername()
+        except OSError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_fork_uses_none_of_the_connections(house, near):
+    with house.pool(house.port, near=lambda: house.server.near.name if near else "") as pool:
         waiting = in_thread(values, pool, "/later")
         until(lambda: house.awaiting == 1, "it waits")
         add(pool, "/n")
@@ -438,8 +448,7 @@ def test_fork_uses_none_of_the_connections(house):
         child = os.fork()
         if child == 0:
             try:
-                leads_nowhere = all(socket.socket(fileno=os.dup(one)).family == socket.AF_UNIX for one in numbers)
-                os._exit(0 if leads_nowhere and not pool.is_usable else 3)
+                os._exit(0 if all(map(leads_nowhere, numbers)) and not pool.is_usable else 3)
             finally:
                 os._exit(4)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

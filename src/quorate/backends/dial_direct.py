@@ -42,6 +42,8 @@ def connect(host: str, port: int, until: float, check: Callable[[], None]) -> so
 
 def connect_near(name: str) -> socket.socket:
     """A socket to a server on this machine that blocks, by the name that the server gave. OSError, at once."""
+    if not name:
+        raise OSError("a socket without a name may be anybody's")
     one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         one.setblocking(False)  # a server that accepts nobody now is none

@@ -31,7 +31,6 @@ from quorate.backends.dial_direct import TICK_S, connect_near, wait_for
 from quorate.backends.ops import changes_something
 from quorate.errors import OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Op, Result
-from quorate.urls import format_endpoint
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, HEADER_BYTES, FrameError, Framer, NotQuorate, frame
 from quorate.wire.handshake import Versions, describe
 from quorate.wire.messages import (
@@ -49,6 +48,8 @@ from quorate.wire.messages import (
 )
 
 CONNECT_S = 10.0
+NEAR_S = 1.0
+"""A server on the same machine that does not welcome within that is asked by way of its endpoint."""
 STALL_S = 6.0
 """A connection on which nothing is heard for so long, while an answer is due, is given up for a new one."""
 AWAIT_S = 20.0
@@ -81,16 +82,21 @@ class DirectPool:
         limits: Limits,
         versions: Versions | None = None,
         loop_thread: int = 0,
+        near: Callable[[], str] = str,
     ) -> None:
-        """`loop_thread` is the one thread that must never block: the server may live there."""
+        """`loop_thread` is the one thread that must never block: the server may live there.
+
+        `near` gives the name of a shorter way to the same server (`Welcome.near`), if there is one now.
+        """
         self.endpoint = endpoint
         self.limits = limits
         self.token = token
         self.versions = versions or Versions()
         self.dial = dial
         self.rng = random.Random(secrets.randbits(64))
-        self.near = ""
-        """A shorter way to the server, once it was told (`Welcome.near`)."""
+        self.near = near
+        self.shunned = ""
+        """The name of a shorter way that led nowhere."""
         self.ended: str | None = None
         self.over = threading.Event()
         """Set when it has ended."""
@@ -310,6 +316,7 @@ class _Direct:
             try:
                 data = sock.recv(_CHUNK)  # as `_read` does, with less to do: here are those who share a core with many
             except (BlockingIOError, TimeoutError):
+                self._check_wanted()
                 now = time.monotonic()
         while True:
             until = now + patience_s
@@ -380,32 +387,31 @@ class _Direct:
 
     def _open(self, deadline: float) -> socket.socket:
         """A connection that is welcome. OSError, Rejected."""
-        pool, until = self._pool, min(deadline, time.monotonic() + CONNECT_S)
-        sock = self._open_near(until)
+        until = min(deadline, time.monotonic() + CONNECT_S)
+        sock = self._open_near(min(until, time.monotonic() + NEAR_S))
         if sock is None:
-            sock = pool.dial(until, self._check_wanted)
-            pool.near = self._greet(sock, until)
-            if pool.near and (near := self._open_near(until)) is not None:
-                sock.close()
-                sock = near
+            self._check_wanted()
+            sock = self._pool.dial(until, self._check_wanted)
+            self._greet(sock, until)
         self._backoff.reset()
         self._sock = sock
         return sock
 
     def _open_near(self, until: float) -> socket.socket | None:
-        """By the shorter way, if one is known. None: there is none, or not any more."""
-        if not self._pool.near:
+        """By the shorter way, if there is one that has not failed before; None: the endpoint decides."""
+        name = self._pool.near()
+        if not name or name == self._pool.shunned:
             return None
         try:
-            sock = connect_near(self._pool.near)
+            sock = connect_near(name)
             self._greet(sock, until)
         except OSError:
-            self._pool.near = ""  # that server has gone, or this process must not: the endpoint decides
+            self._pool.shunned = name
             return None
         return sock
 
-    def _greet(self, sock: socket.socket, until: float) -> str:
-        """Say hello and be welcome. What is returned is a shorter way to the same server, if there is one."""
+    def _greet(self, sock: socket.socket, until: float) -> None:
+        """Say hello and be welcome; else the socket is closed."""
         self._opening = sock
         try:
             self._tick_s = 0.0
@@ -420,14 +426,12 @@ class _Direct:
                 generation=self._generation,
             )
             self._send(sock, GREETING + frame(encoder.encode(hello)), 0, until)
-            welcome = self._welcomed(self._read_welcome(sock, until))
-            has_come_to = sock.getpeername() if welcome.near else ()
+            self._welcomed(self._read_welcome(sock, until))
         except BaseException:
             sock.close()
             raise
         finally:
             self._opening = None
-        return welcome.near if welcome.near and format_endpoint(*has_come_to[:2]) == welcome.at else ""
 
     def _read_welcome(self, sock: socket.socket, until: float) -> Welcome | Refused:
         try:
@@ -445,7 +449,7 @@ class _Direct:
         except Late:
             raise ConnectionError("no welcome in time") from None
 
-    def _welcomed(self, welcome: Welcome | Refused) -> Welcome:
+    def _welcomed(self, welcome: Welcome | Refused) -> None:
         if isinstance(welcome, Refused):
             if welcome.code is RefusalCode.BUSY:
                 raise ConnectionError(welcome.message)
@@ -453,7 +457,6 @@ class _Direct:
         self._generation = welcome.generation
         self._version = welcome.version
         self._max_frame = welcome.max_frame
-        return welcome
 
     def drop(self) -> None:
         """Let go of the connection; the next request opens another."""

@@ -10,6 +10,7 @@ from typing import cast
 import msgspec
 
 from quorate.backends.forks import fileno_of, guard
+from quorate.urls import format_endpoint
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, NotQuorate, frame
 from quorate.wire.handshake import describe
 from quorate.wire.messages import Hello, Refused, ServerMessage, Welcome, encoder, server_decoder, welcome_decoder
@@ -116,6 +117,12 @@ class Link(asyncio.Protocol):
 
     def filenos(self) -> list[int]:
         return fileno_of(self._transport)
+
+    @property
+    def goes_to(self) -> str:
+        """The address at the other end, as far as there is one."""
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return format_endpoint(*peer[:2]) if isinstance(peer, tuple) else ""
 
     def note(self, why: str) -> None:
         """What the server said of the end that comes next."""

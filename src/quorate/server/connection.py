@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
             house.attend(hello.run, is_returning, hello.client)
         may_make = verdict.version < TURNS_FROM or bool(self._client.sessions)
         makes_run = not hello.run or (may_make and house.is_to_make(hello.run, hello.client))
-        near, at = house.near.told_to(self._transport) if not hello.run else ("", "")
+        near, at = house.near.told_to(self._transport) if hello.run else ("", "")
         welcome = Welcome(
             version=verdict.version,
             generation=house.generation,

@@ -8,6 +8,7 @@ that has been silent for longest has to go: a crowd of strangers keeps nobody ou
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Protocol
@@ -126,9 +127,12 @@ def shown(peer: tuple[str, int]) -> str:
 
 def peer_of(transport: asyncio.BaseTransport | None) -> tuple[str, int]:
     """The other side's address, as far as there is one."""
-    address = transport.get_extra_info("peername") if transport is not None else None
-    if address == "":
-        return "this machine", 0  # a Unix socket, whose other side has no name
+    if transport is None:
+        return "", 0
+    one = transport.get_extra_info("socket")
+    if one is not None and one.family == socket.AF_UNIX:
+        return "this machine", 0  # such a peer may call itself whatever it likes
+    address = transport.get_extra_info("peername")
     return (str(address[0]), int(address[1])) if isinstance(address, tuple) else (str(address or ""), 0)
 
 

@@ -148,6 +148,7 @@ class HostingBackend(TcpBackend):
         """Why this node, which is told to host, must not."""
         self._pool: DirectPool | None = None
         self._pool_lock = threading.Lock()
+        self._near = ""
         self._loop_thread = threading.get_ident()
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -162,9 +163,14 @@ class HostingBackend(TcpBackend):
                     lambda: self._credentials.token,
                     self.limits,
                     loop_thread=self._loop_thread,
+                    near=self._near_now,
                 )
                 self._loop.call_soon_threadsafe(self._close_idle)
             return self._pool
+
+    def _near_now(self) -> str:
+        """A shorter way to the server that the session is kept at: none while there is no connection to it."""
+        return self._near if self._link is not None else ""
 
     def _close_idle(self) -> None:
         if self._pool is not None and not self._is_closed:
@@ -204,6 +210,7 @@ class HostingBackend(TcpBackend):
                 f"{self.endpoint} serves many runs, and {ANYBODYS_RUN_ID!r} is the id of every run that was given "
                 f"none: two jobs would become one. Give this run an id of its own (torchrun: --rdzv-id)"
             )
+        self._near = welcome.near if welcome.near and link.goes_to == welcome.at else ""
         super()._welcomed(link, welcome)
 
     async def _unreachable(self, error: Exception) -> bool:

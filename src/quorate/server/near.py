@@ -1,9 +1,9 @@
 """A shorter way in for clients on the same machine: a Unix socket with a name that no file system knows.
 
-A request over it takes the kernel about half of what it takes over loopback TCP. A client that came over TCP is told
-the name in its welcome, if both ends of its connection have the same address; it decides whether to use it. The name is
-drawn at random for every server, so that nobody can have it first, and is gone with the server. Such names belong to a
-network namespace, as loopback does: who can reach the one can reach the other.
+A request over it takes the kernel about half of what it takes over loopback TCP. A client that comes for a run over TCP
+is told the name in its welcome, if both ends of its connection have the same address; it decides whether to use it, for
+its store. The name is drawn at random for every server, so that nobody can have it first; it is no secret, and is gone
+with the server. Such names belong to a network namespace, as loopback does: who can reach the one can reach the other.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Near:
         self.name = ""
         """Without the zero byte before it; empty: there is none."""
 
-    def open(self) -> socket.socket | None:
-        """A bound socket to accept connections on; None: there is to be none."""
+    def open(self, backlog: int) -> socket.socket | None:
+        """A socket to accept connections on; None: there is to be none."""
         if sys.platform != "linux":
             return None
         name = f"quorate-{secrets.token_hex(16)}"
@@ -33,6 +33,7 @@ class Near:
             one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 one.bind("\0" + name)
+                one.listen(backlog)
             except OSError:
                 one.close()
                 raise

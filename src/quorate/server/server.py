@@ -124,9 +124,8 @@ class Server:
         for one in sockets:
             one.listen(BACKLOG)
             self._listening.append(Acceptor(one, self.connect, self._say_trouble, self.door.has_room))
-        near = self.near.open() if self.tls is None else None
+        near = self.near.open(BACKLOG) if self.tls is None else None
         if near is not None:
-            near.listen(BACKLOG)
             self._listening.append(Acceptor(near, self.connect, self._say_trouble, self.door.has_room))
         self._sockets = (*sockets, near) if near is not None else tuple(sockets)
         self.addresses = tuple(format_endpoint(*one.getsockname()[:2]) for one in sockets)
