@@ -103,26 +103,25 @@ def test_nothing_of_it_is_left_when_the_server_stops():
         name = house.server.near.name
         connect_near(name).close()
     with pytest.raises(ConnectionRefusedError):
-        connect_near(name)
+        connect_near(name).close()
     until(lambda: sockets() == before, "every socket is closed")
 
 
 def test_child_does_not_keep_it():
     with House() as house:
         name = house.server.near.name
-        reading, writing = os.pipe()
+        here, there = socket.socketpair()
         child = os.fork()
         if child == 0:
-            os.close(writing)
-            os.read(reading, 1)  # until the parent is done with it
+            here.close()
+            there.send(b"x")
+            there.recv(1)  # until the parent is done with it
             os._exit(0)
-    try:
-        with pytest.raises(ConnectionRefusedError):
-            connect_near(name)
-    finally:
-        os.close(writing)
-        os.close(reading)
-        os.waitpid(child, 0)
+        there.close()
+        assert here.recv(1) == b"x", "the child has begun"
+    with here, pytest.raises(ConnectionRefusedError):
+        connect_near(name).close()
+    os.waitpid(child, 0)
 
 
 # --- past it ----------------------------------------------------------------------------------------------------------
