@@ -64,6 +64,8 @@ LOOK_VAIN, LOOK_AGAIN = 3, 64
 LOOKS = sys.platform == "linux"
 SOFTWARE = f"quorate {__version__}"
 _CHUNK = 1 << 16
+_SMALL = 448
+"""What most answers fit into, and Python has room for without asking the system."""
 AWAITS_FROM = 2
 """The first version of the protocol in which the server waits for keys."""
 
@@ -314,7 +316,7 @@ class _Direct:
         if self._vain >= LOOK_VAIN and self._vain % LOOK_AGAIN and self._tick_s == TICK_S <= deadline - now:
             self._vain += 1
             try:
-                data = sock.recv(_CHUNK)  # as `_read` does, with less to do: here are those who share a core with many
+                data = sock.recv(_SMALL)  # as `_read` does, with less to do: here are those who share a core with many
             except (BlockingIOError, TimeoutError):
                 self._check_wanted()
                 now = time.monotonic()

@@ -8,6 +8,7 @@ outlive the server, however that ends; whoever tells all processes of a service 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -135,6 +136,8 @@ class _Studio:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:  # the server's, before which nothing is to be drawn
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     control, server = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     run_loop(serve(control, server))
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import ipaddress
+import os
 import signal
 import socket
 import sys
@@ -25,6 +26,9 @@ from quorate.urls import parse_endpoint
 
 COLLECT = (50_000, 20, 100)
 """A server makes many objects that live long and hardly any cycles: looking for those often is all cost."""
+
+NICE = -10
+"""With 16 processes at the store on two cores: a fifth to a quarter more calls than without, measured."""
 
 
 class BindError(QuorateError):
@@ -118,6 +122,24 @@ def _with_data(data: str, sync: str, emit: Emitter) -> Callable[..., Server]:
 
     engine, journal = open_data(Directory(data), sync=Sync(sync), emit=emit, first_revision=first_revision())
     return partial(DurableServer, engine, journal)
+
+
+def go_first(nice: int | None = None) -> None:
+    """Have a core before others that want it: one server that waits makes all its clients wait, and renewals with them.
+
+    None: as `NICE` says, where the system lets it and nobody has chosen another niceness. QuorateError: it must not.
+    """
+    if not hasattr(os, "setpriority"):
+        return
+    if nice is None and os.getpriority(os.PRIO_PROCESS, 0) != 0:
+        return
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, NICE if nice is None else nice)
+    except PermissionError as error:
+        if nice is not None:
+            raise QuorateError(
+                f"this user may not have the niceness {nice}: run it as root or with CAP_SYS_NICE, or leave --nice out"
+            ) from error
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
