@@ -63,6 +63,46 @@ def test_call_returns_the_result_or_raises_the_error(loop):
     assert [result_of(call) for call in [in_thread(loop.call, give(n)) for n in range(50)]] == list(range(50))
 
 
+def test_a_caller_that_is_released_goes_on_and_the_next_call_finds_the_rest_done(loop):
+    did = []
+
+    async def two_parts(release):
+        rest = asyncio.Event()
+        release("early", rest.set)
+        await rest.wait()
+        did.append("rest")
+        return "late"
+
+    async def look():
+        return list(did)
+
+    assert loop.call_released(two_parts) == "early"
+    assert not did
+    assert loop.call(look()) == ["rest"]
+    assert not loop._unsettled
+
+
+def test_a_call_that_releases_nobody_returns_or_raises_as_any_other(loop):
+    async def fail(release):
+        raise KeyError("as it was")
+
+    assert loop.call_released(lambda release: give(3)) == 3
+    with pytest.raises(KeyError, match="as it was"):
+        loop.call_released(fail)
+
+
+def test_a_call_whose_caller_was_released_ends_with_the_loop(loop):
+    ended = threading.Event()
+
+    async def two_parts(release):
+        release(1, lambda: None)
+        await forever(ended=ended)
+
+    assert loop.call_released(two_parts) == 1
+    loop.stop()
+    assert ended.wait(PATIENCE_S)
+
+
 def test_error_does_not_keep_the_callers_objects_alive(loop):
     class Thing:
         pass

@@ -17,11 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from quorate.errors import RendezvousError
 
 T = TypeVar("T")
+Settle: TypeAlias = Callable[[], None]
+Release: TypeAlias = Callable[[T, Settle], None]
+"""Called on the loop with the outcome of a call that is still busy, and with what gets it done in the next turn."""
 
 INTERRUPTED_S = 6.0
 """How long an interrupted call may take to clean up before the interruption goes on."""
@@ -67,6 +70,8 @@ class BackgroundLoop:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._calls: set[_Call[Any]] = set()
+        self._unsettled: dict[_Call[Any], Settle] = {}
+        """Calls whose callers have gone on, and what gets them done."""
         self._ended = False
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="quorate", daemon=True)
@@ -77,10 +82,25 @@ class BackgroundLoop:
 
         If the caller is interrupted (Ctrl-C), the coroutine is cancelled and given a few seconds to clean up.
         """
+        return self._wait(_Call(coro))
+
+    def call_released(self, make: Callable[[Release[T]], Coroutine[Any, Any, T]]) -> T:
+        """As `call`, with a coroutine that may release the caller before it has ended.
+
+        What is left of it is done before the next call begins, or soon after.
+        """
+
+        def release(outcome: T, settle: Settle) -> None:
+            self._unsettled[call] = settle
+            call.end(outcome)
+
+        call: _Call[T] = _Call(make(release))
+        return self._wait(call)
+
+    def _wait(self, call: _Call[T]) -> T:
         if threading.current_thread() is self._thread:
-            coro.close()
+            call.fail(RuntimeError())
             raise RuntimeError("a blocking call was made on the background loop itself (from an event sink?)")
-        call = _Call(coro)
         try:
             self._submit(call)
             return call.wait_result()
@@ -129,6 +149,8 @@ class BackgroundLoop:
         raise RendezvousError(ENDED)
 
     def _start(self, call: _Call[T]) -> None:
+        for settle in list(self._unsettled.values()):
+            settle()
         coro = call.take()
         if coro is not None:  # else it was cancelled on its way here
             call.task = self._loop.create_task(coro)
@@ -143,6 +165,7 @@ class BackgroundLoop:
 
     def _finished(self, call: _Call[T], task: asyncio.Task[T]) -> None:
         self._calls.discard(call)
+        self._unsettled.pop(call, None)
         call.task = None
         if task.cancelled():
             call.fail(RendezvousError(ENDED))
@@ -226,7 +249,7 @@ class _Call(Generic[T]):
         try:
             if error is not None:
                 raise error
-            return cast(T, self._outcome)
+            return self._outcome  # type: ignore[return-value]  # it is there: there is no error
         finally:
             del error  # the error's frames must not refer to it
 

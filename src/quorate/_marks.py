@@ -21,6 +21,8 @@ MARKS = {
     "presence.resent": "a write that was sent again had been executed the first time",
     "presence.left_behind": "a key of the node's own earlier session was in the way",
     "presence.key_gone": "the node's key was not what it had written",
+    "express.confirmed": "a place was confirmed by the shortest way",
+    "express.entered": "a round was entered by the shortest way, and the caller released",
     "node.forgotten": "the run forgot a round that a node had confirmed",
     "node.showed_up": "a node that was left out wrote its key to count again",
     "node.overtime": "a node that had confirmed waited past its deadline for the outcome",

@@ -23,11 +23,13 @@ from typing import Self, TypeAlias
 from weakref import WeakSet
 
 from quorate._address import own_address
-from quorate.api import RendezvousStoreInfo, free_port
+from quorate._background import Release
+from quorate._world import RETRY_S, AsyncChanged
+from quorate._world import AsyncWorld as AsyncWorld
+from quorate.api import free_port
 from quorate.backends.contract import Backend
 from quorate.backends.schemes import BackendOpener, backend_opener, register_backend
 from quorate.errors import (
-    BackendError,
     ForkedProcessError,
     OutcomeUnknown,
     Rejected,
@@ -36,16 +38,13 @@ from quorate.errors import (
     RendezvousGracefulExitError,
     Unavailable,
 )
-from quorate.events import Emitter, NodeLeft, ShutdownFailed, Sink, logger
+from quorate.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from quorate.parameters import RendezvousParameters
 from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined
 from quorate.rendezvous.node import Node
-from quorate.rendezvous.records import RosterMember
 from quorate.settings import Settings
 from quorate.store import AsyncStore
 from quorate.urls import shown
-
-RETRY_S = 0.1
 
 
 async def _open_tcp(settings: Settings) -> Backend:
@@ -61,83 +60,6 @@ BootstrapMaker: TypeAlias = Callable[[Identity], Bootstrap]
 """What gives a node its `Bootstrap`, once it is known who it is."""
 
 _local_ids = itertools.count()
-
-
-class AsyncChanged:
-    """Set when the world is no longer what it was: `reason` says why, `cause` which kind. Listeners may be added."""
-
-    def __init__(self) -> None:
-        self.cause: Cause | None = None
-        self.reason = ""
-        self._event = asyncio.Event()
-        self._listeners: list[Callable[[Cause, str], None]] = []
-
-    def is_set(self) -> bool:
-        return self.cause is not None
-
-    async def wait(self) -> str:
-        """Until the world has changed; the reason."""
-        await self._event.wait()
-        return self.reason
-
-    def add_listener(self, listener: Callable[[Cause, str], None]) -> None:
-        """Call on every change, and at once if there was one."""
-        self._listeners.append(listener)
-        if self.cause is not None:
-            self._tell(listener)
-
-    def set(self, cause: Cause, reason: str) -> None:
-        """The driver's: a later, graver cause replaces an earlier one."""
-        self.cause, self.reason = cause, reason
-        self._event.set()
-        for listener in list(self._listeners):
-            self._tell(listener)
-
-    def _tell(self, listener: Callable[[Cause, str], None]) -> None:
-        """A listener that raises is reported once and dropped: it must not hurt the job."""
-        assert self.cause is not None
-        try:
-            listener(self.cause, self.reason)
-        except Exception:
-            logger.exception("a listener failed and is not called again: %r", listener)
-            self._listeners.remove(listener)
-
-
-class AsyncWorld:
-    """A place in a round."""
-
-    def __init__(self, node: Node, joined: Joined, store: AsyncStore, changed: AsyncChanged) -> None:
-        self.rank = joined.rank
-        self.world_size = joined.size
-        self.round = joined.number
-        self.store = store
-        self.changed = changed
-        self.bootstrap_store_info = RendezvousStoreInfo(joined.addr, joined.port)
-        self._node = node
-        self._joined = joined
-
-    async def members(self) -> tuple[RosterMember, ...]:
-        """All members in rank order, with name and address. One read, tried again until `read_timeout`.
-
-        SessionLostError or RendezvousError if the round is over, RendezvousConnectionError without an answer.
-        """
-        limit_s = self._node.settings.read_timeout_s
-        trouble = "no answer"
-        try:
-            async with asyncio.timeout(limit_s):
-                while True:
-                    try:
-                        return await self._node.roster(self._joined)
-                    except BackendError as error:
-                        trouble = str(error)
-                        await asyncio.sleep(RETRY_S)
-        except TimeoutError:
-            raise RendezvousConnectionError(
-                f"the members of round {self.round} could not be read within {limit_s:g} s: {trouble}"
-            ) from None
-
-    def __repr__(self) -> str:
-        return f"<AsyncWorld round={self.round} rank={self.rank} world_size={self.world_size}>"
 
 
 class AsyncHandler:
@@ -173,15 +95,35 @@ class AsyncHandler:
 
     async def next_rendezvous(self) -> AsyncWorld:
         """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
-        joined, node = await self._join()
-        changed = self._changed = AsyncChanged()
+        joined, node = await self._join(None)
+        world = self._world(node, joined, AsyncChanged())
+        node.listen(world.changed.set)
+        return world
+
+    async def next_released(self, release: Release[AsyncWorld]) -> AsyncWorld:
+        """`next_rendezvous` for one who waits on another thread and may be released before the call is over."""
+        early: list[AsyncWorld] = []
+        changed = AsyncChanged()  # while there is time
+
+        def released(joined: Joined) -> None:
+            node = self._node
+            assert node is not None
+            early.append(self._world(node, joined, changed))
+            release(early[0], node.settle)
+
+        joined, node = await self._join(released)
+        world = early[0] if early else self._world(node, joined, changed)
+        node.listen(world.changed.set)
+        return world
+
+    def _world(self, node: Node, joined: Joined, changed: AsyncChanged) -> AsyncWorld:
+        self._changed = changed
         store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
         store.owner = self
         self._stores.add(store)
-        node.listen(changed.set)
         return AsyncWorld(node, joined, store, changed)
 
-    async def _join(self) -> tuple[Joined, Node]:
+    async def _join(self, released: Callable[[Joined], None] | None) -> tuple[Joined, Node]:
         if self._joining is not None:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.has_left = False
@@ -190,7 +132,7 @@ class AsyncHandler:
         started_at = asyncio.get_running_loop().time()
         try:
             node = await self._open_within(self.settings.join_timeout_s)
-            return await node.next_round(started_at), node
+            return await node.next_round(started_at, released), node
         except asyncio.CancelledError:
             if call.left_because is None or call.task.uncancel() > 0:
                 raise

@@ -556,6 +556,10 @@ class Emitter:
         """From now on, tell this sink too."""
         self._sinks.append(sink)
 
+    def is_heard(self, kind: type[Event]) -> bool:
+        """Whether it makes a difference to emit events of this kind."""
+        return len(self._sinks) > 1 or logger.isEnabledFor(kind.level)
+
     def __call__(self, event: Event) -> None:
         for sink in list(self._sinks):
             try:

@@ -108,7 +108,8 @@ class Handler(RendezvousHandler):
 
     def next_rendezvous(self) -> World:
         """Leave the current round, if any, and block for a place in the next. Ctrl-C withdraws the node."""
-        return self._world(self._call(self._core.next_rendezvous()))
+        self._check_usable()
+        return self._world(self._loop.call_released(self._core.next_released))
 
     def num_nodes_waiting(self) -> int:
         """From what was pushed last. Only the first look may block, up to `read_timeout`; 0 once it was shut down."""
@@ -169,13 +170,16 @@ class Handler(RendezvousHandler):
 
     def _call(self, coro: Coroutine[Any, Any, T]) -> T:
         try:
-            self._check_process()
-            if not self._finalizer.alive:
-                raise RendezvousError("this handler was shut down: make a new one")
+            self._check_usable()
         except RendezvousError:
             coro.close()
             raise
         return self._loop.call(coro)
+
+    def _check_usable(self) -> None:
+        self._check_process()
+        if not self._finalizer.alive:
+            raise RendezvousError("this handler was shut down: make a new one")
 
     def _check_process(self) -> None:
         check_process(self._pid)

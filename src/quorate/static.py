@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from quorate._background import Release
 from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker
 from quorate.backends.schemes import BackendOpener
 from quorate.errors import RendezvousError, SettingsError
@@ -44,6 +45,10 @@ class StaticHandler(AsyncHandler):
                 f"node of a static run needs a node_rank of its own"
             )
         return world
+
+    async def next_released(self, release: Release[AsyncWorld]) -> AsyncWorld:
+        """Nobody is released before the rank was checked."""
+        return await self.next_rendezvous()
 
     def num_nodes_waiting(self) -> int:
         return 0

@@ -279,8 +279,8 @@ def test_session_that_no_longer_waits_for_word_ends_by_the_clock_on_time():
         session = await granted(backend)
         session.wait_for_word(True)
         await asyncio.sleep(TTL_S + 0.5)  # over by the clock, and a renewal waits for its answer
-        session._expires_at = now() + 0.3  # an older one was answered at last
-        ends_at = session._expires_at
+        session.expires_at = now() + 0.3  # an older one was answered at last
+        ends_at = session.expires_at
         session.wait_for_word(False)
         return await lost_at(session) - ends_at
 

@@ -473,6 +473,19 @@ MUTANTS = (
         (Edit(decide, "decide", "if view.returning is not None and (until", "if False and (until"),),
         is_wired=True,
     ),
+    # --- the shortest way into a round --------------------------------------------------------------------------------
+    Mutant(
+        "a call whose caller was released goes on to the next round",
+        ("Release",),
+        (Edit(Node, "_await_round", "if self._express.joined is not None:", "if False:"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "what was confirmed the shortest way is forgotten when the rest of the way is not",
+        ("Completion", "Release", "Admission", "Detection"),
+        (Edit(Node, "_await_round", "if place is not None:", "if False:"),),
+        is_wired=True,
+    ),
     # --- its data -----------------------------------------------------------------------------------------------------
     Mutant(
         "answers and pushes go out before what they say is kept",

@@ -18,12 +18,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from quorate.backends.lost import Lost
 from quorate.errors import BackendError, Unavailable
 from quorate.events import Event
-from quorate.kv.types import AddResult, Batch, BranchOp, Compare, Item, Op, Range, Result, TxnResult
+from quorate.kv.types import AddResult, Batch, BranchOp, Compare, Item, Op, Range, Result, Txn, TxnResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,8 @@ class Session(ABC):
     lost: Lost
     """Await it, or ask it: when, and why, this process can no longer count on the lease. Never later than the backend
     thinks so. Closing is not losing."""
+    expires_at: float = float("-inf")
+    """When it is lost by this side's clock, the loop's, unless it is renewed; where the backend's kind knows."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -142,6 +144,33 @@ class Direct(Protocol):
 
         Unavailable soon after `given_up`, which is asked now and then, says anything.
         """
+
+
+OnPush: TypeAlias = Callable[[Sequence[Batch], TxnResult | None], bool]
+"""Shown what was pushed, and what was answered to what it sent: whether it has done what could not wait."""
+
+
+class Sent(Protocol):
+    """A transaction that is under way."""
+
+    async def result(self) -> TxnResult:
+        """As `Backend.txn` returns it, or raises."""
+
+
+class Shortcut(Protocol):
+    """For one who waits for a certain push, and has to answer it before anything else is done about it."""
+
+    held_s: float
+    """Everybody else sees what was pushed so much later at most."""
+
+    def open(self, on_push: OnPush) -> None:
+        """Show it what is pushed from now on before everybody else, until `settle()` or until it is at a loss."""
+
+    def send(self, op: Txn) -> Sent:
+        """What `Backend.txn` does, sent before this returns. Only for the one who is shown things first."""
+
+    def settle(self) -> None:
+        """Nobody is shown anything first any more; everybody sees now what was held. Idempotent."""
 
 
 class Backend(ABC):
@@ -233,6 +262,10 @@ class Backend(ABC):
 
     def direct(self) -> Direct | None:
         """A way to make requests that needs no event loop, if there is one. May be called from any thread."""
+        return None
+
+    def shortcut(self) -> Shortcut | None:
+        """A way to answer a push with fewer steps, if there is one."""
         return None
 
     @abstractmethod

@@ -9,6 +9,7 @@ everybody must not lose them all.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 
 from quorate._marks import mark
@@ -23,7 +24,15 @@ MOST_ASKING = 8
 LATE_S = 0.1
 TURNS = 4
 """Whoever wakes up so much too late stood still, and has all that came meanwhile after so many turns of a loop."""
+FIRST_DRAWN = 1 << 52
+DRAWN_BITS = 52
+"""Where clients draw leases from: above all that a server gives, below what other languages can hold."""
 GOLDEN = 0.6180339887498949
+
+
+def draw_lease(rng: random.Random) -> int:
+    """A lease that nobody has."""
+    return FIRST_DRAWN + rng.getrandbits(DRAWN_BITS)
 
 
 def first_part(lease: int) -> float:
@@ -65,7 +74,7 @@ class LeaseSession(Session):
         self._on_missed = on_missed
         self._told_missed_at = float("-inf")
         """When it was last told that renewals are missed; it is told again when that has lasted for a time to live."""
-        self._expires_at = granted_at + ttl_s
+        self.expires_at = granted_at + ttl_s
         self._is_told = is_told
         self._waits_for_word = False
         self._blind_until = float("-inf")
@@ -120,10 +129,10 @@ class LeaseSession(Session):
         loop = asyncio.get_running_loop()
         if self.lost.is_set() or self._task.done() or self._waits_for_word:
             return
-        if loop.time() >= self._expires_at:
+        if loop.time() >= self.expires_at:
             self._expire()
-        elif self._expires_at < self._blind_until:
-            loop.call_at(self._expires_at, self._judge)
+        elif self.expires_at < self._blind_until:
+            loop.call_at(self.expires_at, self._judge)
 
     def _expire(self) -> None:
         mark("session.expired_here")
@@ -138,15 +147,15 @@ class LeaseSession(Session):
 
     async def _keep_renewing(self, loop: asyncio.AbstractEventLoop) -> None:
         # Of a session whose granting took long little is left: it is renewed while there is time for an answer.
-        pause_s = min(self._first_s, (self._expires_at - loop.time()) / 2)
+        pause_s = min(self._first_s, (self.expires_at - loop.time()) / 2)
         has_failed, sent_at = False, float("-inf")
         while not self.lost.is_set():
             due = self._within(loop.time() + max(0.0, pause_s))
             await asyncio.sleep(due - loop.time())
-            is_over = loop.time() >= self._expires_at
+            is_over = loop.time() >= self.expires_at
             if is_over and self._asking and due + LATE_S < loop.time() < sent_at + self.ttl_s:
                 await self._hear()
-                is_over = loop.time() >= self._expires_at
+                is_over = loop.time() >= self.expires_at
             if is_over and not (self._waits_for_word and (self._asking or not has_failed)):
                 self._expire()
                 return
@@ -180,8 +189,8 @@ class LeaseSession(Session):
     def _within(self, at: float) -> float:
         """That instant, or when the session ends by this side's clock, if that is ahead and earlier."""
         now = asyncio.get_running_loop().time()
-        if now < self._expires_at or not self._waits_for_word:
-            return max(now, min(at, self._expires_at))
+        if now < self.expires_at or not self._waits_for_word:
+            return max(now, min(at, self.expires_at))
         self._blind_until = at
         return max(now, at)
 
@@ -209,12 +218,12 @@ class LeaseSession(Session):
         except BackendError as error:
             if isinstance(error, Unavailable) and error.nothing_ended_at is not None:
                 mark("session.nothing_ended")
-                self._expires_at = max(self._expires_at, error.nothing_ended_at + self.ttl_s)
+                self.expires_at = max(self.expires_at, error.nothing_ended_at + self.ttl_s)
             return str(error)
         except Exception as error:  # a defect of the backend must not stop the renewing in silence
             return f"renewing failed: {error!r}"
         if alive:
-            self._expires_at = max(self._expires_at, sent_at + self.ttl_s)
+            self.expires_at = max(self.expires_at, sent_at + self.ttl_s)
         else:
             self.lost.set("the backend ended the session: it had not been renewed in time, or was revoked")
         return None

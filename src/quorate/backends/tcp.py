@@ -23,12 +23,12 @@ from quorate._version import __version__
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import BackendStatus, Limits, Session, Watch
 from quorate.backends.ops import OpBackend, changes_something
-from quorate.backends.session import LeaseSession
-from quorate.backends.tcp_link import Link, cause_of
+from quorate.backends.session import LeaseSession, draw_lease
+from quorate.backends.tcp_link import Link, cause_of, refusal_of, trouble_of
 from quorate.backends.tcp_lookout import STALL_S, Lookout
 from quorate.backends.tcp_requests import Pending, Requests
+from quorate.backends.tcp_shortcut import TcpShortcut
 from quorate.backends.tcp_watch import TcpWatch
-from quorate.backends.tls import trouble_with_server
 from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
 from quorate.kv.types import BranchOp, Compare, Grant, Op, Range, Result, Revoke, Txn, TxnResult
 from quorate.wire.handshake import Versions
@@ -45,7 +45,6 @@ from quorate.wire.messages import (
     Hold,
     MakeRun,
     Push,
-    RefusalCode,
     Refused,
     ServerMessage,
     Status,
@@ -56,9 +55,6 @@ from quorate.wire.messages import (
     encoder,
 )
 
-FIRST_CHOSEN = 1 << 52
-CHOSEN_BITS = 52
-"""Where the ids of sessions are drawn from: above all that a server gives, below what other languages can hold."""
 LIMITS = Limits(max_txn_ops=100_000, max_txn_bytes=16 * 1024 * 1024)
 CONNECT_S = 10.0
 """One attempt to connect, with the welcome, takes no longer."""
@@ -111,6 +107,7 @@ class TcpBackend(OpBackend):
         self._watches: dict[int, TcpWatch] = {}
         self._to_call: dict[Callable[[], None], None] = {}
         self._is_receiving = False
+        self._shortcut = TcpShortcut(self._watches, self._ask_now, self._lookout.arm, self._give)
         self._sessions: dict[int, LeaseSession] = {}
         self._ungranted: dict[int, Pending] = {}
         """Sessions whose lease is asked for, and the request: a new connection may not know them."""
@@ -118,10 +115,8 @@ class TcpBackend(OpBackend):
         self._claim: Claim | None = None
         """What was claimed when the server had lost its memory, until it is known to have heard it."""
         self._on_reach: Callable[[BackendError | None], None] | None = None
-        self._is_down = False
-        self._was_dedicated = False
-        """Whether the last server was one that somebody runs for its own sake."""
-        self._is_closed = False
+        self._is_down = self._is_closed = False
+        self._was_dedicated = False  # whether the last server was one that somebody runs for its own sake
 
     # --- the contract -------------------------------------------------------------------------------------------------
 
@@ -173,7 +168,7 @@ class TcpBackend(OpBackend):
         renew_timeout_s: float | None = None,
         on_missed: Callable[[str], None] | None = None,
     ) -> Session:
-        lease = FIRST_CHOSEN + self._rng.getrandbits(CHOSEN_BITS)
+        lease = draw_lease(self._rng)
         self._check_open()
         self._start()
         asked = self._asked(Do(self._requests.number(), Grant(ttl_s, lease)), changes=True)
@@ -232,7 +227,11 @@ class TcpBackend(OpBackend):
     def claim_by(self, make: Callable[[], bytes]) -> None:
         self._make_claim = make
 
+    def shortcut(self) -> TcpShortcut:
+        return self._shortcut
+
     async def close(self) -> None:
+        self._shortcut.settle()
         self._is_closed = True
         for watch in list(self._watches.values()):
             watch.cancel()
@@ -263,6 +262,14 @@ class TcpBackend(OpBackend):
         if self._link is not None:
             self._dispatch(pending)
         self._lookout.arm()
+        return pending
+
+    def _ask_now(self, op: Txn) -> Pending:
+        pending = self._requests.add(Do(self._requests.number(), op), changes=True)
+        if self._link is not None:
+            pending.sent(self._loop.time())
+            self._out.append(pending.message)
+            self._flush()
         return pending
 
     def _dispatch(self, pending: Pending) -> None:
@@ -340,16 +347,13 @@ class TcpBackend(OpBackend):
                 self._requests.fail(error)
                 self._down(error)
                 return
-            except (OSError, TimeoutError, Unavailable) as error:
-                trouble = Unavailable(f"{self.endpoint} cannot be reached: {cause_of(error)}")
-                if await self._unreachable(error):
-                    continue
-                self._requests.fail(trouble, lambda pending: not pending.is_sent)
-                self._down(trouble)
-                await backoff.sleep()
-                continue
-            except Exception as error:  # a defect must not leave everybody waiting in silence
-                trouble = Unavailable(f"connecting to {self.endpoint} failed: {error!r}")
+            except Exception as error:
+                if isinstance(error, OSError | TimeoutError | Unavailable):
+                    trouble = Unavailable(f"{self.endpoint} cannot be reached: {cause_of(error)}")
+                    if await self._unreachable(error):
+                        continue
+                else:  # a defect must not leave everybody waiting in silence
+                    trouble = Unavailable(f"connecting to {self.endpoint} failed: {error!r}")
                 self._requests.fail(trouble, lambda pending: not pending.is_sent)
                 self._down(trouble)
                 await backoff.sleep()
@@ -362,8 +366,7 @@ class TcpBackend(OpBackend):
                 await asyncio.sleep(self._rng.uniform(0.0, 0.02))
 
     async def _unreachable(self, error: Exception) -> bool:
-        """An attempt failed; whether to try again at once."""
-        return False
+        return False  # an attempt failed; whether to try again at once
 
     async def _connect(self) -> asyncio.Future[str]:
         """A connection that is welcome and has been told all that is open; what is returned says when it is over."""
@@ -371,6 +374,7 @@ class TcpBackend(OpBackend):
 
         def over(link: Link, why: str) -> None:
             if self._link is link:
+                self._shortcut.settle()
                 self._link = None
                 self._out.clear()
             if not closed.done():
@@ -383,20 +387,12 @@ class TcpBackend(OpBackend):
                 welcome = await link.welcome
         except BaseException as error:
             link.abort("given up")
-            if link.not_quorate is not None:
-                raise Rejected(
-                    f"{self.endpoint} is not a Quorate server: it answered with {link.not_quorate}. Is the port right?"
-                ) from None
-            if (trouble := trouble_with_server(self.endpoint, link.error)) is not None:
+            if (trouble := trouble_of(link, self.endpoint, error, CONNECT_S)) is not None:
                 raise trouble from None
-            if isinstance(error, TimeoutError):
-                raise TimeoutError(f"no answer within {CONNECT_S:g} s") from None
             raise
         if isinstance(welcome, Refused):
             link.close()
-            if welcome.code is RefusalCode.BUSY:
-                raise Unavailable(welcome.message)
-            raise Rejected(f"{self.endpoint} refused: {welcome.message}")
+            raise refusal_of(self.endpoint, welcome)
         self._welcomed(link, welcome)
         return closed
 
@@ -455,6 +451,11 @@ class TcpBackend(OpBackend):
             watch.gone(HistoryGone(f"{why}: scan again", oldest=0))
 
     def _received(self, messages: Sequence[ServerMessage]) -> None:
+        on_push = self._shortcut.on_push
+        if on_push is None or not self._shortcut.takes(on_push, messages):
+            self._give(messages)
+
+    def _give(self, messages: Sequence[ServerMessage]) -> None:
         self._is_receiving = True
         try:
             self._take(messages)

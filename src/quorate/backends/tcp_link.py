@@ -10,10 +10,21 @@ from typing import cast
 import msgspec
 
 from quorate.backends.forks import fileno_of, guard
+from quorate.backends.tls import trouble_with_server
+from quorate.errors import BackendError, Rejected, Unavailable
 from quorate.urls import format_endpoint
-from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, NotQuorate, frame
+from quorate.wire.frames import DEFAULT_LIMIT, GREETING, HEADER_BYTES, FrameError, Framer, NotQuorate, frame
 from quorate.wire.handshake import describe
-from quorate.wire.messages import Hello, Refused, ServerMessage, Welcome, encoder, server_decoder, welcome_decoder
+from quorate.wire.messages import (
+    Hello,
+    RefusalCode,
+    Refused,
+    ServerMessage,
+    Welcome,
+    encoder,
+    server_decoder,
+    welcome_decoder,
+)
 
 
 class Link(asyncio.Protocol):
@@ -40,6 +51,7 @@ class Link(asyncio.Protocol):
         self._framer = Framer(DEFAULT_LIMIT)
         self._transport: asyncio.Transport | None = None
         self._why = ""
+        self._is_welcome = False
         self._is_over = False
 
     @property
@@ -67,10 +79,11 @@ class Link(asyncio.Protocol):
         self.heard_at = self._loop.time()
         try:
             for payload in self._framer.feed(data):
-                if self.welcome.done():
+                if self._is_welcome:
                     self._on_messages(server_decoder.decode(payload))
                 else:
                     self.welcome.set_result(welcome_decoder.decode(payload))
+                    self._is_welcome = True
                 if self.is_over:
                     return
         except NotQuorate as error:
@@ -86,7 +99,7 @@ class Link(asyncio.Protocol):
     def send(self, payload: bytes) -> None:
         """One frame, unless the connection is over."""
         if not self._is_over and self._transport is not None:
-            self._transport.write(frame(payload))
+            self._transport.write(len(payload).to_bytes(HEADER_BYTES, "big") + payload)
 
     def close(self) -> None:
         """Close in good order: what was sent is delivered."""
@@ -136,6 +149,22 @@ class Link(asyncio.Protocol):
             self.welcome.set_exception(ConnectionError(self._why or why))
             self.welcome.exception()  # whoever waits gets it; nobody else has to
         self._on_closed(self, self._why or why)
+
+
+def trouble_of(link: Link, endpoint: str, error: BaseException, limit_s: float) -> Exception | None:
+    """What to say of an attempt that failed; None: the error itself."""
+    if link.not_quorate is not None:
+        return Rejected(f"{endpoint} is not a Quorate server: it answered with {link.not_quorate}. Is the port right?")
+    if (trouble := trouble_with_server(endpoint, link.error)) is not None:
+        return trouble
+    return TimeoutError(f"no answer within {limit_s:g} s") if isinstance(error, TimeoutError) else None
+
+
+def refusal_of(endpoint: str, refused: Refused) -> BackendError:
+    """What to say of a server that does not go on; Unavailable if it may when it is asked again."""
+    if refused.code is RefusalCode.BUSY:
+        return Unavailable(refused.message)
+    return Rejected(f"{endpoint} refused: {refused.message}")
 
 
 def cause_of(error: Exception) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
+from quorate.backends.ops import OpBackend
 from quorate.errors import BackendError, OutcomeUnknown, Rejected, Unavailable
-from quorate.kv.types import Result
+from quorate.kv.types import Result, TxnResult
 from quorate.wire.messages import AskStatus, Do, Status
 
 
@@ -33,6 +34,12 @@ class Pending:
             self.is_sent = True
             self.first_sent_at = now
         self.sent_at = now
+
+    async def result(self) -> TxnResult:
+        """What came of it, if it is a transaction."""
+        result = OpBackend.checked(await self.answer)
+        assert isinstance(result, TxnResult)
+        return result
 
     def fail(self, error: BackendError) -> None:
         """End it, if it has not ended. Unavailable becomes OutcomeUnknown if it may have been executed."""

@@ -16,7 +16,8 @@ from itertools import count
 from pathlib import Path
 
 from quorate.backends.dial import dial
-from quorate.backends.tcp import FIRST_CHOSEN, TcpBackend
+from quorate.backends.session import FIRST_DRAWN
+from quorate.backends.tcp import TcpBackend
 from quorate.bench.helper import end_all
 from quorate.bench.plan import (
     FROM_LOG,
@@ -74,10 +75,10 @@ def restart(case: Case) -> Iterator[Sample | Doing]:
 def _entries(sessions: int, keys: int) -> list[Entry]:
     """What made the store: a lease for each session, then keys under them in turn."""
     clients = [f"{number:024x}" for number in range(sessions)]
-    entries = [Entry(Grant(TTL_S, FIRST_CHOSEN + number), Origin(client, 1)) for number, client in enumerate(clients)]
+    entries = [Entry(Grant(TTL_S, FIRST_DRAWN + number), Origin(client, 1)) for number, client in enumerate(clients)]
     for number in range(keys):
         session, turn = number % sessions, number // sessions
-        put = Put(_key(number), VALUE, FIRST_CHOSEN + session)
+        put = Put(_key(number), VALUE, FIRST_DRAWN + session)
         entries.append(Entry(Txn((), (put,)), Origin(clients[session], turn + 2, turn + 1)))
     return entries
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 from quorate._marks import mark
@@ -41,8 +41,10 @@ from quorate.events import (
     WorldChanged,
 )
 from quorate.kv.types import ModRevisionIs
+from quorate.rendezvous.duties import Duties
 from quorate.rendezvous.entry import Door, Entry, closed_sentence, drain_sentence
-from quorate.rendezvous.insist import insist
+from quorate.rendezvous.express import Express
+from quorate.rendezvous.insist import Insistence
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye
 from quorate.rendezvous.patience import Patience
@@ -50,7 +52,6 @@ from quorate.rendezvous.presence import JoinAnew, Presence
 from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import (
     ConfigRecord,
-    CoordinatorRecord,
     NodePhase,
     RosterMember,
     RoundPhase,
@@ -96,6 +97,7 @@ class Node:
         self._entry = Entry(backend, self.keys, settings, identity.name, lambda: f"{rng.getrandbits(64):016x}", wall)
         self._reach = Reach(emit, settings.run_id, identity.name)
         self._backoff = Backoff(rng)
+        self._insist = Insistence(settings, self._reach, self._backoff)
         self._wake = asyncio.Event()
         self.sight = Sight(backend, self.keys, identity.id, rng, self._look_up, self._reach)
         self._presence = Presence(
@@ -107,26 +109,35 @@ class Node:
             rng=rng,
             reach=self._reach,
             wall=wall,
-            while_open=self._start_session_tasks,
+            while_open=self._opened,
             on_lost=self._look_up,
         )
+        self._express = Express(backend.shortcut(), self.keys, identity.id, self._presence, self._is_in_early)
         backend.listen(self._reached)
         backend.claim_by(self._claim)
         self._door: Door | None = None
-        self._is_elected = False  # under the current session, at least once
-        self._joined_once = asyncio.Event()
-        """Under the current session: the run's own leases are this node's business too."""
+        self._duties = Duties(
+            backend, self.keys, identity, self._entry, emit, rng, wall, self._config, self._reach, self._first_in_line
+        )
+        self._duties.on_elected = self._wake.set
         self._told_cause: Cause | None = None
         self._told_reason = ""
         self._said = ""
         self._busy = False
         self._shown_up_for = 0
+        self._is_heard = True
+        """Whether anybody listens to what is said of rounds."""
         self._left_because: str | None = None
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
 
-    async def next_round(self, started_at: float | None = None) -> Joined:
+    async def next_round(
+        self, started_at: float | None = None, released: Callable[[Joined], None] | None = None
+    ) -> Joined:
         """Leave the current round, if any, and wait for a place in the next, from `started_at` (now) on.
+
+        `released` may be called with the place as soon as the node has it, in time for somebody who waits elsewhere;
+        this call returns the same soon after, or when it is told to `settle()`. Until then nothing else may be asked.
 
         Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or asked to go),
         RendezvousTimeoutError, RendezvousConnectionError, SettingsMismatchError, RendezvousStateError. After any of
@@ -138,10 +149,14 @@ class Node:
         self.current = None
         self._reach.restart()
         patience = Patience(self.settings, started_at)
+        self._express.begin(released)
+        self._is_heard = self._emit.is_heard(RoundEntered)
         try:
             async with patience.scope:
                 return await self._join_until_in(patience)
         except TimeoutError:
+            if self._express.joined is not None:  # it has what it wanted
+                return self._go_on(self._express.joined)
             if not patience.scope.expired():  # not ours: something that the call used has given up
                 await self._presence.end("its call was interrupted (TimeoutError)")
                 raise
@@ -150,12 +165,18 @@ class Node:
             await self._failed(error)
             raise
         except BaseException as error:
+            self.current = None
             await self._presence.end(f"its call was interrupted ({type(error).__name__})")
             raise
         finally:
+            self._express.end()
             self._busy = False
             self._left_because = None
             patience.end()
+
+    def settle(self) -> None:
+        """Whoever was `released` wants to go on: the call returns in the next turn of the loop."""
+        self._express.settle()
 
     async def leave(self, why: str) -> None:
         """Go, without closing the run. The node may join again. Takes at most a few seconds, whatever the backend.
@@ -220,11 +241,7 @@ class Node:
             return 0
         if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
             return 1  # whoever polls this has to join again to learn more
-        record, told = self.sight.round, self.sight.told
-        if record is None or told is None:
-            return 0
-        survivors = record.size - told.lost
-        return told.waiting + (told.lost if survivors >= self.settings.min_nodes else 0)
+        return self.sight.count_waiting(self.settings.min_nodes)
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -277,7 +294,7 @@ class Node:
         backend, sight = self.backend, self.sight
         with suppress(TimeoutError):
             async with asyncio.timeout(self._rng.uniform(*backend.gives_way_s)):
-                while not (self._is_elected or backend.makes_run) and sight.is_synced and None in sight.door():
+                while not (self._duties.is_elected or backend.makes_run) and sight.is_synced and None in sight.door():
                     self._wake.clear()
                     await self._wake.wait()
 
@@ -290,16 +307,22 @@ class Node:
         )
         written = await self._presence.write(NodePhase.JOINING, compares=compares)
         if written:
-            self._joined_once.set()
+            self._duties.joined.set()
         return written
 
     # --- waiting for a round ------------------------------------------------------------------------------------------
 
     async def _await_round(self, session: Session, patience: Patience) -> Joined:
         while True:
+            place = self._express.close()
+            if self._express.joined is not None:
+                return self._go_on(self._express.joined)
             self._wake.clear()
             if session.lost.is_set() or session is not self._presence.session:
                 raise JoinAnew
+            if place is not None:
+                await self._confirm(place.number, place.rank, 0)
+                patience.confirmed()
             if (joined := await self._advance(patience)) is not None:
                 return joined
             if self._wake.is_set():
@@ -307,6 +330,8 @@ class Node:
             self._set_deadline(patience)
             self._say()
             self.sight.raise_if_unreadable()  # what is only read to be said
+            if self._door is not None and self.sight.closed is not None:
+                self._express.open(session, self._door, self._config().data_lease, patience, self.sight.round)
             await self._wake.wait()
 
     async def _advance(self, patience: Patience) -> Joined | None:
@@ -326,7 +351,7 @@ class Node:
             assign = None
         if record is not None and assign is not None and record.number == assign.number:
             if own.phase is _MEMBER and own.round == record.number and record.phase is _ACTIVE:
-                return self._enter(assign.rank)
+                return self._go_on(self._enter(assign.rank))
             if record.phase is _FORMING and assign.number > own.round:
                 await self._confirm(assign.number, assign.rank, record.size)
                 patience.confirmed()
@@ -375,19 +400,27 @@ class Node:
             own_revision=self._presence.revision,
             data_lease=self._config().data_lease,
         )
+        self._entered(joined)
+        return joined
+
+    def _entered(self, joined: Joined) -> None:
         self.current = self._was_in = joined
         self._told_cause = None
         self._said = ""
-        self._emit(
-            RoundEntered(
-                run_id=self.settings.run_id,
-                by=self.identity.name,
-                round=joined.number,
-                rank=rank,
-                world_size=joined.size,
-            )
-        )
-        # What is new since is said when the caller has its place, which it has in the next turn.
+        if self._is_heard:
+            run_id, by, size = self.settings.run_id, self.identity.name, joined.size
+            self._emit(RoundEntered(run_id=run_id, by=by, round=joined.number, rank=joined.rank, world_size=size))
+
+    def _is_in_early(self, joined: Joined) -> None:
+        """By the shortest way: what follows from it is done when the call returns."""
+        self._listener = None
+        if self._is_heard:
+            run_id, by = self.settings.run_id, self.identity.name
+            self._emit(Confirmed(run_id=run_id, by=by, round=joined.number, rank=joined.rank))
+        self._entered(joined)
+
+    def _go_on(self, joined: Joined) -> Joined:
+        """What is new since is said when the caller has its place, which it has in the next turn."""
         self._loop.call_soon(self._loop.call_soon, self._presence.entered)
         self._loop.call_soon(self._loop.call_soon, self._look_up)
         return joined
@@ -428,33 +461,12 @@ class Node:
 
     # --- while there is a session -------------------------------------------------------------------------------------
 
-    def _start_session_tasks(self, session: Session) -> list[asyncio.Task[None]]:
-        name, tasks = self.identity.name, []
-        self._joined_once = asyncio.Event()
-        self._is_elected, self._was_in = False, None
-        if not self.backend.renews_runs:
-            tasks.append(asyncio.create_task(self._renew_run(session), name=f"run lease of {name}"))
-        if not self.backend.has_coordinator:
-            from quorate.rendezvous.candidate import Candidate  # and so the coordinator: only where nodes elect one
-
-            record = CoordinatorRecord(id=self.identity.id, name=name)
-            candidate = Candidate(
-                self.backend, self.keys, session, record, self._emit, self._rng, self._wall, self._first_in_line
-            )
-            candidate.on_elected = self._elected
-            tasks.append(asyncio.create_task(candidate.run(), name=f"candidate {name}"))
-        return tasks
+    def _opened(self, session: Session) -> list[asyncio.Task[None]]:
+        self._was_in = None
+        return self._duties.start(session)
 
     def _first_in_line(self) -> bool:
         return self.current is not None and self.current.rank < 3
-
-    def _elected(self) -> None:
-        self._is_elected = True
-        self._wake.set()
-
-    async def _renew_run(self, session: Session) -> None:
-        await self._joined_once.wait()
-        await self._entry.keep_alive(session, self._config, self._reach)
 
     def _config(self) -> ConfigRecord:
         assert self._door is not None
@@ -486,15 +498,3 @@ class Node:
         else:
             self._emit(JoinFailed(run_id=run_id, by=name, error=type(error).__name__, reason=str(error)))
         return error
-
-    async def _insist(self, attempt: Callable[[], Awaitable[bool]], verb: str, started_at: float | None) -> bool:
-        """Try until it is known to have worked. Every attempt compares what it read, so trying again is safe."""
-        return await insist(
-            attempt,
-            limit_s=self.settings.close_timeout_s,
-            started_at=started_at,
-            reach=self._reach,
-            backoff=self._backoff,
-            what=f"run {self.settings.run_id!r} could not be {verb}",
-            endpoint=self.settings.where,
-        )

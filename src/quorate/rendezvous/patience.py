@@ -26,6 +26,9 @@ class Patience:
         self._confirmed_at = self._started_at
         self._place_free_at: float | None = None
         self.is_spare = False
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
         self.scope = asyncio.timeout_at(self._deadline)
 
     def confirmed(self) -> None:
@@ -56,8 +59,8 @@ class Patience:
             self.scope.reschedule(self._deadline)
 
     def end(self) -> None:
-        """The call is over. Its scope refers to its task, and so to its error, whose frames refer to this: let go."""
-        del self.scope
+        """The call is over. Its task refers to its error, whose frames refer to this: let go."""
+        del self.scope, self.task
 
     @property
     def waited_s(self) -> float:

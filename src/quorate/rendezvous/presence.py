@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
-from quorate.backends.contract import Backend, Session
+from quorate.backends.contract import Backend, Sent, Session
 from quorate.errors import BackendError, OutcomeUnknown, RendezvousStateError, Unavailable
 from quorate.events import Emitter, RenewalMissed, SessionLost
-from quorate.kv.types import Compare, GotItem, ModRevisionIs, Put
+from quorate.kv.types import Compare, GotItem, ModRevisionIs, Put, Txn
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Identity
 from quorate.rendezvous.reach import Reach
@@ -25,6 +25,18 @@ from quorate.settings import Settings
 
 WITHDRAW_S = 5.0
 """What is spent on saying goodbye at most; then the lease does it."""
+
+
+class Ahead:
+    """A confirmation that is sent before the node itself knows of it."""
+
+    __slots__ = ("op", "record", "sent", "value")
+
+    def __init__(self, record: NodeRecord, value: bytes, own_key: ModRevisionIs) -> None:
+        self.record = record
+        self.value = value
+        self.op = Txn((own_key,), (Put(own_key.key, value, record.session),))
+        self.sent: Sent | None = None
 
 
 class JoinAnew(Exception):
@@ -69,6 +81,7 @@ class Presence:
         self._on_lost = on_lost
         self._tasks: Sequence[asyncio.Task[None]] = ()
         self._had_leases: set[int] = set()
+        self._ahead: Ahead | None = None
 
     @property
     def lost_reason(self) -> str | None:
@@ -123,10 +136,17 @@ class Presence:
         self._sent_join = record.join
         self.floor = max(self.floor, record.floor)
         value = encode(record)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.value != value:
+            ahead = None
         while session is self.session and not session.lost.is_set():
-            own_key = ModRevisionIs(self._key, self.revision)
             try:
-                result = await self._backend.txn((own_key, *compares), [Put(self._key, value, session.lease)])
+                if ahead is not None and ahead.sent is not None:
+                    sent, ahead = ahead.sent, None
+                    result = await sent.result()
+                else:
+                    own_key = ModRevisionIs(self._key, self.revision)
+                    result = await self._backend.txn((own_key, *compares), [Put(self._key, value, session.lease)])
             except (Unavailable, OutcomeUnknown) as error:
                 self._reach.failed(error)
                 await self._backoff.sleep()
@@ -154,6 +174,29 @@ class Presence:
         mark("presence.key_gone")
         await self.drop("the node's key is no longer what it wrote")
         raise JoinAnew
+
+    def prepare_ahead(self, number: int) -> Ahead | None:
+        """What `write` would send to confirm an attempt; None: there is nothing to confirm with."""
+        session = self.session
+        if session is None:
+            return None
+        record = self._make(session, NodePhase.MEMBER, number)
+        return Ahead(record, encode(record), ModRevisionIs(self._key, self.revision))
+
+    def sent_ahead(self, ahead: Ahead) -> None:
+        """It was sent; `write`, asked for the same, waits for its answer."""
+        self._sent_join = ahead.record.join
+        self.floor = ahead.record.floor
+        self._ahead = ahead
+
+    def confirmed_ahead(self, ahead: Ahead, revision: int) -> None:
+        """What was sent is known to have been executed."""
+        self.record, self.revision, self._ahead = ahead.record, revision, None
+
+    @property
+    def has_sent_ahead(self) -> bool:
+        """Something was sent whose answer nobody has taken."""
+        return self._ahead is not None
 
     def new_join(self) -> int:
         """The join number to ask with: one that was never sent."""
@@ -239,7 +282,7 @@ class Presence:
 
     def _forget(self) -> Session | None:
         session, self.session = self.session, None
-        self.record, self.revision = None, 0
+        self.record, self.revision, self._ahead = None, 0, None
         self._cancel_tasks()
         return session
 

@@ -159,6 +159,14 @@ class Sight:
         told = self.told
         return told is not None and (told.open_places == 0 or (told.spare > 0 and told.waiting == 0))
 
+    def count_waiting(self, min_nodes: int) -> int:
+        """Who would be in a next round and is not in this one, and who is lost of it, if it can go on without them."""
+        record, told = self.round, self.told
+        if record is None or told is None:
+            return 0
+        survivors = record.size - told.lost
+        return told.waiting + (told.lost if survivors >= min_nodes else 0)
+
     def reason(self) -> str:
         """What the run waits for, in the coordinator's words."""
         if self.waiting is None:

@@ -25,10 +25,11 @@ from quorate.testing.checkers import (
     BrokeOutageTolerance,
     BrokeRelease,
 )
+from quorate.testing.sim.callers import never_confirms
 from quorate.testing.sim.network import Weather
 from quorate.testing.sim.plan import Action, Fault
 from quorate.testing.sim.wired import WiredServer
-from quorate.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld, never_confirms
+from quorate.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld
 
 LOOK_EVERY_S = 0.25
 REGISTER_S = 0.5

@@ -15,16 +15,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quorate.backends.contract import Limits
-from quorate.backends.tcp import TcpBackend
-from quorate.backends.tcp_link import Link
-from quorate.errors import DataError, OutcomeUnknown
+from quorate.errors import DataError
 from quorate.events import Emitter, Event
 from quorate.kv.engine import Engine
 from quorate.kv.snapshot import restore, snapshot
-from quorate.kv.types import Add, Batch, CreateRevisionIs, Grant, LeaseResult, Op, Origin, Result, Shorten, Tick, Txn
+from quorate.kv.types import (
+    Add,
+    Batch,
+    CreateRevisionIs,
+    Grant,
+    LeaseResult,
+    Op,
+    Origin,
+    Result,
+    Shorten,
+    Tick,
+    Txn,
+)
 from quorate.server import connection
 from quorate.server.clients import LATE_S
 from quorate.server.durable import DurableLocal, DurableServer
@@ -37,6 +47,9 @@ from quorate.testing.sim.network import Weather
 from quorate.testing.sim.plan import Plan
 from quorate.testing.sim.strangers import STRANGERS, Garbage
 from quorate.testing.sim.streams import Above, Sky, Stream
+
+if TYPE_CHECKING:
+    from quorate.testing.sim.wired_client import WiredBackend
 
 ENDPOINT = "sim:29400"
 SILENT = 0.3
@@ -404,97 +417,3 @@ class WiredServer:
         self.is_up = False
         for stream in self._streams:
             stream.is_broken = stream.is_void = True
-
-
-class WiredBackend(TcpBackend):
-    """The client of one process, over simulated connections."""
-
-    def __init__(self, server: WiredServer, process: str, writer: str, rng: random.Random, weather: Weather) -> None:
-        plan = server.plan
-        super().__init__(
-            ENDPOINT,
-            self._dial,
-            run="sim" if writer else "",
-            grace_s=plan.disconnect_grace_s,
-            call_timeout_s=plan.call_timeout_s,
-            stall_s=plan.stall_s,
-            rng=rng,
-        )
-        self.limits = Limits(max_txn_ops=plan.max_txn_ops, max_txn_bytes=1 << 20)
-        self.server = server
-        self.is_dead = False
-        self.swallow: Callable[[Op], bool] | None = None
-        """Requests that this process never manages to send."""
-        self.left_to_send: int | None = None
-        self.has_sent = asyncio.Event()
-        """Set when `left_to_send` more requests were sent."""
-        self._process = process
-        self._above = Above(weather)
-        self._cleared = asyncio.Event()
-        self.stream: Stream | None = None
-        self._rng_of_lines = random.Random(f"{plan.seed} lines of {process}")
-        server.writers[self._client] = writer
-        server.backends[self._client] = self
-
-    @property
-    def weather(self) -> Weather:
-        return self._above.weather
-
-    @weather.setter
-    def weather(self, weather: Weather) -> None:
-        self._above.weather = weather
-        self._cleared.set()
-        if self.stream is not None:
-            self.stream.kick()
-
-    def reset(self) -> None:
-        """What follows a fault: the connection breaks, or goes on where it was."""
-        if self.stream is not None and self._rng_of_lines.random() < 0.6:
-            self.stream.reset()
-
-    def crash(self, is_machine: bool) -> None:
-        """The process is dead, and perhaps its machine with it. It is frozen already."""
-        self.is_dead = True
-        if self.stream is None:
-            return
-        if is_machine:
-            self.stream.near.vanish()
-        else:
-            self.stream.near.die()
-
-    def machine_is_back(self) -> None:
-        """Another process runs on the machine that died: whoever sends to this one is told that it is gone."""
-        if self.stream is not None and self.stream.near.is_deaf:
-            self.stream.later(self._rng_of_lines.uniform(0.0, 1.0), self.stream.reset)
-
-    async def execute(self, op: Op) -> Result:
-        if self.left_to_send is not None:
-            self.left_to_send -= 1
-            if self.left_to_send <= 0:
-                self.has_sent.set()
-        if self.swallow is not None and self.swallow(op):
-            await asyncio.sleep(min(self.server.plan.call_timeout_s, self.server.plan.ttl_s / 2))
-            raise OutcomeUnknown("no answer from the server: it may have happened")
-        return await super().execute(op)
-
-    async def _dial(self, make: Callable[[], Link]) -> None:
-        rng = self._rng_of_lines
-        await asyncio.sleep(rng.uniform(*self.weather.delay_s))
-        while not (self.weather.to_server and self.weather.from_server):
-            if rng.random() < UNREACHABLE:
-                raise OSError(errno.EHOSTUNREACH, "No route to host")
-            self._cleared.clear()
-            await self._cleared.wait()
-        if self.server.is_silent and not self.server.is_up:
-            await asyncio.sleep(rng.uniform(0.5, 3.0))
-            raise TimeoutError("no answer")
-        stream = self.stream = self.server.accept(self._process, self._above, rng, make())
-        try:
-            await asyncio.sleep(rng.uniform(*self.weather.delay_s))
-        except BaseException:
-            stream.near.die()
-            raise
-        if not stream.near.is_closing():
-            stream.near.open()
-        else:
-            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")

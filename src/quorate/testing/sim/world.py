@@ -21,7 +21,7 @@ from quorate.backends.backoff import Backoff
 from quorate.backends.session import LeaseSession
 from quorate.errors import BackendError, RendezvousError, RendezvousGracefulExitError, StoreError
 from quorate.events import Emitter, Event
-from quorate.kv.types import Batch, Op, Put, Revoke, Txn
+from quorate.kv.types import Batch, Revoke
 from quorate.rendezvous.candidate import Candidate
 from quorate.rendezvous.coordinator import OTHER_COMPARES
 from quorate.rendezvous.entry import Entry
@@ -40,11 +40,13 @@ from quorate.testing.checkers import (
     Safety,
 )
 from quorate.testing.loop import MACHINE, VirtualTimeLoop
+from quorate.testing.sim.callers import go_on, join
 from quorate.testing.sim.network import SimBackend, SimServer, Weather
 from quorate.testing.sim.notes import Notes
 from quorate.testing.sim.plan import Plan
 from quorate.testing.sim.register import CellBackend, RegisterCell
-from quorate.testing.sim.wired import WiredBackend, WiredServer
+from quorate.testing.sim.wired import WiredServer
+from quorate.testing.sim.wired_client import WiredBackend
 
 MOST_EVENTS = 150_000
 """No world that comes to rest has nearly as many."""
@@ -68,6 +70,8 @@ class SimProcess:
     task: asyncio.Task[None] | None = None
     wants: str = ""
     """What the director asked for: "leave", "rejoin" or nothing."""
+    waits_elsewhere: bool = False
+    """Its caller is on another thread, so to say: it may be released before the call has ended."""
     paused_s: float = 0.0
     is_over: bool = False
 
@@ -194,6 +198,7 @@ class SimWorld:
                 wall=lambda: 1e9 + rng.random(),
             )
             process = SimProcess(name, machine, backend, node, rng, asyncio.Event())
+            process.waits_elsewhere = random.Random(f"{self.plan.seed} {machine} waits").random() < 0.5
             made.append(process)
             process.task = asyncio.create_task(self._live(process), name=machine)
 
@@ -338,7 +343,7 @@ class SimWorld:
             process.changed.clear()
             began_at, paused_s = self.loop.time(), process.paused_s
             try:
-                joined = await node.next_round()
+                joined, call = await join(node, process.machine, process.waits_elsewhere)
             except RendezvousGracefulExitError as error:
                 self.note("exit", process.machine, str(error)[:60])
                 await node.stop()
@@ -355,8 +360,13 @@ class SimWorld:
             self.note("return", process.machine, f"round {joined.number} rank {joined.rank} of {joined.size}")
             process.joined = joined
             process.changed.clear()
-            node.listen(lambda cause, _: self._told(process, cause))
             self._guard(lambda joined=joined: self.safety.returned(process.machine, node.identity.id, joined))  # type: ignore[misc]
+            if call is not None:
+                self.note("released", process.machine, "")
+                why = await go_on(node, call, joined, process.rng)
+                if why and self.broken is None:
+                    self.broken = BrokeRelease(f"{process.machine}: {why}")
+            node.listen(lambda cause, _: self._told(process, cause))
             await self._work(process, joined)
             if process.wants == "leave":
                 process.wants = ""
@@ -412,7 +422,7 @@ class SimWorld:
             joined, session = process.node.current, process.node._presence.session
             if joined is None or joined.own_revision >= first_revision or not isinstance(session, LeaseSession):
                 continue
-            if not session.lost.is_set() and now < session._expires_at:
+            if not session.lost.is_set() and now < session.expires_at:
                 raise BrokeExclusivity(
                     f"round {current.number} of a server without its data is active, and {process.machine} believes to "
                     f"be in round {joined.number} of its earlier life"
@@ -478,15 +488,6 @@ def in_words(what: object) -> str:
         keys = [("-" if c.item is None else "+") + c.key.removeprefix("/quorate/sim") for c in what.changes]
         return f"r{what.revision} {', '.join(keys[:4])}" + (" ..." if len(keys) > 4 else "")
     return what if isinstance(what, str) else type(what).__name__
-
-
-def never_confirms(op: Op) -> bool:
-    """Whether a request is a confirmation."""
-    if not isinstance(op, Txn):
-        return False
-    return any(
-        isinstance(step, Put) and "/nodes/" in step.key and b'"phase":"member"' in step.value for step in op.then
-    )
 
 
 def _bootstrap(addr: str) -> Callable[[int, int], Coroutine[Any, Any, tuple[str, int]]]:

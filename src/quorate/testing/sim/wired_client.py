@@ -1,0 +1,131 @@
+"""The real client of one process in a wire world, with what a director may do to its connection and its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable, Sequence
+
+from quorate.backends.contract import Limits
+from quorate.backends.tcp import TcpBackend
+from quorate.backends.tcp_link import Link
+from quorate.backends.tcp_requests import Pending
+from quorate.errors import OutcomeUnknown
+from quorate.kv.types import BranchOp, Compare, Op, Result, Txn, TxnResult
+from quorate.testing.sim.network import Weather
+from quorate.testing.sim.streams import Above, Stream
+from quorate.testing.sim.wired import ENDPOINT, UNREACHABLE, WiredServer
+from quorate.wire.messages import Do
+
+
+class WiredBackend(TcpBackend):
+    """The client of one process, over simulated connections."""
+
+    def __init__(self, server: WiredServer, process: str, writer: str, rng: random.Random, weather: Weather) -> None:
+        plan = server.plan
+        super().__init__(
+            ENDPOINT,
+            self._dial,
+            run="sim" if writer else "",
+            grace_s=plan.disconnect_grace_s,
+            call_timeout_s=plan.call_timeout_s,
+            stall_s=plan.stall_s,
+            rng=rng,
+        )
+        self.limits = Limits(max_txn_ops=plan.max_txn_ops, max_txn_bytes=1 << 20)
+        self.server = server
+        self.is_dead = False
+        self.swallow: Callable[[Op], bool] | None = None
+        """Requests that this process never manages to send."""
+        self.left_to_send: int | None = None
+        self.has_sent = asyncio.Event()
+        """Set when `left_to_send` more requests were sent."""
+        self._process = process
+        self._above = Above(weather)
+        self._cleared = asyncio.Event()
+        self.stream: Stream | None = None
+        self._rng_of_lines = random.Random(f"{plan.seed} lines of {process}")
+        server.writers[self._client] = writer
+        server.backends[self._client] = self
+
+    @property
+    def weather(self) -> Weather:
+        return self._above.weather
+
+    @weather.setter
+    def weather(self, weather: Weather) -> None:
+        self._above.weather = weather
+        self._cleared.set()
+        if self.stream is not None:
+            self.stream.kick()
+
+    def reset(self) -> None:
+        """What follows a fault: the connection breaks, or goes on where it was."""
+        if self.stream is not None and self._rng_of_lines.random() < 0.6:
+            self.stream.reset()
+
+    def crash(self, is_machine: bool) -> None:
+        """The process is dead, and perhaps its machine with it. It is frozen already."""
+        self.is_dead = True
+        if self.stream is None:
+            return
+        if is_machine:
+            self.stream.near.vanish()
+        else:
+            self.stream.near.die()
+
+    def machine_is_back(self) -> None:
+        """Another process runs on the machine that died: whoever sends to this one is told that it is gone."""
+        if self.stream is not None and self.stream.near.is_deaf:
+            self.stream.later(self._rng_of_lines.uniform(0.0, 1.0), self.stream.reset)
+
+    async def execute(self, op: Op) -> Result:
+        await self._may_vanish(op)
+        return await super().execute(op)
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
+    ) -> TxnResult:
+        await self._may_vanish(Txn(tuple(compares), tuple(then), tuple(otherwise)))
+        return await super().txn(compares, then, otherwise)
+
+    async def _may_vanish(self, op: Op) -> None:
+        if self._vanishes(op):
+            await asyncio.sleep(min(self.server.plan.call_timeout_s, self.server.plan.ttl_s / 2))
+            raise OutcomeUnknown("no answer from the server: it may have happened")
+
+    def _ask_now(self, op: Txn) -> Pending:
+        if self._vanishes(op):
+            return self._requests.add(Do(self._requests.number(), op), changes=True)
+        return super()._ask_now(op)
+
+    def _vanishes(self, op: Op) -> bool:
+        """Count a request that is about to be sent; whether it never is."""
+        if self.left_to_send is not None:
+            self.left_to_send -= 1
+            if self.left_to_send <= 0:
+                self.has_sent.set()
+        return self.swallow is not None and self.swallow(op)
+
+    async def _dial(self, make: Callable[[], Link]) -> None:
+        rng = self._rng_of_lines
+        await asyncio.sleep(rng.uniform(*self.weather.delay_s))
+        while not (self.weather.to_server and self.weather.from_server):
+            if rng.random() < UNREACHABLE:
+                raise OSError(errno.EHOSTUNREACH, "No route to host")
+            self._cleared.clear()
+            await self._cleared.wait()
+        if self.server.is_silent and not self.server.is_up:
+            await asyncio.sleep(rng.uniform(0.5, 3.0))
+            raise TimeoutError("no answer")
+        stream = self.stream = self.server.accept(self._process, self._above, rng, make())
+        try:
+            await asyncio.sleep(rng.uniform(*self.weather.delay_s))
+        except BaseException:
+            stream.near.die()
+            raise
+        if not stream.near.is_closing():
+            stream.near.open()
+        else:
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")

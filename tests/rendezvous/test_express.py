@@ -1,0 +1,308 @@
+"""The shortest way into a round, on a real server: who goes it, what is done later, and what does not disturb it."""
+
+import asyncio
+import random
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from quorate._marks import collect
+from quorate.backends.dial import dial
+from quorate.backends.tcp import TcpBackend
+from quorate.events import Confirmed, Emitter, RoundEntered
+from quorate.kv.types import Put, Revoke
+from quorate.rendezvous.membership import Cause, Identity
+from quorate.rendezvous.node import Node
+from quorate.rendezvous.records import DrainRecord, encode
+from quorate.settings import Settings
+from tests.server.kit import eventually, run, serving
+
+CALM_S = 1.0
+"""What is given to everybody after a while is given within this."""
+
+
+class Group:
+    """Nodes of one run on one server; the first that joins is rank 0, and the last one completes the round."""
+
+    def __init__(self, server, size):
+        self.server = server
+        self.size = size
+        self.events = []
+        self.backends = []
+        self.nodes = []
+
+    def node(self, name, sink=True, **options):
+        settings = Settings.build(
+            scheme="tcp",
+            run_id="run",
+            name=name,
+            min_nodes=self.size,
+            max_nodes=self.size,
+            admission_window=0,
+            **options,
+        )
+        backend = TcpBackend(self.server.addresses[0], dial(self.server.addresses[0], 1), run="run")
+        node = Node(
+            backend,
+            settings,
+            Identity(f"{len(self.nodes):016x}", name, "127.0.0.1", 1, len(self.nodes), {}),
+            bootstrap=self.bootstrap,
+            emit=Emitter(*([self.events.append] if sink else [])),
+            rng=random.Random(len(self.nodes)),
+            wall=lambda: 0.0,
+        )
+        self.backends.append(backend)
+        self.nodes.append(node)
+        return node
+
+    async def bootstrap(self, number, size):
+        return "127.0.0.1", 1234
+
+    async def waiting(self, name, **options):
+        """A node that waits for a place: it, its call, and what it is released with."""
+        node = self.node(name, **options)
+        released = asyncio.get_running_loop().create_future()
+        call = asyncio.create_task(node.next_round(released=released.set_result))
+        await eventually(lambda: is_open(node), f"{name} waits")
+        return node, call, released
+
+
+def is_open(node):
+    return node.backend.shortcut().on_push is not None
+
+
+def said_by(nodes, name):
+    return [type(event) for event in nodes.events if event.by == name and isinstance(event, Confirmed | RoundEntered)]
+
+
+@asynccontextmanager
+async def group(size):
+    async with serving() as server:
+        made = Group(server, size)
+        try:
+            yield made
+        finally:
+            for node in made.nodes:
+                node.abandon()
+            for backend in made.backends:
+                await backend.close()
+
+
+def test_a_caller_is_released_before_its_call_has_ended_and_the_call_comes_to_the_same():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, released = await nodes.waiting("b")
+            last = asyncio.create_task(nodes.node("c").next_round())
+            joined = await released
+            assert (joined.number, joined.rank, joined.size, joined.port) == (1, 1, 3, 1234)
+            assert not call.done()
+            assert node.current == joined
+            assert node.sight.round is None, "what was pushed is shown to everybody later"
+            node.settle()
+            assert node.sight.round is not None
+            assert await call == joined
+            assert {(await first).rank, (await last).rank} == {0, 2}
+
+    run(main())
+
+
+def test_the_call_ends_by_itself_a_little_later():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            _, call, released = await nodes.waiting("b")
+            last = asyncio.create_task(nodes.node("c").next_round())
+            joined = await released
+            async with asyncio.timeout(CALM_S):
+                assert await call == joined
+            await asyncio.gather(first, last)
+
+    run(main())
+
+
+def test_who_is_heard_says_it_in_order_and_before_the_caller_is_released():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            _, call, released = await nodes.waiting("b")
+            last = asyncio.create_task(nodes.node("c").next_round())
+            joined = await released
+            assert said_by(nodes, "b") == [Confirmed, RoundEntered]
+            assert await call == joined
+            await asyncio.gather(first, last)
+            assert said_by(nodes, "b") == [Confirmed, RoundEntered]
+
+    run(main())
+
+
+@pytest.mark.parametrize("sink", [True, False])
+def test_rank_0_and_whoever_is_not_released_elsewhere_go_the_ordinary_way(sink):
+    async def main():
+        async with group(3) as nodes:
+            hits = collect()
+            zero, call, released = await nodes.waiting("a", sink=sink)
+            other = asyncio.create_task(nodes.node("b").next_round())
+            last = asyncio.create_task(nodes.node("c").next_round())
+            assert (await call).rank == 0
+            assert zero.sight.round is not None
+            await asyncio.gather(other, last)
+            assert not released.done()
+            assert not hits & {"express.confirmed", "express.entered"}
+
+    run(main())
+
+
+def test_a_connection_that_breaks_after_the_confirmation_disturbs_nobody():
+    async def main():
+        async with group(3) as nodes:
+            zero_may = asyncio.Event()
+
+            async def bootstrap(number, size):
+                await zero_may.wait()
+                return "127.0.0.1", 1234
+
+            nodes.bootstrap = bootstrap
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, released = await nodes.waiting("b")
+            hits = collect()
+            last = asyncio.create_task(nodes.node("c").next_round())
+            await eventually(lambda: "express.confirmed" in hits, "b has confirmed")
+            node.backend._link.abort("the test breaks it")
+            await eventually(lambda: node._presence.record is not None and node._presence.record.round == 1, "answered")
+            zero_may.set()
+            assert (await call).rank == 1
+            await asyncio.gather(first, last)
+            assert not released.done(), "it went the rest of the ordinary way"
+
+    run(main())
+
+
+def test_who_takes_long_to_become_active_goes_on_in_the_ordinary_way():
+    async def main():
+        async with group(3) as nodes:
+
+            async def bootstrap(number, size):
+                await asyncio.sleep(0.4)
+                return "127.0.0.1", 1234
+
+            nodes.bootstrap = bootstrap
+            first = asyncio.create_task(nodes.node("a").next_round())
+            _, call, released = await nodes.waiting("b")
+            last = asyncio.create_task(nodes.node("c").next_round())
+            assert {joined.rank for joined in await asyncio.gather(first, call, last)} == {0, 1, 2}
+            assert not released.done()
+
+    run(main())
+
+
+def test_a_session_that_is_lost_after_the_release_is_told():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, released = await nodes.waiting("b")
+            last = asyncio.create_task(nodes.node("c").next_round())
+            joined = await released
+            session = node._presence.session
+            session.lost.set("the test says so")
+            assert await call == joined
+            told = []
+            node.listen(lambda cause, why: told.append((cause, why)))
+            await eventually(lambda: told, "it is told")
+            assert told == [(Cause.SESSION_LOST, "the test says so")]
+            await asyncio.gather(first, last)
+
+    run(main())
+
+
+def test_the_world_before_is_not_told_what_happens_after_the_release():
+    async def main():
+        async with group(3) as nodes:
+            others = [nodes.node("a"), nodes.node("c")]
+            node, told = nodes.node("b"), []
+            node.listen(lambda cause, _: told.append(cause))  # of a world before
+            calls = [asyncio.create_task(others[0].next_round())]
+
+            def lose(joined):
+                node._presence.session.lost.set("the test says so")
+
+            calls.append(asyncio.create_task(node.next_round(released=lose)))
+            await eventually(lambda: is_open(node), "b waits")
+            calls.append(asyncio.create_task(others[1].next_round()))
+            await asyncio.gather(*calls)
+            await asyncio.sleep(0.05)
+            assert not told
+            node.listen(lambda cause, _: told.append(cause))
+            assert told == [Cause.SESSION_LOST]
+
+    run(main())
+
+
+def test_what_is_pushed_after_the_release_is_told_at_once_and_after_the_rest():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, released = await nodes.waiting("b")
+            last = asyncio.create_task(nodes.node("c").next_round())
+            joined = await released
+            await nodes.backends[0].txn((), [Put(node.keys.drain(node.identity.id), encode(DrainRecord(by="test")))])
+            assert await call == joined
+            told = []
+            node.listen(lambda cause, _: told.append(cause))
+            await eventually(lambda: told, "it is told")
+            assert told == [Cause.DRAIN]
+            await asyncio.gather(first, last)
+
+    run(main())
+
+
+def test_a_deadline_that_passes_after_the_release_takes_nothing_back():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, got = nodes.node("b", join_timeout=1.5), []
+
+            def stand_still(joined):
+                got.append(joined)
+                time.sleep(1.6)
+
+            call = asyncio.create_task(node.next_round(released=stand_still))
+            await eventually(lambda: is_open(node), "b waits")
+            last = asyncio.create_task(nodes.node("c").next_round())
+            joined = await call
+            assert got == [joined]
+            assert node.current == joined
+            assert node._presence.session is not None
+            await asyncio.gather(first, last)
+
+    run(main())
+
+
+def test_a_call_that_is_cancelled_as_its_place_comes_withdraws():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, released = await nodes.waiting("b")
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert not is_open(node)
+            assert node.current is None
+            assert not released.done()
+            first.cancel()
+
+    run(main())
+
+
+def test_a_session_that_the_server_has_ended_is_not_confirmed_with():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, _ = await nodes.waiting("b")
+            await nodes.backends[0].execute(Revoke(node._presence.session.lease))
+            other = asyncio.create_task(nodes.node("c").next_round())
+            joined = await asyncio.gather(first, call, other)
+            assert {one.rank for one in joined} == {0, 1, 2}
+
+    run(main())
