@@ -103,6 +103,34 @@ def test_a_call_whose_caller_was_released_ends_with_the_loop(loop):
     assert ended.wait(PATIENCE_S)
 
 
+def test_an_interruption_that_comes_after_the_release_takes_nothing_back(loop):
+    did = []
+
+    async def two_parts(release):
+        rest = asyncio.Event()
+        release("early", rest.set)
+        (call,) = loop._unsettled
+        loop._cancel(call)
+        await rest.wait()
+        did.append("rest")
+
+    assert loop.call_released(two_parts) == "early"
+    loop.call(give(1))
+    assert did == ["rest"]
+
+
+def test_a_rest_that_fails_does_not_keep_the_next_call_from_beginning(loop):
+    async def two_parts(release):
+        def fail():
+            raise KeyError("as it was")
+
+        release("early", fail)
+        await forever()
+
+    assert loop.call_released(two_parts) == "early"
+    assert loop.call(give(1)) == 1
+
+
 def test_error_does_not_keep_the_callers_objects_alive(loop):
     class Thing:
         pass

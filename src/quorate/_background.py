@@ -149,14 +149,18 @@ class BackgroundLoop:
         raise RendezvousError(ENDED)
 
     def _start(self, call: _Call[T]) -> None:
-        for settle in list(self._unsettled.values()):
-            settle()
-        coro = call.take()
-        if coro is not None:  # else it was cancelled on its way here
-            call.task = self._loop.create_task(coro)
-            call.task.add_done_callback(lambda task: self._finished(call, task))
+        try:
+            for settle in list(self._unsettled.values()):
+                settle()
+        finally:
+            coro = call.take()
+            if coro is not None:  # else it was cancelled on its way here
+                call.task = self._loop.create_task(coro)
+                call.task.add_done_callback(lambda task: self._finished(call, task))
 
     def _cancel(self, call: _Call[Any]) -> None:
+        if call.is_over:
+            return  # its caller was released just now: it has what it asked for
         if call.task is not None:
             call.task.cancel()
         else:

@@ -19,11 +19,10 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 from weakref import WeakSet
 
 from quorate._address import own_address
-from quorate._background import Release
 from quorate._world import RETRY_S, AsyncChanged
 from quorate._world import AsyncWorld as AsyncWorld
 from quorate.api import free_port
@@ -45,6 +44,9 @@ from quorate.rendezvous.node import Node
 from quorate.settings import Settings
 from quorate.store import AsyncStore
 from quorate.urls import shown
+
+if TYPE_CHECKING:
+    from quorate._background import Release
 
 
 async def _open_tcp(settings: Settings) -> Backend:

@@ -7,15 +7,18 @@ the rank it asks for, nobody waits or is spare, and it is never closed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from quorate._background import Release
 from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker
 from quorate.backends.schemes import BackendOpener
 from quorate.errors import RendezvousError, SettingsError
 from quorate.events import Sink
 from quorate.settings import Settings
+
+if TYPE_CHECKING:
+    from quorate._background import Release
 
 SCHEME = "static"
 

@@ -10,6 +10,8 @@ import pytest
 from quorate import aio
 from quorate.backends import tcp
 from quorate.backends.dial import dial
+from quorate.backends.tcp_link import Link
+from quorate.backends.tcp_shortcut import TcpShortcut
 from quorate.errors import BackendError, HistoryGone, OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Put
 from quorate.rendezvous.records import ClaimRecord, encode
@@ -732,6 +734,37 @@ def test_claim_of_a_member_makes_the_new_server_wait_for_the_others():
                 await eventually(lambda: member._link is not None, "the member is back")
                 assert (await node.next_rendezvous()).round == 8
                 await node.aclose()
+
+    run(main())
+
+
+def test_welcome_that_comes_as_it_is_given_up_is_no_error():
+    async def main():
+        link = Link(lambda: None, lambda messages: None, lambda link, why: None)
+        link.welcome.cancel()
+        link.data_received(GREETING + frame(encoder.encode(Welcome(version=1, generation="x"))))
+        assert link.welcome.cancelled()
+
+    run(main())
+
+
+def test_frame_that_somebody_chokes_on_does_not_keep_the_next_from_anybody():
+    async def main():
+        given = []
+
+        def give(messages):
+            given.append(messages)
+            if len(given) == 1:
+                raise KeyError("a listener's")
+
+        shortcut = TcpShortcut({}, lambda op: None, lambda: None, give)
+        shortcut.open(lambda batches, answer: True)
+        first, second = (), ()
+        assert shortcut.takes(shortcut.on_push, first)
+        assert shortcut.takes(shortcut.on_push, second)
+        with pytest.raises(KeyError):
+            shortcut.settle()
+        await eventually(lambda: len(given) == 2, "both are given")
 
     run(main())
 

@@ -5,13 +5,15 @@ import random
 import time
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from quorate._marks import collect
 from quorate.backends.dial import dial
 from quorate.backends.tcp import TcpBackend
+from quorate.errors import RendezvousError
 from quorate.events import Confirmed, Emitter, RoundEntered
-from quorate.kv.types import Put, Revoke
+from quorate.kv.types import Put
 from quorate.rendezvous.membership import Cause, Identity
 from quorate.rendezvous.node import Node
 from quorate.rendezvous.records import DrainRecord, encode
@@ -20,6 +22,7 @@ from tests.server.kit import eventually, run, serving
 
 CALM_S = 1.0
 """What is given to everybody after a while is given within this."""
+LEFT = "b (rank 1) left before the round was active"
 
 
 class Group:
@@ -37,10 +40,13 @@ class Group:
             scheme="tcp",
             run_id="run",
             name=name,
-            min_nodes=self.size,
-            max_nodes=self.size,
-            admission_window=0,
-            **options,
+            **{
+                "min_nodes": self.size,
+                "max_nodes": self.size,
+                "admission_window": 0,
+                "last_call_timeout": 0.1,
+                **options,
+            },
         )
         backend = TcpBackend(self.server.addresses[0], dial(self.server.addresses[0], 1), run="run")
         node = Node(
@@ -78,8 +84,10 @@ def said_by(nodes, name):
 
 @asynccontextmanager
 async def group(size):
-    async with serving() as server:
+    said = []
+    async with serving(emit=Emitter(lambda event: said.append(str(event)))) as server:
         made = Group(server, size)
+        made.said = said
         try:
             yield made
         finally:
@@ -169,7 +177,11 @@ def test_a_connection_that_breaks_after_the_confirmation_disturbs_nobody():
             hits = collect()
             last = asyncio.create_task(nodes.node("c").next_round())
             await eventually(lambda: "express.confirmed" in hits, "b has confirmed")
+            assert node._presence.floor == 1
+            assert node.sight.round is None
             node.backend._link.abort("the test breaks it")
+            assert node.sight.round is not None, "what came before is seen before the end"
+            assert node.backend._lookout._timer is not None, "the answer is looked out for"
             await eventually(lambda: node._presence.record is not None and node._presence.record.round == 1, "answered")
             zero_may.set()
             assert (await call).rank == 1
@@ -279,30 +291,176 @@ def test_a_deadline_that_passes_after_the_release_takes_nothing_back():
     run(main())
 
 
-def test_a_call_that_is_cancelled_as_its_place_comes_withdraws():
+async def confirmed(nodes):
+    """A node that has confirmed by the shortest way, its call, what it is released with, and the others' calls.
+
+    The round is active as soon as the event is set.
+    """
+    may = asyncio.Event()
+
+    async def bootstrap(number, size):
+        await may.wait()
+        return "127.0.0.1", 1234
+
+    nodes.bootstrap = bootstrap
+    others = [asyncio.create_task(nodes.node("a").next_round())]
+    node, call, released = await nodes.waiting("b")
+    hits = collect()
+    others.append(asyncio.create_task(nodes.node("c").next_round()))
+    await eventually(lambda: "express.confirmed" in hits, "b has confirmed")
+    return node, call, released, others, may
+
+
+def test_a_call_that_is_cancelled_after_its_confirmation_says_goodbye():
     async def main():
         async with group(3) as nodes:
-            first = asyncio.create_task(nodes.node("a").next_round())
-            node, call, released = await nodes.waiting("b")
+            node, call, released, others, _ = await confirmed(nodes)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert not is_open(node)
             assert node.current is None
+            assert not node._presence.has_sent_ahead
             assert not released.done()
-            first.cancel()
+            await eventually(lambda: any(LEFT in line for line in nodes.said), "the server says that it left")
+            for other in others:
+                other.cancel()
 
     run(main())
 
 
-def test_a_session_that_the_server_has_ended_is_not_confirmed_with():
+def test_a_call_that_is_cancelled_after_the_release_withdraws():
     async def main():
         async with group(3) as nodes:
             first = asyncio.create_task(nodes.node("a").next_round())
-            node, call, _ = await nodes.waiting("b")
-            await nodes.backends[0].execute(Revoke(node._presence.session.lease))
-            other = asyncio.create_task(nodes.node("c").next_round())
-            joined = await asyncio.gather(first, call, other)
-            assert {one.rank for one in joined} == {0, 1, 2}
+            node, call, released = await nodes.waiting("b")
+            last = asyncio.create_task(nodes.node("c").next_round())
+            await released
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert node.current is None
+            assert node._presence.session is None
+            await asyncio.gather(first, last)
+
+    run(main())
+
+
+def test_leaving_after_the_confirmation_is_no_loss():
+    async def main():
+        async with group(3) as nodes:
+            node, call, _, others, _ = await confirmed(nodes)
+            await node.leave("it was told to")
+            with pytest.raises(RendezvousError, match="it was told to"):
+                await call
+            await eventually(lambda: any(LEFT in line for line in nodes.said), "the server says that it left")
+            for other in others:
+                other.cancel()
+
+    run(main())
+
+
+def test_a_session_that_ends_before_the_round_is_active_does_not_release_the_caller():
+    async def main():
+        async with group(3) as nodes:
+            node, call, released, others, may = await confirmed(nodes)
+            node._presence.session.expires_at = 0.0
+            may.set()
+            joined = await call
+            assert not released.done()
+            told = []
+            node.listen(lambda cause, _: told.append(cause))
+            await eventually(lambda: told, "it is told that its session is lost")
+            assert told == [Cause.SESSION_LOST]
+            assert joined.rank == 1
+            await asyncio.gather(*others)
+
+    run(main())
+
+
+def test_a_client_that_is_closed_after_a_confirmation_holds_nothing():
+    async def main():
+        async with group(3) as nodes:
+            node, call, _, others, _ = await confirmed(nodes)
+            await node.backend.close()
+            assert node.sight.round is not None
+            for one in (call, *others):
+                one.cancel()
+
+    run(main())
+
+
+def with_no_time(node, waiter, now):
+    return waiter._replace(deadline=now + 0.05)
+
+
+def with_a_session_that_ends(node, waiter, now):
+    waiter.session.expires_at = now + 0.05
+    return waiter
+
+
+def with_another_session(node, waiter, now):
+    return waiter._replace(session=object())
+
+
+def of_another_life(node, waiter, now):
+    return waiter._replace(incarnation="another")
+
+
+def of_another_call(node, waiter, now):
+    return waiter._replace(own=msgspec.structs.replace(waiter.own, join=waiter.own.join + 1))
+
+
+def of_a_later_round(node, waiter, now):
+    return waiter._replace(own=msgspec.structs.replace(waiter.own, round=1))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        with_no_time,
+        with_a_session_that_ends,
+        with_another_session,
+        of_another_life,
+        of_another_call,
+        of_a_later_round,
+    ],
+)
+def test_one_whose_standing_is_not_what_the_place_is_for_goes_the_ordinary_way(changed):
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, released = await nodes.waiting("b")
+            # Others, before it sleeps again: what is said of who is missing wakes it up.
+            await eventually(lambda: node.sight.waiting is not None and node.sight.waiting.reason, "it was told")
+            await asyncio.sleep(0.3)
+            hits = collect()
+            node._express._waiter = changed(node, node._express._waiter, asyncio.get_running_loop().time())
+            last = asyncio.create_task(nodes.node("c").next_round())
+            assert {joined.rank for joined in await asyncio.gather(first, call, last)} == {0, 1, 2}
+            assert not released.done()
+            assert "express.confirmed" not in hits
+
+    run(main())
+
+
+def test_who_polls_is_not_told_of_the_round_before():
+    async def main():
+        async with group(2) as nodes:
+            options = {"max_nodes": 3}
+            node, call, released = await nodes.waiting("b", **options)
+            other = nodes.node("a", **options)
+            await asyncio.gather(call, other.next_round())
+            third = asyncio.create_task(nodes.node("c", **options).next_round())
+            await eventually(lambda: node.waiting_count() == 1, "somebody waits")
+            released = asyncio.get_running_loop().create_future()
+            call = asyncio.create_task(node.next_round(released=released.set_result))
+            await eventually(lambda: is_open(node), "b waits")
+            again = asyncio.create_task(other.next_round())
+            await released
+            assert not call.done()
+            assert node.waiting_count() == 0
+            await asyncio.gather(call, again, third)
+            assert node.waiting_count() == 0
 
     run(main())

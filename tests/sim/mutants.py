@@ -486,6 +486,12 @@ MUTANTS = (
         (Edit(Node, "_await_round", "if place is not None:", "if False:"),),
         is_wired=True,
     ),
+    Mutant(
+        "whoever was released is told of those who waited in the round before",
+        ("Release",),
+        (Edit(Node, "waiting_count", "is_ahead = self._express.joined is not None", "is_ahead = False"),),
+        is_wired=True,
+    ),
     # --- its data -----------------------------------------------------------------------------------------------------
     Mutant(
         "answers and pushes go out before what they say is kept",

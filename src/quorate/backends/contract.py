@@ -69,6 +69,9 @@ class Watch(ABC):
     connection is not an error here: the backend resumes by itself, without gap or repetition.
     """
 
+    is_idle: bool = False
+    """Nothing is `ready()`, as whoever asked last was told: one need not ask before one is called."""
+
     def __aiter__(self) -> AsyncIterator[Batch]:
         return self
 

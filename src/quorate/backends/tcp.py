@@ -30,7 +30,7 @@ from quorate.backends.tcp_requests import Pending, Requests
 from quorate.backends.tcp_shortcut import TcpShortcut
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
-from quorate.kv.types import BranchOp, Compare, Grant, Op, Range, Result, Revoke, Txn, TxnResult
+from quorate.kv.types import BranchOp, Compare, Grant, Op, Put, Range, Result, Revoke, Txn, TxnResult
 from quorate.wire.handshake import Versions
 from quorate.wire.messages import (
     Answer,
@@ -129,10 +129,10 @@ class TcpBackend(OpBackend):
         self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
     ) -> TxnResult:
         """As in the contract, with fewer steps: a node's part in a round is one of these."""
-        self._check_open()
         self._start()
         op = Txn(tuple(compares), tuple(then), tuple(otherwise))
-        result = self.checked(await self._ask(Do(self._requests.number(), op), changes_something(op)))
+        changes = (bool(then) and type(then[0]) is Put) or changes_something(op)
+        result = self.checked(await self._answer(self._asked(Do(self._requests.number(), op), changes)))
         assert isinstance(result, TxnResult)
         return result
 
@@ -142,15 +142,14 @@ class TcpBackend(OpBackend):
 
     async def scan_and_watch(self, prefixes: Sequence[str]) -> tuple[TxnResult, list[Watch]]:
         """In one trip; what the watches tell of the time before the scan is left out."""
-        self._check_open()
         self._start()
         scan = Txn((), tuple(map(Range, prefixes)))
         watches = [TcpWatch(self, prefix) for prefix in prefixes]
         for watch in watches:
             watch.begin()  # first: what changes until the scan is in both, never in neither
-        answer = self._ask(Do(self._requests.number(), scan), changes=False)
+        asked = self._asked(Do(self._requests.number(), scan), changes=False)
         try:
-            result = self.checked(await answer)
+            result = self.checked(await self._answer(asked))
         except BaseException:
             for watch in watches:
                 watch.cancel()
@@ -169,7 +168,6 @@ class TcpBackend(OpBackend):
         on_missed: Callable[[str], None] | None = None,
     ) -> Session:
         lease = draw_lease(self._rng)
-        self._check_open()
         self._start()
         asked = self._asked(Do(self._requests.number(), Grant(ttl_s, lease)), changes=True)
         self._ungranted[lease] = asked
@@ -249,15 +247,18 @@ class TcpBackend(OpBackend):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _request(self, message: Do | AskStatus, changes: bool) -> Result | Status:
-        self._check_open()
         self._start()
-        return await self._ask(message, changes)
+        return await self._answer(self._asked(message, changes))
 
-    def _ask(self, message: Do | AskStatus, changes: bool) -> asyncio.Future[Result | Status]:
-        """Send it, now or when there is a connection."""
-        return self._asked(message, changes).answer
+    async def _answer(self, pending: Pending) -> Result | Status:
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            self._requests.forget(pending)
+            raise
 
     def _asked(self, message: Do | AskStatus, changes: bool) -> Pending:
+        """Send it, now or when there is a connection."""
         pending = self._requests.add(message, changes)
         if self._link is not None:
             self._dispatch(pending)
@@ -288,9 +289,8 @@ class TcpBackend(OpBackend):
     def _flush(self) -> None:
         self._flush_due = False
         out, self._out = self._out, []
-        if self._link is None or not out:
-            return
-        self._write(self._link, out)
+        if self._link is not None and out:
+            self._write(self._link, out)
 
     def _write(self, link: Link, messages: Sequence[ClientMessage]) -> None:
         payload = encoder.encode(ClientFrame(self._requests.acked, tuple(messages)))
@@ -310,7 +310,6 @@ class TcpBackend(OpBackend):
     # --- watches ------------------------------------------------------------------------------------------------------
 
     def start_watch(self, watch: TcpWatch) -> int:
-        self._check_open()
         self._start()
         number = next(self._watch_numbers)
         self._watches[number] = watch
@@ -334,6 +333,7 @@ class TcpBackend(OpBackend):
     # --- the connection -----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        self._check_open()
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.create_task(self._keep_connected(), name=f"connection to {self.endpoint}")
 
@@ -458,33 +458,33 @@ class TcpBackend(OpBackend):
     def _give(self, messages: Sequence[ServerMessage]) -> None:
         self._is_receiving = True
         try:
-            self._take(messages)
+            for message in messages:
+                if type(message) is Push:  # most often
+                    if (watch := self._watches.get(message.watch)) is not None:
+                        watch.push(message.batch)
+                elif type(message) is Answer:
+                    self._claim = None
+                    self._requests.answered(message.seq, message.result)
+                else:
+                    self._take(message)
         finally:
             self._is_receiving = False
             if self._to_call:
                 self._call()
 
-    def _take(self, messages: Sequence[ServerMessage]) -> None:
-        for message in messages:
-            if type(message) is Push:  # most often
-                if (watch := self._watches.get(message.watch)) is not None:
-                    watch.push(message.batch)
-                continue
-            match message:
-                case Answer(seq, result):
-                    self._claim = None
-                    self._requests.answered(seq, result)
-                case Status(seq):
-                    self._requests.answered(seq, message)
-                case WatchRefused(number, oldest):
-                    if (watch := self._watches.get(number)) is not None:
-                        watch.gone(HistoryGone(f"changes under {watch.prefix!r} are no longer kept", oldest=oldest))
-                case MakeRun():
-                    self.makes_run = True
-                    self._reached(None)
-                case Going(why):
-                    if self._link is not None:
-                        self._link.note(f"the server said: {why}")
+    def _take(self, message: ServerMessage) -> None:
+        match message:
+            case Status(seq):
+                self._requests.answered(seq, message)
+            case WatchRefused(number, oldest):
+                if (watch := self._watches.get(number)) is not None:
+                    watch.gone(HistoryGone(f"changes under {watch.prefix!r} are no longer kept", oldest=oldest))
+            case MakeRun():
+                self.makes_run = True
+                self._reached(None)
+            case Going(why):
+                if self._link is not None:
+                    self._link.note(f"the server said: {why}")
 
     def _down(self, error: BackendError) -> None:
         self._is_down = True

@@ -81,7 +81,7 @@ class Link(asyncio.Protocol):
             for payload in self._framer.feed(data):
                 if self._is_welcome:
                     self._on_messages(server_decoder.decode(payload))
-                else:
+                elif not self.welcome.done():  # else it was given up just now
                     self.welcome.set_result(welcome_decoder.decode(payload))
                     self._is_welcome = True
                 if self.is_over:

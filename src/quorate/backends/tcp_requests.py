@@ -48,6 +48,7 @@ class Pending:
         if isinstance(error, Unavailable) and self.is_sent and self.changes:
             error = OutcomeUnknown(f"{error}: it may have happened")
         self.answer.set_exception(error)
+        self.answer.exception()  # nobody may be left to take it
 
 
 class Requests:
@@ -58,9 +59,6 @@ class Requests:
         self._loop = asyncio.get_running_loop()
         self._last = 0
         self._pending: dict[int, Pending] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._pending)
 
     def number(self) -> int:
         """The number of the next request."""
@@ -73,26 +71,32 @@ class Requests:
         return next(iter(self._pending), self._last + 1) - 1
 
     def add(self, message: Do | AskStatus, changes: bool) -> Pending:
-        """A request under its number. Whoever cancels the answer is no longer interested."""
-        answer: asyncio.Future[Result | Status] = self._loop.create_future()
-        pending = Pending(message, answer, changes, self._loop.time() + self.timeout_s)
+        """A request under its number."""
+        pending = Pending(message, self._loop.create_future(), changes, self._loop.time() + self.timeout_s)
         self._pending[message.seq] = pending
-        answer.add_done_callback(lambda _: self._done(message.seq, answer))
         return pending
 
     def open(self) -> Iterator[Pending]:
         """Those that are not answered, in order."""
-        return (pending for pending in list(self._pending.values()) if not pending.answer.done())
+        for seq, pending in list(self._pending.items()):
+            if pending.answer.done():  # given up by whoever had asked
+                self._pending.pop(seq, None)
+            else:
+                yield pending
 
     def answered(self, seq: int, result: Result | Status) -> None:
         """An answer has arrived, perhaps to nobody."""
-        pending = self._pending.get(seq)
+        pending = self._pending.pop(seq, None)
         if pending is not None and not pending.answer.done():
             pending.answer.set_result(result)
 
+    def forget(self, pending: Pending) -> None:
+        """Whoever had asked is no longer interested."""
+        self._pending.pop(pending.message.seq, None)
+
     def too_large(self, seq: int, size: int, most: int) -> None:
         """It cannot be sent."""
-        pending = self._pending.get(seq)
+        pending = self._pending.pop(seq, None)
         if pending is not None:
             pending.fail(Rejected(f"a request of {size} bytes is too large: the server takes {most} at most"))
 
@@ -100,9 +104,5 @@ class Requests:
         """End some of them with an error."""
         for pending in self.open():
             if which(pending):
+                self._pending.pop(pending.message.seq, None)
                 pending.fail(error)
-
-    def _done(self, seq: int, answer: asyncio.Future[Result | Status]) -> None:
-        self._pending.pop(seq, None)
-        if not answer.cancelled():
-            answer.exception()  # nobody may be left to take it

@@ -81,6 +81,9 @@ class TcpShortcut:
         if self._asked:
             self._asked = 0
             self._look()
-        held, self._held = self._held, []
-        for messages in held:
-            self._give(messages)
+        try:
+            while self._held:
+                self._give(self._held.pop(0))
+        except BaseException:  # of a listener, and no reason to keep the rest from everybody
+            self._loop.call_soon(self.settle)
+            raise

@@ -53,7 +53,11 @@ class TcpWatch(Watch):
             self._stop()  # and start again when what is here has been taken
             return
         self._buffer.append(batch)
-        self._tell()
+        self.is_idle = False
+        if self._on_ready is not None:  # most often
+            self._post.call_soon(self._on_ready)
+        else:
+            self._tell()
 
     def gone(self, error: Rejected) -> None:
         """What it would have to go on from is not kept, or it may not go on."""
@@ -92,6 +96,7 @@ class TcpWatch(Watch):
             raise gone
         if self._number is None and self._on_ready is not None:
             self.begin()  # again, if it had fallen behind
+        self.is_idle = True
         return None
 
     async def __anext__(self) -> Batch:
@@ -118,6 +123,7 @@ class TcpWatch(Watch):
             self._number = None
 
     def _tell(self) -> None:
+        self.is_idle = False
         if self._on_ready is not None:
             self._post.call_soon(self._on_ready)
         elif self._wake is not None and not self._wake.done():

@@ -163,6 +163,7 @@ class Express:
             record.phase is not _ACTIVE
             or record.incarnation != waiter.incarnation
             or record.number != place.number
+            or waiter.session.expires_at <= self._loop.time()  # this process stood still
             or ahead is None
             or released is None
         ):

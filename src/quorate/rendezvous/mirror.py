@@ -100,8 +100,9 @@ class Mirror:
         async for batch in watch:
             if self._is_stopped:
                 return
-            self._take(batch, index == 0)
-            self._on_change([change.key for change in batch.changes])
+            changed: list[str] = []
+            self._take(batch, index == 0, changed)
+            self._on_change(changed)
 
     def _reader(self, watches: Sequence[Watch], failed: asyncio.Future[None]) -> Callable[[], None]:
         """Takes in what is there when it is called, of all watches at once."""
@@ -114,9 +115,10 @@ class Mirror:
             changed: list[str] = []
             try:
                 for watch in watches:
+                    if watch.is_idle:
+                        continue
                     while (batch := watch.ready()) is not None:
-                        self._take(batch, watch is first)
-                        changed += [change.key for change in batch.changes]
+                        self._take(batch, watch is first, changed)
             except Rejected as error:
                 failed.set_exception(error)
                 return
@@ -127,8 +129,10 @@ class Mirror:
 
         return take
 
-    def _take(self, batch: Batch, is_first: bool) -> None:
+    def _take(self, batch: Batch, is_first: bool, changed: list[str]) -> None:
+        """Take it in, and note the keys."""
         for change in batch.changes:
+            changed.append(change.key)
             if change.item is None:
                 self.items.pop(change.key, None)
             else:

@@ -125,8 +125,6 @@ class Node:
         self._said = ""
         self._busy = False
         self._shown_up_for = 0
-        self._is_heard = True
-        """Whether anybody listens to what is said of rounds."""
         self._left_because: str | None = None
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
@@ -150,10 +148,12 @@ class Node:
         self._reach.restart()
         patience = Patience(self.settings, started_at)
         self._express.begin(released)
-        self._is_heard = self._emit.is_heard(RoundEntered)
         try:
-            async with patience.scope:
-                return await self._join_until_in(patience)
+            try:
+                async with patience.scope:
+                    return await self._join_until_in(patience)
+            finally:
+                self._express.close()  # whoever says goodbye has to know what was confirmed
         except TimeoutError:
             if self._express.joined is not None:  # it has what it wanted
                 return self._go_on(self._express.joined)
@@ -185,6 +185,7 @@ class Node:
         """
         self.current = None
         if self._busy:
+            self._express.settle()
             self._left_because = why
             self._wake.set()
         if await self._presence.end(why):
@@ -241,7 +242,8 @@ class Node:
             return 0
         if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
             return 1  # whoever polls this has to join again to learn more
-        return self.sight.count_waiting(self.settings.min_nodes)
+        is_ahead = self._express.joined is not None  # in a round that the rest of it has not seen yet
+        return 0 if is_ahead else self.sight.count_waiting(self.settings.min_nodes)
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -327,7 +329,8 @@ class Node:
                 return joined
             if self._wake.is_set():
                 continue  # there is more to see: most often the end
-            self._set_deadline(patience)
+            is_spare, in_attempt = self.sight.standing(self._presence.record)
+            patience.update(is_spare=is_spare, in_attempt=in_attempt)
             self._say()
             self.sight.raise_if_unreadable()  # what is only read to be said
             if self._door is not None and self.sight.closed is not None:
@@ -385,7 +388,7 @@ class Node:
     async def _confirm(self, number: int, rank: int, size: int) -> None:
         zero = await self._bootstrap(number, size) if rank == 0 else ("", 0)
         if await self._presence.write(NodePhase.MEMBER, number, zero):
-            self._emit(Confirmed(run_id=self.settings.run_id, by=self.identity.name, round=number, rank=rank))
+            self._say_confirmed(number, rank)
         self._wake.set()
 
     def _enter(self, rank: int) -> Joined:
@@ -401,37 +404,34 @@ class Node:
             data_lease=self._config().data_lease,
         )
         self._entered(joined)
+        self._say_entered(joined)
         return joined
 
     def _entered(self, joined: Joined) -> None:
         self.current = self._was_in = joined
         self._told_cause = None
         self._said = ""
-        if self._is_heard:
-            run_id, by, size = self.settings.run_id, self.identity.name, joined.size
-            self._emit(RoundEntered(run_id=run_id, by=by, round=joined.number, rank=joined.rank, world_size=size))
+
+    def _say_confirmed(self, number: int, rank: int) -> None:
+        self._emit(Confirmed(run_id=self.settings.run_id, by=self.identity.name, round=number, rank=rank))
+
+    def _say_entered(self, joined: Joined) -> None:
+        run_id, by, size = self.settings.run_id, self.identity.name, joined.size
+        self._emit(RoundEntered(run_id=run_id, by=by, round=joined.number, rank=joined.rank, world_size=size))
 
     def _is_in_early(self, joined: Joined) -> None:
         """By the shortest way: what follows from it is done when the call returns."""
         self._listener = None
-        if self._is_heard:
-            run_id, by = self.settings.run_id, self.identity.name
-            self._emit(Confirmed(run_id=run_id, by=by, round=joined.number, rank=joined.rank))
         self._entered(joined)
+        if self._emit.is_heard(RoundEntered):
+            self._say_confirmed(joined.number, joined.rank)
+            self._say_entered(joined)
 
     def _go_on(self, joined: Joined) -> Joined:
         """What is new since is said when the caller has its place, which it has in the next turn."""
         self._loop.call_soon(self._loop.call_soon, self._presence.entered)
         self._loop.call_soon(self._loop.call_soon, self._look_up)
         return joined
-
-    def _set_deadline(self, patience: Patience) -> None:
-        record, own = self.sight.round, self._presence.record
-        # Who was in this round has freed its own place.
-        is_spare = self.sight.has_spares and (own is None or record is None or own.floor < record.number)
-        is_forming = record is not None and record.phase is _FORMING
-        in_attempt = is_forming and record is not None and own is not None and own.round == record.number
-        patience.update(is_spare=is_spare, in_attempt=in_attempt)
 
     def _say(self) -> None:
         reason = self.sight.reason()

@@ -24,6 +24,7 @@ from quorate.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
     DrainRecord,
+    NodeRecord,
     Record,
     RoundPhase,
     RoundRecord,
@@ -166,6 +167,14 @@ class Sight:
             return 0
         survivors = record.size - told.lost
         return told.waiting + (told.lost if survivors >= min_nodes else 0)
+
+    def standing(self, own: NodeRecord | None) -> tuple[bool, bool]:
+        """Whether this node, with this record, is spare, and whether it has confirmed the attempt that is forming."""
+        record = self.round
+        # Who was in this round has freed its own place.
+        is_spare = self.has_spares and (own is None or record is None or own.floor < record.number)
+        is_forming = record is not None and record.phase is RoundPhase.FORMING
+        return is_spare, is_forming and record is not None and own is not None and own.round == record.number
 
     def reason(self) -> str:
         """What the run waits for, in the coordinator's words."""

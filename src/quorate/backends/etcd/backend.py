@@ -27,7 +27,7 @@ from quorate.backends.etcd.words import (
     reader_of,
     result_of,
 )
-from quorate.backends.session import LeaseSession
+from quorate.backends.session import LeaseSession, draw_lease
 from quorate.errors import BackendError, LeaseGone, OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import (
     AddResult,
@@ -44,9 +44,6 @@ from quorate.settings import Settings
 LIMITS = Limits(max_txn_ops=128, max_txn_bytes=1_000_000)
 """etcd takes 128 operations and 1.5 MB; what is not values needs some of that, too."""
 CALL_S = 60.0
-FIRST_CHOSEN = 1 << 52
-CHOSEN_BITS = 52
-"""Where lease ids are drawn from: chosen on this side, a request for one can be sent again."""
 ANYBODYS_RUN_ID = "none"
 NOTHING = Range("", limit=1, count_only=True)
 """Read where nothing is asked for: without any read, etcd would answer from what one member knows."""
@@ -170,7 +167,7 @@ class EtcdBackend(Backend):
         self._check_open()
         if not 0 < ttl_s < math.inf:
             raise Rejected(f"a lease needs a positive time to live, not {ttl_s}")
-        lease = FIRST_CHOSEN + self._rng.getrandbits(CHOSEN_BITS)
+        lease = draw_lease(self._rng)  # chosen on this side, a request for one can be sent again
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s), ID=lease)
         try:
             await self._connection.cluster.call(GRANT, request, changes=False, timeout_s=self._call_timeout_s)

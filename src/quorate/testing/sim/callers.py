@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import NamedTuple
 
 from quorate.kv.types import Op, Put, Txn
 from quorate.rendezvous.membership import Joined
 from quorate.rendezvous.node import Node
 
 
-async def join(node: Node, machine: str, waits_elsewhere: bool) -> tuple[Joined, asyncio.Task[Joined] | None]:
+class Call(NamedTuple):
+    """A call that goes on, although whoever waited for it was released."""
+
+    task: asyncio.Task[Joined]
+    in_time: bool
+    """The session had not ended by this side's clock."""
+
+
+async def join(node: Node, machine: str, waits_elsewhere: bool) -> tuple[Joined, Call | None]:
     """A place in a round; and the call, if whoever waits for it was released before it had ended."""
     if not waits_elsewhere:
         return await node.next_round(), None
-    released: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
-    call = asyncio.create_task(node.next_round(released=released.set_result), name=f"{machine} joins")
-    await asyncio.wait((released, call), return_when=asyncio.FIRST_COMPLETED)
-    return (released.result(), call) if released.done() else (await call, None)
+    loop = asyncio.get_running_loop()
+    released: asyncio.Future[tuple[Joined, bool]] = loop.create_future()
+
+    def release(joined: Joined) -> None:
+        session = node._presence.session
+        released.set_result((joined, session is not None and loop.time() < session.expires_at))
+
+    task = asyncio.create_task(node.next_round(released=release), name=f"{machine} joins")
+    await asyncio.wait((released, task), return_when=asyncio.FIRST_COMPLETED)
+    if not released.done():
+        return await task, None
+    joined, in_time = released.result()
+    return joined, Call(task, in_time)
 
 
-async def go_on(node: Node, call: asyncio.Task[Joined], joined: Joined, rng: random.Random) -> str:
+async def go_on(node: Node, call: Call, joined: Joined, rng: random.Random) -> str:
     """What a caller does that was released: asks for more at once, or a while later. What is wrong, if anything is."""
+    if not call.in_time:
+        return f"released with {joined} after its session had ended by its own clock"
+    if not call.task.done() and node._told_cause is None and (count := node.waiting_count()):
+        return f"released with {joined}, and told that {count} wait for the next round"
     if rng.random() < 0.5:
         node.settle()
-    (outcome,) = await asyncio.gather(call, return_exceptions=True)
+    (outcome,) = await asyncio.gather(call.task, return_exceptions=True)
     return "" if outcome == joined else f"released with {joined}, and the call ended with {outcome!r}"
 
 

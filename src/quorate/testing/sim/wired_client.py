@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from quorate.backends.contract import Limits
 from quorate.backends.tcp import TcpBackend
 from quorate.backends.tcp_link import Link
 from quorate.backends.tcp_requests import Pending
 from quorate.errors import OutcomeUnknown
-from quorate.kv.types import BranchOp, Compare, Op, Result, Txn, TxnResult
+from quorate.kv.types import Op, Txn
 from quorate.testing.sim.network import Weather
 from quorate.testing.sim.streams import Above, Stream
 from quorate.testing.sim.wired import ENDPOINT, UNREACHABLE, WiredServer
-from quorate.wire.messages import Do
+from quorate.wire.messages import AskStatus, Do
 
 
 class WiredBackend(TcpBackend):
@@ -80,25 +80,23 @@ class WiredBackend(TcpBackend):
         if self.stream is not None and self.stream.near.is_deaf:
             self.stream.later(self._rng_of_lines.uniform(0.0, 1.0), self.stream.reset)
 
-    async def execute(self, op: Op) -> Result:
-        await self._may_vanish(op)
-        return await super().execute(op)
-
-    async def txn(
-        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
-    ) -> TxnResult:
-        await self._may_vanish(Txn(tuple(compares), tuple(then), tuple(otherwise)))
-        return await super().txn(compares, then, otherwise)
-
-    async def _may_vanish(self, op: Op) -> None:
-        if self._vanishes(op):
-            await asyncio.sleep(min(self.server.plan.call_timeout_s, self.server.plan.ttl_s / 2))
-            raise OutcomeUnknown("no answer from the server: it may have happened")
+    def _asked(self, message: Do | AskStatus, changes: bool) -> Pending:
+        if isinstance(message, Do) and self._vanishes(message.op):
+            return self._vanished(message)
+        return super()._asked(message, changes)
 
     def _ask_now(self, op: Txn) -> Pending:
         if self._vanishes(op):
-            return self._requests.add(Do(self._requests.number(), op), changes=True)
+            return self._vanished(Do(self._requests.number(), op))
         return super()._ask_now(op)
+
+    def _vanished(self, message: Do) -> Pending:
+        """It is never sent, and whoever asked is told so late."""
+        pending = self._requests.add(message, changes=True)
+        self._requests.forget(pending)
+        late_s = min(self.server.plan.call_timeout_s, self.server.plan.ttl_s / 2)
+        self._loop.call_later(late_s, pending.fail, OutcomeUnknown("no answer from the server: it may have happened"))
+        return pending
 
     def _vanishes(self, op: Op) -> bool:
         """Count a request that is about to be sent; whether it never is."""
