@@ -159,8 +159,6 @@ class BackgroundLoop:
                 call.task.add_done_callback(lambda task: self._finished(call, task))
 
     def _cancel(self, call: _Call[Any]) -> None:
-        if call.is_over:
-            return  # its caller was released just now: it has what it asked for
         if call.task is not None:
             call.task.cancel()
         else:

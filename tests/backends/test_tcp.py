@@ -1,7 +1,9 @@
 """The client of the embedded server: what it says when it cannot get an answer, and what it leaves behind: nothing."""
 
 import asyncio
+import gc
 import time
+import weakref
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -770,6 +772,31 @@ def test_frame_that_somebody_chokes_on_does_not_keep_the_next_from_anybody():
 
 
 # --- what is left behind ----------------------------------------------------------------------------------------------
+
+
+def test_request_that_fails_is_gone_without_the_collector():
+    async def main():
+        async with (
+            serving() as server,
+            through(server) as proxy,
+            client_of(proxy.endpoint, call_timeout_s=0.2) as backend,
+        ):
+            await backend.get("/a")
+            proxy.swallows = True
+            gone = []
+            gc.disable()
+            try:
+                for call in (CALLS["put"], CALLS["get"], lambda backend: backend.scan_and_watch(["/"])):
+                    try:
+                        await call(backend)
+                    except (Unavailable, OutcomeUnknown) as error:
+                        gone.append(weakref.ref(error))
+                await asyncio.sleep(0)
+                assert [one() for one in gone] == [None] * 3
+            finally:
+                gc.enable()
+
+    run(main())
 
 
 def test_call_that_is_cancelled_leaves_nothing_pending():

@@ -19,6 +19,7 @@ from quorate.rendezvous.node import Node
 from quorate.rendezvous.records import DrainRecord, encode
 from quorate.settings import Settings
 from tests.server.kit import eventually, run, serving
+from tests.server.proxy import through
 
 CALM_S = 1.0
 """What is given to everybody after a while is given within this."""
@@ -34,8 +35,10 @@ class Group:
         self.events = []
         self.backends = []
         self.nodes = []
+        self.endpoints = {}
+        """Of nodes that come by another way."""
 
-    def node(self, name, sink=True, **options):
+    def node(self, name, sink=True, held_s=2.0, **options):
         settings = Settings.build(
             scheme="tcp",
             run_id="run",
@@ -48,7 +51,9 @@ class Group:
                 **options,
             },
         )
-        backend = TcpBackend(self.server.addresses[0], dial(self.server.addresses[0], 1), run="run")
+        endpoint = self.endpoints.get(name, self.server.addresses[0])
+        backend = TcpBackend(endpoint, dial(endpoint, 1), run="run")
+        backend.shortcut().held_s = held_s
         node = Node(
             backend,
             settings,
@@ -120,7 +125,7 @@ def test_the_call_ends_by_itself_a_little_later():
     async def main():
         async with group(3) as nodes:
             first = asyncio.create_task(nodes.node("a").next_round())
-            _, call, released = await nodes.waiting("b")
+            _, call, released = await nodes.waiting("b", held_s=0.1)
             last = asyncio.create_task(nodes.node("c").next_round())
             joined = await released
             async with asyncio.timeout(CALM_S):
@@ -200,7 +205,7 @@ def test_who_takes_long_to_become_active_goes_on_in_the_ordinary_way():
 
             nodes.bootstrap = bootstrap
             first = asyncio.create_task(nodes.node("a").next_round())
-            _, call, released = await nodes.waiting("b")
+            _, call, released = await nodes.waiting("b", held_s=0.1)
             last = asyncio.create_task(nodes.node("c").next_round())
             assert {joined.rank for joined in await asyncio.gather(first, call, last)} == {0, 1, 2}
             assert not released.done()
@@ -272,7 +277,7 @@ def test_a_deadline_that_passes_after_the_release_takes_nothing_back():
     async def main():
         async with group(3) as nodes:
             first = asyncio.create_task(nodes.node("a").next_round())
-            node, got = nodes.node("b", join_timeout=1.5), []
+            node, got = nodes.node("b", held_s=0.3, join_timeout=1.5), []
 
             def stand_still(joined):
                 got.append(joined)
@@ -341,6 +346,27 @@ def test_a_call_that_is_cancelled_after_the_release_withdraws():
             assert node.current is None
             assert node._presence.session is None
             await asyncio.gather(first, last)
+
+    run(main())
+
+
+def test_leaving_while_the_answer_to_the_confirmation_is_under_way_ends_the_call():
+    async def main():
+        async with group(3) as nodes, through(nodes.server) as proxy:
+            nodes.endpoints["b"] = proxy.endpoint
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, released = await nodes.waiting("b", held_s=0.05)
+            hits = collect()
+            proxy.delay_s = 0.3  # the answer comes with the word that the round is active
+            last = asyncio.create_task(nodes.node("c").next_round())
+            await eventually(lambda: "express.confirmed" in hits and not is_open(node), "it waits for the answer")
+            leaving = asyncio.create_task(node.leave("it was told to"))
+            with pytest.raises(RendezvousError, match="it was told to"):
+                await call
+            await leaving
+            assert node.current is None
+            assert not released.done()
+            await asyncio.gather(first, last)  # which had a round for a moment
 
     run(main())
 

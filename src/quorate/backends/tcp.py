@@ -56,8 +56,7 @@ from quorate.wire.messages import (
 )
 
 LIMITS = Limits(max_txn_ops=100_000, max_txn_bytes=16 * 1024 * 1024)
-CONNECT_S = 10.0
-"""One attempt to connect, with the welcome, takes no longer."""
+CONNECT_S = 10.0  # one attempt to connect, with the welcome, takes no longer
 CALL_S = 60.0
 SOFTWARE = f"quorate {__version__}"
 
@@ -96,8 +95,7 @@ class TcpBackend(OpBackend):
         self._generation = ""
         self._loop = asyncio.get_running_loop()
         self._keeper: asyncio.Task[None] | None = None
-        self._link: Link | None = None
-        """The connection, once it is welcome."""
+        self._link: Link | None = None  # the connection, once it is welcome
         self._requests = Requests(call_timeout_s)
         self._lookout = Lookout(endpoint, self._requests, lambda: self._link, stall_s)
         self._out: list[ClientMessage] = []
@@ -147,9 +145,9 @@ class TcpBackend(OpBackend):
         watches = [TcpWatch(self, prefix) for prefix in prefixes]
         for watch in watches:
             watch.begin()  # first: what changes until the scan is in both, never in neither
-        asked = self._asked(Do(self._requests.number(), scan), changes=False)
+        answer = self._answer(self._asked(Do(self._requests.number(), scan), changes=False))
         try:
-            result = self.checked(await self._answer(asked))
+            result = self.checked(await answer)
         except BaseException:
             for watch in watches:
                 watch.cancel()
@@ -256,6 +254,8 @@ class TcpBackend(OpBackend):
         except asyncio.CancelledError:
             self._requests.forget(pending)
             raise
+        finally:
+            del pending  # or an error would refer to itself
 
     def _asked(self, message: Do | AskStatus, changes: bool) -> Pending:
         """Send it, now or when there is a connection."""

@@ -37,7 +37,10 @@ class Pending:
 
     async def result(self) -> TxnResult:
         """What came of it, if it is a transaction."""
-        result = OpBackend.checked(await self.answer)
+        try:
+            result = OpBackend.checked(await asyncio.shield(self.answer))  # somebody else may ask, too
+        finally:
+            del self  # or an error would refer to itself through this frame
         assert isinstance(result, TxnResult)
         return result
 

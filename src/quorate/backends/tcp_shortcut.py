@@ -67,7 +67,7 @@ class TcpShortcut:
             if on_push(batches, answer):
                 self._held.append(messages)
                 if self._timer is None:
-                    self._timer = self._loop.call_later(HELD_S, self.settle)
+                    self._timer = self._loop.call_later(self.held_s, self.settle)
                 return True
         self.settle()
         return False

@@ -175,8 +175,7 @@ class Node:
             patience.end()
 
     def settle(self) -> None:
-        """Whoever was `released` wants to go on: the call returns in the next turn of the loop."""
-        self._express.settle()
+        self._express.settle()  # whoever was `released` wants to go on: the call returns in the next turn of the loop
 
     async def leave(self, why: str) -> None:
         """Go, without closing the run. The node may join again. Takes at most a few seconds, whatever the backend.
@@ -325,6 +324,7 @@ class Node:
             if place is not None:
                 await self._confirm(place.number, place.rank, 0)
                 patience.confirmed()
+                continue  # it may have lost its session meanwhile, or left
             if (joined := await self._advance(patience)) is not None:
                 return joined
             if self._wake.is_set():

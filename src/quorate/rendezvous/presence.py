@@ -136,18 +136,20 @@ class Presence:
         self._sent_join = record.join
         self.floor = max(self.floor, record.floor)
         value = encode(record)
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
         if ahead is not None and ahead.value != value:
-            ahead = None
+            ahead = self._ahead = None
         while session is self.session and not session.lost.is_set():
             try:
                 if ahead is not None and ahead.sent is not None:
-                    sent, ahead = ahead.sent, None
-                    result = await sent.result()
+                    answer, ahead = ahead.sent.result(), None
+                    result = await answer
+                    self._ahead = None
                 else:
                     own_key = ModRevisionIs(self._key, self.revision)
                     result = await self._backend.txn((own_key, *compares), [Put(self._key, value, session.lease)])
             except (Unavailable, OutcomeUnknown) as error:
+                self._ahead = None
                 self._reach.failed(error)
                 await self._backoff.sleep()
                 continue
