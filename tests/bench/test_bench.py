@@ -87,6 +87,7 @@ def test_more_nodes_than_processes_share_four_drivers():
         pytest.param(Side.TORCH_STOCK, marks=[needs("torch"), pytest.mark.slow]),
         pytest.param(Side.TORCH_LEAN, marks=[needs("torch"), pytest.mark.slow]),
         pytest.param(Side.TORCHFT, marks=needs("torchft")),
+        pytest.param(Side.TORCHFT_TWICE, marks=needs("torchft")),
         pytest.param(Side.JAX, marks=needs("jax")),
     ],
 )

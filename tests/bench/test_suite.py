@@ -217,8 +217,8 @@ def test_powers_of_ten_are_written_as_people_write_them(power, text):
 def test_nothing_to_draw_and_too_much_to_draw_are_errors():
     with pytest.raises(ValueError, match="nothing to draw"):
         log_plot("t", "d", "x", "y", [Series("a", ())])
-    with pytest.raises(ValueError, match="8 lines"):
-        log_plot("t", "d", "x", "y", [Series(str(number), ((1.0, 1.0),)) for number in range(9)])
+    with pytest.raises(ValueError, match="9 lines"):
+        log_plot("t", "d", "x", "y", [Series(str(number), ((1.0, 1.0),)) for number in range(10)])
 
 
 def test_names_in_drawings_are_escaped():

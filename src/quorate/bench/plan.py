@@ -55,6 +55,7 @@ class Side(enum.Enum):
     TORCH_UNSHARED = "torch-unshared"
     TORCH_POLLING = "torch-polling"
     TORCHFT = "torchft"
+    TORCHFT_TWICE = "torchft-twice"
     QUORATE_ETCD = "quorate-etcd"
     TORCH_ETCD = "torch-etcd"
     TORCH_ETCD_V2 = "torch-etcd-v2"
@@ -70,6 +71,7 @@ TITLES = {
     Side.TORCH_UNSHARED: "torch, lean, store sharing off",
     Side.TORCH_POLLING: "torch, polling as its agent does",
     Side.TORCHFT: "torchft lighthouse",
+    Side.TORCHFT_TWICE: "torchft lighthouse, asked twice",
     Side.QUORATE_ETCD: "quorate on etcd",
     Side.TORCH_ETCD: "torch, etcd",
     Side.TORCH_ETCD_V2: "torch, etcd-v2",
@@ -162,7 +164,7 @@ SECONDS = "s"
 
 _RIVALS = {
     (Bench.RENDEZVOUS, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_LEAN),
-    (Bench.RENDEZVOUS, Against.TORCHFT): (Side.TORCHFT,),
+    (Bench.RENDEZVOUS, Against.TORCHFT): (Side.TORCHFT, Side.TORCHFT_TWICE),
     (Bench.RENDEZVOUS, Against.TORCH_ETCD): (Side.TORCH_ETCD, Side.TORCH_ETCD_V2),
     (Bench.RECOVERY, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_UNSHARED),
     (Bench.IDLE, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_POLLING),

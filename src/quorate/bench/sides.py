@@ -78,10 +78,10 @@ def contender(side: Side) -> Contender:
         from quorate.bench.etcd_side import TorchEtcdSide
 
         return TorchEtcdSide("etcd" if side is Side.TORCH_ETCD else "etcd-v2")
-    if side is Side.TORCHFT:
+    if side in (Side.TORCHFT, Side.TORCHFT_TWICE):
         from quorate.bench.torchft_side import TorchftSide
 
-        return TorchftSide()
+        return TorchftSide(trips=2 if side is Side.TORCHFT_TWICE else 1)
     if side is Side.JAX:
         from quorate.bench.jax_side import JaxSide
 

@@ -18,7 +18,13 @@ JOIN_TIMEOUT_MS = 100
 
 
 class TorchftSide:
-    """The lighthouse alone: managers and their stores are not started."""
+    """The lighthouse alone: managers and their stores are not started.
+
+    Asked twice, each replica knows that all others have had the first quorum: what a confirmed round is, in trips.
+    """
+
+    def __init__(self, trips: int = 1) -> None:
+        self._trips = trips
 
     def load(self) -> None:
         importlib.import_module("torchft._torchft")
@@ -33,7 +39,7 @@ class TorchftSide:
         return start_forked(host)
 
     def client(self, port: int, sizes: Sizes) -> TorchftClient:
-        return TorchftClient(port)
+        return TorchftClient(port, self._trips)
 
     def store(self, port: int, sizes: Sizes) -> Any:
         raise NotImplementedError("torchft uses torch's store")
@@ -42,8 +48,9 @@ class TorchftSide:
 class TorchftClient:
     """One replica."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, trips: int = 1) -> None:
         self._port = port
+        self._trips = trips
         self._client: Any = None
         self._id = f"replica-{os.getpid()}"
 
@@ -64,9 +71,13 @@ class TorchftClient:
             self._client = _module().LighthouseClient(f"http://127.0.0.1:{self._port}", timedelta(seconds=LIMIT_S))
 
     def join(self) -> Place:
-        quorum = self._client.quorum(self._id, timedelta(seconds=LIMIT_S), world_size=1)
-        ids = [member.replica_id for member in quorum.participants]
+        for _ in range(self._trips - 1):
+            self._ask()
+        ids = [member.replica_id for member in self._ask().participants]
         return Place(ids.index(self._id), len(ids))
+
+    def _ask(self) -> Any:
+        return self._client.quorum(self._id, timedelta(seconds=LIMIT_S), world_size=1)
 
     def wait_told(self) -> None:
         raise NotImplementedError("torchft is measured in a rendezvous only")

@@ -39,13 +39,15 @@ def full() -> tuple[Cell, ...]:
 
 
 def _rendezvous_full() -> Iterable[Cell]:
-    yield from _cells(Bench.RENDEZVOUS, Side.QUORATE, {2: 12, 8: 12, 32: 15, 128: 35, 1_000: 22, 3_000: 35, 10_000: 75})
-    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_STOCK, {2: 18, 8: 20, 32: 25}, limit_s=20)
-    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_STOCK, {128: 45}, repeat=2, limit_s=20)
-    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_LEAN, {32: 24, 128: 45}, limit_s=20)
-    yield from _cells(Bench.RENDEZVOUS, Side.TORCHFT, {2: 14, 8: 14, 32: 18})
+    yield from _cells(Bench.RENDEZVOUS, Side.QUORATE, {2: 12, 8: 12, 32: 15, 128: 35, 1_000: 20, 3_000: 32, 10_000: 68})
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_STOCK, {2: 15, 8: 16, 32: 19}, limit_s=20)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_STOCK, {128: 30}, repeat=2, limit_s=20)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_LEAN, {32: 24}, limit_s=20)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCH_LEAN, {128: 85}, repeat=9, limit_s=20)
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCHFT, {2: 10, 8: 10, 32: 14})
     yield from _cells(Bench.RENDEZVOUS, Side.TORCHFT, {128: 28}, repeat=2)
-    yield from _cells(Bench.RENDEZVOUS, Side.JAX, {2: 15, 8: 15, 32: 18})
+    yield from _cells(Bench.RENDEZVOUS, Side.TORCHFT_TWICE, {8: 10, 32: 14})
+    yield from _cells(Bench.RENDEZVOUS, Side.JAX, {2: 10, 8: 10, 32: 13})
     yield from _cells(Bench.RENDEZVOUS, Side.JAX, {128: 30}, repeat=2)
     yield from _cells(Bench.RENDEZVOUS, Side.QUORATE_ETCD, {2: 11, 8: 12, 32: 21}, repeat=2)
     yield from _cells(Bench.RENDEZVOUS, Side.TORCH_ETCD_V2, {2: 13, 8: 14, 32: 25}, repeat=2, limit_s=20)

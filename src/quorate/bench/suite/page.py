@@ -59,9 +59,11 @@ TOPICS = (
         "Last arrival until all are released",
         Bench.RENDEZVOUS,
         LAST_ARRIVAL,
-        ON_TCP + ON_ETCD,
+        (*ON_TCP[:4], Side.TORCHFT_TWICE, *ON_TCP[4:], *ON_ETCD),
         "All nodes are connected and N - 1 wait. From the call of the last one until the slowest call has "
-        "returned. For torchft that is a quorum of its lighthouse; for JAX it is a barrier of nodes that were "
+        "returned. For torchft that is a quorum of its lighthouse, which nobody confirms: whoever dies in it is "
+        "noticed later. Asked twice, everybody knows that everybody has had it, as in a round of Quorate, which all "
+        "have confirmed before anybody is released. For JAX it is a barrier of nodes that were "
         "given their numbers from outside, where nothing has to be decided.",
         "last-arrival",
     ),

@@ -24,6 +24,7 @@ COLOURS = (  # light, dark: each with a contrast of at least 4.5 to its page
     ("#006a75", "#6fd3df"),
     ("#7a2e55", "#f0a3cb"),
     ("#4d4d4d", "#c4c4c4"),
+    ("#5a5a00", "#d6d16f"),
 )
 STYLE = """
 :root { --page: #ffffff; --ink: #1b1b1b; --soft: #5c5c5c; --grid: #d9d9d9; %s }
