@@ -78,6 +78,12 @@ class Group:
         await eventually(lambda: is_open(node), f"{name} waits")
         return node, call, released
 
+    async def gathering(self, **options):
+        """The same of "b", between "a", which is rank 0, and "c", whose call has just begun; and the calls of those."""
+        first = asyncio.create_task(self.node("a").next_round())
+        node, call, released = await self.waiting("b", **options)
+        return node, call, released, [first, asyncio.create_task(self.node("c").next_round())]
+
 
 def is_open(node):
     return node.backend.shortcut().on_push is not None
@@ -105,9 +111,7 @@ async def group(size):
 def test_a_caller_is_released_before_its_call_has_ended_and_the_call_comes_to_the_same():
     async def main():
         async with group(3) as nodes:
-            first = asyncio.create_task(nodes.node("a").next_round())
-            node, call, released = await nodes.waiting("b")
-            last = asyncio.create_task(nodes.node("c").next_round())
+            node, call, released, others = await nodes.gathering()
             joined = await released
             assert (joined.number, joined.rank, joined.size, joined.port) == (1, 1, 3, 1234)
             assert not call.done()
@@ -116,7 +120,7 @@ def test_a_caller_is_released_before_its_call_has_ended_and_the_call_comes_to_th
             node.settle()
             assert node.sight.round is not None
             assert await call == joined
-            assert {(await first).rank, (await last).rank} == {0, 2}
+            assert {one.rank for one in await asyncio.gather(*others)} == {0, 2}
 
     run(main())
 
@@ -124,13 +128,11 @@ def test_a_caller_is_released_before_its_call_has_ended_and_the_call_comes_to_th
 def test_the_call_ends_by_itself_a_little_later():
     async def main():
         async with group(3) as nodes:
-            first = asyncio.create_task(nodes.node("a").next_round())
-            _, call, released = await nodes.waiting("b", held_s=0.1)
-            last = asyncio.create_task(nodes.node("c").next_round())
+            _, call, released, others = await nodes.gathering(held_s=0.1)
             joined = await released
             async with asyncio.timeout(CALM_S):
                 assert await call == joined
-            await asyncio.gather(first, last)
+            await asyncio.gather(*others)
 
     run(main())
 
@@ -138,13 +140,11 @@ def test_the_call_ends_by_itself_a_little_later():
 def test_who_is_heard_says_it_in_order_and_before_the_caller_is_released():
     async def main():
         async with group(3) as nodes:
-            first = asyncio.create_task(nodes.node("a").next_round())
-            _, call, released = await nodes.waiting("b")
-            last = asyncio.create_task(nodes.node("c").next_round())
+            _, call, released, others = await nodes.gathering()
             joined = await released
             assert said_by(nodes, "b") == [Confirmed, RoundEntered]
             assert await call == joined
-            await asyncio.gather(first, last)
+            await asyncio.gather(*others)
             assert said_by(nodes, "b") == [Confirmed, RoundEntered]
 
     run(main())
@@ -204,10 +204,8 @@ def test_who_takes_long_to_become_active_goes_on_in_the_ordinary_way():
                 return "127.0.0.1", 1234
 
             nodes.bootstrap = bootstrap
-            first = asyncio.create_task(nodes.node("a").next_round())
-            _, call, released = await nodes.waiting("b", held_s=0.1)
-            last = asyncio.create_task(nodes.node("c").next_round())
-            assert {joined.rank for joined in await asyncio.gather(first, call, last)} == {0, 1, 2}
+            _, call, released, others = await nodes.gathering(held_s=0.1)
+            assert {joined.rank for joined in await asyncio.gather(call, *others)} == {0, 1, 2}
             assert not released.done()
 
     run(main())
@@ -216,9 +214,7 @@ def test_who_takes_long_to_become_active_goes_on_in_the_ordinary_way():
 def test_a_session_that_is_lost_after_the_release_is_told():
     async def main():
         async with group(3) as nodes:
-            first = asyncio.create_task(nodes.node("a").next_round())
-            node, call, released = await nodes.waiting("b")
-            last = asyncio.create_task(nodes.node("c").next_round())
+            node, call, released, others = await nodes.gathering()
             joined = await released
             session = node._presence.session
             session.lost.set("the test says so")
@@ -227,7 +223,7 @@ def test_a_session_that_is_lost_after_the_release_is_told():
             node.listen(lambda cause, why: told.append((cause, why)))
             await eventually(lambda: told, "it is told")
             assert told == [(Cause.SESSION_LOST, "the test says so")]
-            await asyncio.gather(first, last)
+            await asyncio.gather(*others)
 
     run(main())
 
@@ -258,9 +254,7 @@ def test_the_world_before_is_not_told_what_happens_after_the_release():
 def test_what_is_pushed_after_the_release_is_told_at_once_and_after_the_rest():
     async def main():
         async with group(3) as nodes:
-            first = asyncio.create_task(nodes.node("a").next_round())
-            node, call, released = await nodes.waiting("b")
-            last = asyncio.create_task(nodes.node("c").next_round())
+            node, call, released, others = await nodes.gathering()
             joined = await released
             await nodes.backends[0].txn((), [Put(node.keys.drain(node.identity.id), encode(DrainRecord(by="test")))])
             assert await call == joined
@@ -268,7 +262,7 @@ def test_what_is_pushed_after_the_release_is_told_at_once_and_after_the_rest():
             node.listen(lambda cause, _: told.append(cause))
             await eventually(lambda: told, "it is told")
             assert told == [Cause.DRAIN]
-            await asyncio.gather(first, last)
+            await asyncio.gather(*others)
 
     run(main())
 
@@ -336,16 +330,14 @@ def test_a_call_that_is_cancelled_after_its_confirmation_says_goodbye():
 def test_a_call_that_is_cancelled_after_the_release_withdraws():
     async def main():
         async with group(3) as nodes:
-            first = asyncio.create_task(nodes.node("a").next_round())
-            node, call, released = await nodes.waiting("b")
-            last = asyncio.create_task(nodes.node("c").next_round())
+            node, call, released, others = await nodes.gathering()
             await released
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert node.current is None
             assert node._presence.session is None
-            await asyncio.gather(first, last)
+            await asyncio.gather(*others)
 
     run(main())
 
@@ -456,11 +448,15 @@ def test_one_whose_standing_is_not_what_the_place_is_for_goes_the_ordinary_way(c
         async with group(3) as nodes:
             first = asyncio.create_task(nodes.node("a").next_round())
             node, call, released = await nodes.waiting("b")
-            # Others, before it sleeps again: what is said of who is missing wakes it up.
-            await eventually(lambda: node.sight.waiting is not None and node.sight.waiting.reason, "it was told")
-            await asyncio.sleep(0.3)
-            hits = collect()
-            node._express._waiter = changed(node, node._express._waiter, asyncio.get_running_loop().time())
+            hits, opens = collect(), node._express.open
+
+            def open_changed(*standing):
+                opens(*standing)
+                node._express._waiter = changed(node, node._express._waiter, asyncio.get_running_loop().time())
+
+            node._express.open = open_changed
+            node._wake.set()
+            await eventually(lambda: not node._wake.is_set(), "it sleeps again")
             last = asyncio.create_task(nodes.node("c").next_round())
             assert {joined.rank for joined in await asyncio.gather(first, call, last)} == {0, 1, 2}
             assert not released.done()

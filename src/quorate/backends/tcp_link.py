@@ -13,7 +13,7 @@ from quorate.backends.forks import fileno_of, guard
 from quorate.backends.tls import trouble_with_server
 from quorate.errors import BackendError, Rejected, Unavailable
 from quorate.urls import format_endpoint
-from quorate.wire.frames import DEFAULT_LIMIT, GREETING, HEADER_BYTES, FrameError, Framer, NotQuorate, frame
+from quorate.wire.frames import DEFAULT_LIMIT, GREETING, FrameError, Framer, NotQuorate, frame
 from quorate.wire.handshake import describe
 from quorate.wire.messages import (
     Hello,
@@ -99,7 +99,7 @@ class Link(asyncio.Protocol):
     def send(self, payload: bytes) -> None:
         """One frame, unless the connection is over."""
         if not self._is_over and self._transport is not None:
-            self._transport.write(len(payload).to_bytes(HEADER_BYTES, "big") + payload)
+            self._transport.write(frame(payload))
 
     def close(self) -> None:
         """Close in good order: what was sent is delivered."""
