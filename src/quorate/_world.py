@@ -59,15 +59,39 @@ class AsyncChanged:
 class AsyncWorld:
     """A place in a round."""
 
-    def __init__(self, node: Node, joined: Joined, store: AsyncStore, changed: AsyncChanged) -> None:
-        self.rank = joined.rank
-        self.world_size = joined.size
-        self.round = joined.number
+    _joined: Joined
+
+    def __init__(self, node: Node, store: AsyncStore) -> None:
+        """Made while there is time; nobody gets it before it has its `place`."""
         self.store = store
-        self.changed = changed
-        self.bootstrap_store_info = RendezvousStoreInfo(joined.addr, joined.port)
+        self.changed = AsyncChanged()
         self._node = node
+
+    def place(self, joined: Joined) -> None:
+        """This is the place."""
         self._joined = joined
+        self.store.place(joined)
+
+    @property
+    def rank(self) -> int:
+        return self._joined.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._joined.size
+
+    @property
+    def round(self) -> int:
+        return self._joined.number
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo:
+        """Where rank 0 can be reached."""
+        return RendezvousStoreInfo(self._joined.addr, self._joined.port)
+
+    def settle(self) -> None:
+        """Let the node go on with what it has left for later."""
+        self._node.settle()
 
     async def members(self) -> tuple[RosterMember, ...]:
         """All members in rank order, with name and address. One read, tried again until `read_timeout`.

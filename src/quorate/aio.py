@@ -19,8 +19,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
 
 from quorate._address import own_address
 from quorate._world import RETRY_S, AsyncChanged
@@ -39,6 +38,7 @@ from quorate.errors import (
 )
 from quorate.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from quorate.parameters import RendezvousParameters
+from quorate.rendezvous.express import Released
 from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined
 from quorate.rendezvous.node import Node
 from quorate.settings import Settings
@@ -58,6 +58,7 @@ async def _open_tcp(settings: Settings) -> Backend:
 for _scheme in ("tcp", "static"):
     register_backend(_scheme, _open_tcp)
 
+W = TypeVar("W")
 BootstrapMaker: TypeAlias = Callable[[Identity], Bootstrap]
 """What gives a node its `Bootstrap`, once it is known who it is."""
 
@@ -91,41 +92,43 @@ class AsyncHandler:
         self._node: Node | None = None
         self._changed: AsyncChanged | None = None
         self._joining: _Joining | None = None
-        self._stores: WeakSet[AsyncStore] = WeakSet()
+        self._stores: list[weakref.ref[AsyncStore]] = []
         self.has_left = False
         """Whether the node was told to leave since it last asked to join."""
 
     async def next_rendezvous(self) -> AsyncWorld:
         """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
         joined, node = await self._join(None)
-        world = self._world(node, joined, AsyncChanged())
+        world = self._new_world(node)
+        self._place(world, joined)
         node.listen(world.changed.set)
         return world
 
-    async def next_released(self, release: Release[AsyncWorld]) -> AsyncWorld:
-        """`next_rendezvous` for one who waits on another thread and may be released before the call is over."""
-        early: list[AsyncWorld] = []
-        changed = AsyncChanged()  # while there is time
+    async def next_released(self, release: Release[W], face: Callable[[AsyncWorld], W]) -> W:
+        """`next_rendezvous` for one who waits on another thread and may be released before the call is over.
 
-        def released(joined: Joined) -> None:
-            node = self._node
-            assert node is not None
-            early.append(self._world(node, joined, changed))
-            release(early[0], node.settle)
-
-        joined, node = await self._join(released)
-        world = early[0] if early else self._world(node, joined, changed)
+        `face` makes what that one gets of a world that has no place in a round yet.
+        """
+        early = _Early(self, release, face)
+        joined, node = await self._join(early)
+        early.prepare()
+        world, shown = early.made[0]
+        if not early.is_released:
+            self._place(world, joined)
         node.listen(world.changed.set)
-        return world
+        return shown
 
-    def _world(self, node: Node, joined: Joined, changed: AsyncChanged) -> AsyncWorld:
-        self._changed = changed
-        store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
+    def _new_world(self, node: Node) -> AsyncWorld:
+        store = AsyncStore(node.backend, node.keys, node.identity.id)
         store.owner = self
-        self._stores.add(store)
-        return AsyncWorld(node, joined, store, changed)
+        self._stores = [*(known for known in self._stores if known() is not None), weakref.ref(store)]
+        return AsyncWorld(node, store)
 
-    async def _join(self, released: Callable[[Joined], None] | None) -> tuple[Joined, Node]:
+    def _place(self, world: AsyncWorld, joined: Joined) -> None:
+        self._changed = world.changed
+        world.place(joined)
+
+    async def _join(self, released: Released | None) -> tuple[Joined, Node]:
         if self._joining is not None:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.has_left = False
@@ -221,8 +224,9 @@ class AsyncHandler:
         await self._stop_joining(why)
         async with self._opening:
             node, backend = self._let_go()
-        for store in list(self._stores):
-            store.end(why)
+        for known in self._stores:
+            if (store := known()) is not None:
+                store.end(why)
         if node is not None:
             await node.stop()
         if backend is not None:
@@ -254,6 +258,9 @@ class AsyncHandler:
 
     async def _open_within(self, limit_s: float) -> Node:
         """The node, opened if need be; tried again until the limit. RendezvousConnectionError if it cannot be."""
+        if self._node is not None:
+            check_process(self._pid)
+            return self._node
         trouble = "no answer"
         try:
             async with asyncio.timeout(limit_s):
@@ -314,8 +321,9 @@ class AsyncHandler:
             await call.ended.wait()
 
     def _leave_stores(self, why: str) -> None:
-        for store in list(self._stores):
-            store.leave(why)
+        for known in self._stores:
+            if (store := known()) is not None:
+                store.leave(why)
 
     def _tell_left(self, why: str) -> None:
         changed, self._changed = self._changed, None
@@ -367,6 +375,30 @@ class _Joining:
         if self.left_because is None:
             self.left_because = why
             self.task.cancel()
+
+
+class _Early(Generic[W]):
+    """The world of one who waits on another thread: made while there is time, given as soon as it has its place."""
+
+    def __init__(self, handler: AsyncHandler, release: Release[W], face: Callable[[AsyncWorld], W]) -> None:
+        self.made: list[tuple[AsyncWorld, W]] = []
+        self.is_released = False
+        self._handler = handler
+        self._release = release
+        self._face = face
+
+    def prepare(self) -> None:
+        if not self.made:
+            node = self._handler._node
+            assert node is not None
+            world = self._handler._new_world(node)
+            self.made.append((world, self._face(world)))
+
+    def __call__(self, joined: Joined) -> None:
+        world, shown = self.made[0]
+        self._handler._place(world, joined)
+        self.is_released = True
+        self._release(shown, world.settle)
 
 
 class AsyncRun:

@@ -13,21 +13,23 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from quorate import _background
 from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker, check_process, end_of_block, settings_of
-from quorate.api import RendezvousHandler, RendezvousInfo
+from quorate.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from quorate.backends.schemes import BackendOpener
 from quorate.blocking import Store
 from quorate.errors import RendezvousError, RendezvousGracefulExitError
 from quorate.events import Sink
 from quorate.parameters import RendezvousParameters
 from quorate.rendezvous.membership import Cause
+from quorate.rendezvous.records import RosterMember
 from quorate.settings import Settings
 from quorate.static import handler_for
 
 T = TypeVar("T")
+_NOWHERE = RendezvousStoreInfo("", 0)
 
 
 class Changed:
@@ -66,8 +68,36 @@ class Changed:
 class World(RendezvousInfo):
     """A place in a round, with `changed`: set when a node waits, a member is lost, or this node is to go."""
 
-    store: Store
-    changed: Changed
+    def __init__(
+        self,
+        world: AsyncWorld,
+        store: Store,
+        changed: Changed,
+        read_members: Callable[[], tuple[RosterMember, ...]],
+    ) -> None:
+        super().__init__(store, 0, 0, _NOWHERE, read_members=read_members)
+        self.changed = changed
+        self._world = world  # which may get its place later, but before anybody gets this one
+
+    @property
+    def store(self) -> Store:
+        return cast(Store, self._store)
+
+    @property
+    def rank(self) -> int:
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world.world_size
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo:
+        return self._world.bootstrap_store_info
+
+    @property
+    def round(self) -> int:
+        return self._world.round
 
 
 class Handler(RendezvousHandler):
@@ -109,7 +139,11 @@ class Handler(RendezvousHandler):
     def next_rendezvous(self) -> World:
         """Leave the current round, if any, and block for a place in the next. Ctrl-C withdraws the node."""
         self._check_usable()
-        return self._world(self._loop.call_released(self._core.next_released))
+
+        def call(release: _background.Release[World]) -> Coroutine[Any, Any, World]:
+            return self._core.next_released(release, self._face)
+
+        return self._loop.call_released(call)
 
     def num_nodes_waiting(self) -> int:
         """From what was pushed last. Only the first look may block, up to `read_timeout`; 0 once it was shut down."""
@@ -184,18 +218,10 @@ class Handler(RendezvousHandler):
     def _check_process(self) -> None:
         check_process(self._pid)
 
-    def _world(self, world: AsyncWorld) -> World:
-        result = World(
-            store=Store(world.store, self._call, self),
-            rank=world.rank,
-            world_size=world.world_size,
-            bootstrap_store_info=world.bootstrap_store_info,
-            round=world.round,
-            read_members=lambda: self._call(world.members()),
-        )
-        result.changed = changed = Changed(partial(check_process, self._pid))
+    def _face(self, world: AsyncWorld) -> World:
+        changed = Changed(partial(check_process, self._pid))
         world.changed.add_listener(changed.set)
-        return result
+        return World(world, Store(world.store, self._call, self), changed, lambda: self._call(world.members()))
 
 
 def _let_go(core: AsyncHandler, loop: _background.BackgroundLoop, user: int, pid: int) -> None:

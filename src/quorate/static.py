@@ -6,12 +6,12 @@ the rank it asks for, nobody waits or is spare, and it is never closed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker
+from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker, W
 from quorate.backends.schemes import BackendOpener
 from quorate.errors import RendezvousError, SettingsError
 from quorate.events import Sink
@@ -49,9 +49,9 @@ class StaticHandler(AsyncHandler):
             )
         return world
 
-    async def next_released(self, release: Release[AsyncWorld]) -> AsyncWorld:
+    async def next_released(self, release: Release[W], face: Callable[[AsyncWorld], W]) -> W:
         """Nobody is released before the rank was checked."""
-        return await self.next_rendezvous()
+        return face(await self.next_rendezvous())
 
     def num_nodes_waiting(self) -> int:
         return 0

@@ -15,8 +15,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import timedelta
-from functools import partial
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 from quorate.backends.contract import Backend, Direct, Watch
@@ -62,17 +62,12 @@ NAMED = 20
 class AsyncStore:
     """The store of one round, for one member. Values are bytes; a str is taken as UTF-8."""
 
-    def __init__(
-        self, backend: Backend, keys: RunKeys, node_id: str, joined: Joined, timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> None:
+    def __init__(self, backend: Backend, keys: RunKeys, node_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Made while there is time; nobody uses it before it has its `place`."""
         self.timeout_s = timeout_s
-        self.round = joined.number
-        self.rank = joined.rank
-        self.world_size = joined.size
         self._backend = backend
-        self._root = keys.store(joined.number)
-        self._lease = joined.data_lease
-        self._fence = ModRevisionIs(keys.node(node_id), joined.own_revision)
+        self._keys = keys
+        self._node_id = node_id
         self._uses: dict[str, int] = {}
         self.ended: str | None = None
         """Why it can no longer be used; None: it can. Said by `end`."""
@@ -82,6 +77,21 @@ class AsyncStore:
         """Of those who wait for a key."""
         self.owner: object = None  # whoever keeps the session alive lives at least as long as the store
 
+    def place(self, joined: Joined) -> Self:
+        """Be the store of a round, for the member in this place of it."""
+        self._joined = joined
+        self.round, self.rank, self.world_size = joined.number, joined.rank, joined.size
+        self._lease = joined.data_lease
+        return self
+
+    @cached_property
+    def _root(self) -> str:
+        return self._keys.store(self.round)
+
+    @cached_property
+    def _fence(self) -> ModRevisionIs:
+        return ModRevisionIs(self._keys.node(self._node_id), self._joined.own_revision)
+
     def direct(self) -> Direct | None:
         """A way to the same keys that blocks, if the backend has one."""
         return self._backend.direct()
@@ -89,9 +99,8 @@ class AsyncStore:
     def share(self, other: AsyncStore, backend: Backend) -> None:
         """Be the store of the same member, by way of another backend."""
         self.timeout_s = other.timeout_s
-        self.round, self.rank, self.world_size = other.round, other.rank, other.world_size
-        self._backend = backend
-        self._root, self._lease, self._fence = other._root, other._lease, other._fence
+        self._backend, self._keys, self._node_id = backend, other._keys, other._node_id
+        self.place(other._joined)
 
     def end(self, why: str) -> None:
         """The connection is about to go: whatever waits ends with a StoreError, and so does every later call."""

@@ -13,6 +13,7 @@ from quorate import aio
 from quorate.backends import tcp
 from quorate.backends.dial import dial
 from quorate.backends.tcp_link import Link
+from quorate.backends.tcp_requests import Requests
 from quorate.backends.tcp_shortcut import TcpShortcut
 from quorate.errors import BackendError, HistoryGone, OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Put
@@ -759,8 +760,8 @@ def test_frame_that_somebody_chokes_on_does_not_keep_the_next_from_anybody():
             if len(given) == 1:
                 raise KeyError("a listener's")
 
-        shortcut = TcpShortcut({}, lambda op: None, lambda: None, give)
-        shortcut.open(lambda batches, answer: True)
+        shortcut = TcpShortcut({}, Requests(1.0), lambda op, ready: None, lambda: None, give)
+        shortcut.open(lambda batches, answer: True, None)
         first, second = (), ()
         assert shortcut.takes(shortcut.on_push, first)
         assert shortcut.takes(shortcut.on_push, second)

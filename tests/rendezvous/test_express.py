@@ -74,7 +74,7 @@ class Group:
         """A node that waits for a place: it, its call, and what it is released with."""
         node = self.node(name, **options)
         released = asyncio.get_running_loop().create_future()
-        call = asyncio.create_task(node.next_round(released=released.set_result))
+        call = asyncio.create_task(node.next_round(released=Elsewhere(released.set_result)))
         await eventually(lambda: is_open(node), f"{name} waits")
         return node, call, released
 
@@ -83,6 +83,19 @@ class Group:
         first = asyncio.create_task(self.node("a").next_round())
         node, call, released = await self.waiting("b", **options)
         return node, call, released, [first, asyncio.create_task(self.node("c").next_round())]
+
+
+class Elsewhere:
+    """Somebody who waits on another thread, so to say, and is told."""
+
+    def __init__(self, told):
+        self._told = told
+
+    def prepare(self):
+        pass
+
+    def __call__(self, joined):
+        self._told(joined)
 
 
 def is_open(node):
@@ -133,6 +146,39 @@ def test_the_call_ends_by_itself_a_little_later():
             async with asyncio.timeout(CALM_S):
                 assert await call == joined
             await asyncio.gather(*others)
+
+    run(main())
+
+
+def test_what_is_answered_to_somebody_else_meanwhile_does_not_close_the_way():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, released = await nodes.waiting("b")
+            await node.backend.get("anything")  # as a renewal is, now and then
+            assert is_open(node)
+            last = asyncio.create_task(nodes.node("c").next_round())
+            await asyncio.wait((released, call), return_when=asyncio.FIRST_COMPLETED)
+            assert released.done()
+            await asyncio.gather(first, last, call)
+
+    run(main())
+
+
+def test_a_confirmation_that_was_made_ready_is_not_sent_under_a_number_that_somebody_else_took():
+    async def main():
+        async with group(3) as nodes:
+            first = asyncio.create_task(nodes.node("a").next_round())
+            node, call, released = await nodes.waiting("b")
+            requests, asked = node.backend._requests, []
+            taken = requests.number()
+            requests.add, add = lambda *of, **how: asked.append(add(*of, **how)) or asked[-1], requests.add
+            last = asyncio.create_task(nodes.node("c").next_round())
+            joined = await released
+            assert [pending.message.seq for pending in asked] == [taken + 1]
+            node.settle()
+            assert await call == joined
+            await asyncio.gather(first, last)
 
     run(main())
 
@@ -239,7 +285,7 @@ def test_the_world_before_is_not_told_what_happens_after_the_release():
             def lose(joined):
                 node._presence.session.lost.set("the test says so")
 
-            calls.append(asyncio.create_task(node.next_round(released=lose)))
+            calls.append(asyncio.create_task(node.next_round(released=Elsewhere(lose))))
             await eventually(lambda: is_open(node), "b waits")
             calls.append(asyncio.create_task(others[1].next_round()))
             await asyncio.gather(*calls)
@@ -277,7 +323,7 @@ def test_a_deadline_that_passes_after_the_release_takes_nothing_back():
                 got.append(joined)
                 time.sleep(1.6)
 
-            call = asyncio.create_task(node.next_round(released=stand_still))
+            call = asyncio.create_task(node.next_round(released=Elsewhere(stand_still)))
             await eventually(lambda: is_open(node), "b waits")
             last = asyncio.create_task(nodes.node("c").next_round())
             joined = await call
@@ -475,7 +521,7 @@ def test_who_polls_is_not_told_of_the_round_before():
             third = asyncio.create_task(nodes.node("c", **options).next_round())
             await eventually(lambda: node.waiting_count() == 1, "somebody waits")
             released = asyncio.get_running_loop().create_future()
-            call = asyncio.create_task(node.next_round(released=released.set_result))
+            call = asyncio.create_task(node.next_round(released=Elsewhere(released.set_result)))
             await eventually(lambda: is_open(node), "b waits")
             again = asyncio.create_task(other.next_round())
             await released

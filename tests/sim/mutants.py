@@ -298,9 +298,9 @@ MUTANTS = (
         (
             Edit(
                 AsyncStore,
-                "__init__",
-                "ModRevisionIs(keys.node(node_id), joined.own_revision)",
-                'ModRevisionIs(keys.control + "nowhere", 0)',
+                "_fence",
+                "ModRevisionIs(self._keys.node(self._node_id), self._joined.own_revision)",
+                'ModRevisionIs(self._keys.control + "nowhere", 0)',
             ),
         ),
     ),

@@ -166,8 +166,11 @@ class Shortcut(Protocol):
     held_s: float
     """Everybody else sees what was pushed so much later at most."""
 
-    def open(self, on_push: OnPush) -> None:
-        """Show it what is pushed from now on before everybody else, until `settle()` or until it is at a loss."""
+    def open(self, on_push: OnPush, op: Txn | None) -> None:
+        """Show it what is pushed from now on before everybody else, until `settle()` or until it is at a loss.
+
+        `op` is what it will send first, most likely: made ready while there is time.
+        """
 
     def send(self, op: Txn) -> Sent:
         """What `Backend.txn` does, sent before this returns. Only for the one who is shown things first."""

@@ -19,14 +19,14 @@ from itertools import count
 from typing import TypeAlias
 
 from quorate._marks import mark
-from quorate._version import __version__
+from quorate._version import SOFTWARE
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import BackendStatus, Limits, Session, Watch
 from quorate.backends.ops import OpBackend, changes_something
 from quorate.backends.session import LeaseSession, draw_lease
 from quorate.backends.tcp_link import Link, cause_of, refusal_of, trouble_of
 from quorate.backends.tcp_lookout import STALL_S, Lookout
-from quorate.backends.tcp_requests import Pending, Requests
+from quorate.backends.tcp_requests import Pending, Ready, Requests
 from quorate.backends.tcp_shortcut import TcpShortcut
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.errors import BackendError, HistoryGone, Rejected, Unavailable
@@ -58,7 +58,6 @@ from quorate.wire.messages import (
 LIMITS = Limits(max_txn_ops=100_000, max_txn_bytes=16 * 1024 * 1024)
 CONNECT_S = 10.0  # one attempt to connect, with the welcome, takes no longer
 CALL_S = 60.0
-SOFTWARE = f"quorate {__version__}"
 
 Connector: TypeAlias = Callable[[Callable[[], Link]], Awaitable[None]]
 
@@ -105,7 +104,7 @@ class TcpBackend(OpBackend):
         self._watches: dict[int, TcpWatch] = {}
         self._to_call: dict[Callable[[], None], None] = {}
         self._is_receiving = False
-        self._shortcut = TcpShortcut(self._watches, self._ask_now, self._lookout.arm, self._give)
+        self._shortcut = TcpShortcut(self._watches, self._requests, self._ask_now, self._lookout.arm, self._give)
         self._sessions: dict[int, LeaseSession] = {}
         self._ungranted: dict[int, Pending] = {}
         """Sessions whose lease is asked for, and the request: a new connection may not know them."""
@@ -265,11 +264,14 @@ class TcpBackend(OpBackend):
         self._lookout.arm()
         return pending
 
-    def _ask_now(self, op: Txn) -> Pending:
+    def _ask_now(self, op: Txn, ready: Ready | None) -> Pending:
+        link = self._link
+        if ready is not None and link is not None and not self._out and self._requests.take(ready, self._loop.time()):
+            link.write(ready.data)
+            return ready.pending
         pending = self._requests.add(Do(self._requests.number(), op), changes=True)
-        if self._link is not None:
-            pending.sent(self._loop.time())
-            self._out.append(pending.message)
+        if link is not None:
+            self._dispatch(pending)
             self._flush()
         return pending
 
@@ -397,8 +399,7 @@ class TcpBackend(OpBackend):
         return closed
 
     def _hello(self) -> Hello:
-        unanswered = [lease for lease, asked in self._ungranted.items() if asked.is_sent]
-        held = dict.fromkeys([*self._sessions, *unanswered])
+        held = dict.fromkeys([*self._sessions, *(lease for lease, asked in self._ungranted.items() if asked.is_sent)])
         return Hello(
             oldest=self._versions.oldest,
             newest=self._versions.newest,
@@ -426,8 +427,7 @@ class TcpBackend(OpBackend):
         for lease in welcome.ended:
             if lease in self._ungranted:
                 continue  # it has not begun: what asks for it is sent again
-            session = self._sessions.pop(lease, None)
-            if session is not None:
+            if (session := self._sessions.pop(lease, None)) is not None:
                 session.lost.set("the server ended the session: it had not been renewed in time")
         for number, watch in self._watches.items():  # before the requests: the scan that it goes on from may be there
             self._send(WatchStart(number, watch.prefix, watch.after))

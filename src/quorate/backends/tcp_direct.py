@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from quorate._version import __version__
+from quorate._version import SOFTWARE
 from quorate.backends import forks
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Late, Limits, TooOld
@@ -62,7 +62,6 @@ LOOK_S = 0.0001
 LOOK_VAIN, LOOK_AGAIN = 3, 64
 """After so many answers in a row that took longer it sleeps at once, but for one call in so many."""
 LOOKS = sys.platform == "linux"
-SOFTWARE = f"quorate {__version__}"
 _CHUNK = 1 << 16
 _SMALL = 448
 """What most answers fit into, and Python has room for without asking the system."""

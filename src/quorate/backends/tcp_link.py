@@ -101,6 +101,11 @@ class Link(asyncio.Protocol):
         if not self._is_over and self._transport is not None:
             self._transport.write(frame(payload))
 
+    def write(self, data: bytes) -> None:
+        """Frames, unless the connection is over."""
+        if not self._is_over and self._transport is not None:
+            self._transport.write(data)
+
     def close(self) -> None:
         """Close in good order: what was sent is delivered."""
         self._end("closed by this side")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from quorate.backends.ops import OpBackend
 from quorate.errors import BackendError, OutcomeUnknown, Rejected, Unavailable
-from quorate.kv.types import Result, TxnResult
-from quorate.wire.messages import AskStatus, Do, Status
+from quorate.kv.types import Op, Result, TxnResult
+from quorate.wire.frames import frame
+from quorate.wire.messages import AskStatus, ClientFrame, Do, Status, encoder
 
 
 class Pending:
@@ -54,6 +56,14 @@ class Pending:
         self.answer.exception()  # nobody may be left to take it
 
 
+class Ready(NamedTuple):
+    """A request that was made while there was time, and the frame that it is sent in."""
+
+    op: Op
+    pending: Pending
+    data: bytes
+
+
 class Requests:
     """All of them, in the order of their numbers, which is the order they are sent in."""
 
@@ -78,6 +88,23 @@ class Requests:
         pending = Pending(message, self._loop.create_future(), changes, self._loop.time() + self.timeout_s)
         self._pending[message.seq] = pending
         return pending
+
+    def prepare(self, op: Op) -> Ready:
+        """A request that changes something, for whoever wants it to be the next one."""
+        message = Do(self._last + 1, op)
+        pending = Pending(message, self._loop.create_future(), True, 0.0)
+        return Ready(op, pending, frame(encoder.encode(ClientFrame(self.acked, (message,)))))
+
+    def take(self, ready: Ready, now: float) -> bool:
+        """Add it, and say that it is sent; False: there was another one since."""
+        pending = ready.pending
+        if pending.message.seq != self._last + 1:
+            return False
+        self._last += 1
+        pending.deadline = now + self.timeout_s
+        pending.sent(now)
+        self._pending[self._last] = pending
+        return True
 
     def open(self) -> Iterator[Pending]:
         """Those that are not answered, in order."""

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from quorate.backends.contract import OnPush
-from quorate.backends.tcp_requests import Pending
+from quorate.backends.tcp_requests import Pending, Ready, Requests
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.kv.types import Txn, TxnResult
 from quorate.wire.messages import Answer, Push, ServerMessage
@@ -28,28 +28,35 @@ class TcpShortcut:
     def __init__(
         self,
         watches: Mapping[int, TcpWatch],
-        ask: Callable[[Txn], Pending],
+        requests: Requests,
+        ask: Callable[[Txn, Ready | None], Pending],
         look: Callable[[], None],
         give: Callable[[Sequence[ServerMessage]], None],
     ) -> None:
         self.on_push: OnPush | None = None
         """Who sees it first; None: nobody does."""
         self._watches = watches
+        self._requests = requests
         self._ask = ask
         self._look = look
         self._give = give
         self._loop = asyncio.get_running_loop()
+        self._op: Txn | None = None
+        self._ready: Ready | None = None
         self._asked = 0
         self._held: list[Sequence[ServerMessage]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, on_push: OnPush) -> None:
+    def open(self, on_push: OnPush, op: Txn | None) -> None:
         """From now on, until `settle()` or until it says that it does not know what to do with something."""
         self.on_push = on_push
+        self._op = op
+        self._prepare()
 
     def send(self, op: Txn) -> Pending:
         """Send it now. What is shown next is shown with its answer, if that has come."""
-        pending = self._ask(op)
+        ready, self._ready = self._ready, None
+        pending = self._ask(op, ready if ready is not None and ready.op is op else None)
         self._asked = pending.message.seq
         return pending
 
@@ -69,12 +76,18 @@ class TcpShortcut:
                 if self._timer is None:
                     self._timer = self._loop.call_later(self.held_s, self.settle)
                 return True
-        self.settle()
+        if not self._held and all(type(message) is Answer for message in messages):
+            self._prepare()  # something was asked since, for the session most likely: nothing that is waited for
+        else:
+            self.settle()
         return False
+
+    def _prepare(self) -> None:
+        self._ready = self._requests.prepare(self._op) if self._op is not None else None
 
     def settle(self) -> None:
         """Nobody sees anything first any more, and everybody sees what was held."""
-        self.on_push = None
+        self.on_push = self._op = self._ready = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -17,8 +17,8 @@ from itertools import islice
 
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
-from quorate.backends.contract import Backend, Watch
-from quorate.errors import BackendError, RendezvousStateError, Unavailable
+from quorate.backends.contract import Backend
+from quorate.errors import BackendError, RendezvousStateError
 from quorate.events import (
     Emitter,
     NodeHeldBack,
@@ -30,7 +30,6 @@ from quorate.events import (
     RoundOver,
 )
 from quorate.kv.types import (
-    Batch,
     BranchOp,
     Delete,
     DeleteRange,
@@ -51,6 +50,7 @@ from quorate.rendezvous.decide import (
     forming_sentence,
     summarise,
 )
+from quorate.rendezvous.feed import Feed
 from quorate.rendezvous.fenced import Deposed, FencedWriter, LookAgain, Writes
 from quorate.rendezvous.history import Reports
 from quorate.rendezvous.keys import RunKeys
@@ -107,9 +107,8 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._view = View(keys, self._loop.time())
         self._view.returning = returning
-        self._watch: Watch | None = None
+        self._feed: Feed | None = None
         self._writer = FencedWriter(backend, keys, term)
-        self._next: asyncio.Task[Batch] | None = None
         self._told: WaitingRecord | None = None
         self._told_revision = 0
         self._told_at = float("-inf")
@@ -156,7 +155,8 @@ class Coordinator:
         self._stop_watching()
         scanned = await self._backend.scan(self._keys.control)
         self._view.load(scanned.items, scanned.revision, self._loop.time())
-        self._watch = self._backend.watch(self._keys.control, scanned.revision)
+        watch = self._backend.watch(self._keys.control, scanned.revision)
+        self._feed = Feed(watch, f"coordinator watch of {self._keys.run_id}")
         await self._load_roster()
         self._announce(self._view.round)
         if not self._knows_the_past:
@@ -203,38 +203,20 @@ class Coordinator:
         view.set_roster(number, members)
 
     def _stop_watching(self) -> None:
-        if self._next is not None:
-            if not self._next.cancel() and not self._next.cancelled():
-                self._next.exception()  # it does not matter any more
-            self._next = None
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed = None
 
     def _take_in(self) -> None:
         """All batches that are here already. The view changes only here: never while a decision is carried out."""
-        if self._next is not None and self._next.done():
-            finished, self._next = self._next, None
-            self._apply(finished.result())
-        while self._next is None and self._watch is not None and (batch := self._watch.ready()) is not None:
-            self._apply(batch)
-
-    def _apply(self, batch: Batch) -> None:
-        self._view.apply(batch.changes, batch.revision, self._loop.time())
+        assert self._feed is not None
+        while (batch := self._feed.ready()) is not None:
+            self._view.apply(batch.changes, batch.revision, self._loop.time())
 
     async def _await_change(self, until: float | None) -> None:
         """Until there is a batch to take in, or a moment."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._take_next(), name=f"coordinator watch of {self._keys.run_id}")
-        timeout = None if until is None else max(0.0, until - self._loop.time())
-        await asyncio.wait({self._next}, timeout=timeout)
-
-    async def _take_next(self) -> Batch:
-        assert self._watch is not None
-        try:
-            return await anext(self._watch)
-        except StopAsyncIteration:
-            raise Unavailable("the watch on the run was closed") from None
+        assert self._feed is not None
+        await self._feed.wait(until)
 
     # --- deciding and acting ------------------------------------------------------------------------------------------
 

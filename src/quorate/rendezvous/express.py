@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from quorate._marks import mark
 from quorate.backends.contract import Session, Shortcut
@@ -24,6 +24,16 @@ from quorate.rendezvous.presence import Ahead, Presence
 from quorate.rendezvous.records import AssignRecord, NodePhase, NodeRecord, RoundPhase, RoundRecord, decode
 
 _JOINING, _FORMING, _ACTIVE = NodePhase.JOINING, RoundPhase.FORMING, RoundPhase.ACTIVE  # as in `view.py`
+
+
+class Released(Protocol):
+    """Somebody who waits elsewhere for a node's place."""
+
+    def prepare(self) -> None:
+        """There is time now for all that can be done before there is a place. Perhaps not for the first time."""
+
+    def __call__(self, joined: Joined) -> None:
+        """This is the place."""
 
 
 class _Waiter(NamedTuple):
@@ -55,7 +65,7 @@ class Express:
         self._presence = presence
         self._enter_node = enter
         self._loop = asyncio.get_running_loop()
-        self._released: Callable[[Joined], None] | None = None
+        self._released: Released | None = None
         self._waiter: _Waiter | None = None
         self._ahead: Ahead | None = None
         """The confirmation of the attempt that is expected next: made while there is time."""
@@ -64,7 +74,7 @@ class Express:
         self._revision = 0
         """Of the confirmation, once it is known."""
 
-    def begin(self, released: Callable[[Joined], None] | None) -> None:
+    def begin(self, released: Released | None) -> None:
         """A call begins, for somebody who waits elsewhere and is told; None: nobody does, and this way is not gone."""
         self._released = released if self._shortcut is not None else None
 
@@ -73,10 +83,11 @@ class Express:
         own, deadline = self._presence.record, patience.scope.when()
         if self._released is None or self._shortcut is None or own is None or own.phase is not _JOINING:
             return
+        self._released.prepare()
         self._ahead = self._presence.prepare_ahead(last.number + 1 if last is not None else 1)
         until = float("inf") if deadline is None else deadline
         self._waiter = _Waiter(own, session, door.config.incarnation, data_lease, patience.task, until)
-        self._shortcut.open(self._pushed)
+        self._shortcut.open(self._pushed, self._ahead.op if self._ahead is not None else None)
 
     def settle(self) -> None:
         """Let everybody see what was answered here."""

@@ -43,7 +43,7 @@ from quorate.events import (
 from quorate.kv.types import ModRevisionIs
 from quorate.rendezvous.duties import Duties
 from quorate.rendezvous.entry import Door, Entry, closed_sentence, drain_sentence
-from quorate.rendezvous.express import Express
+from quorate.rendezvous.express import Express, Released
 from quorate.rendezvous.insist import Insistence
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye
@@ -129,9 +129,7 @@ class Node:
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
 
-    async def next_round(
-        self, started_at: float | None = None, released: Callable[[Joined], None] | None = None
-    ) -> Joined:
+    async def next_round(self, started_at: float | None = None, released: Released | None = None) -> Joined:
         """Leave the current round, if any, and wait for a place in the next, from `started_at` (now) on.
 
         `released` may be called with the place as soon as the node has it, in time for somebody who waits elsewhere;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from quorate.backends.contract import BackendStatus, Limits, Watch
 from quorate.backends.ops import OpBackend
@@ -25,6 +26,7 @@ class LocalWatch(Watch):
         self._id: int | None = None
         self._buffer: deque[Batch] = deque()
         self._wake = asyncio.Event()
+        self._on_ready: Callable[[], None] | None = None
         self._is_cancelled = False
 
     def push(self, batch: Batch) -> None:
@@ -35,10 +37,25 @@ class LocalWatch(Watch):
             self._id = None
             return
         self._buffer.append(batch)
-        self._wake.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_ready is not None:
+            self._on_ready()
+        else:
+            self._wake.set()
+
+    def follow(self, on_ready: Callable[[], None]) -> bool:
+        """As in the contract. It is called while something is executed, and must not execute anything."""
+        self._on_ready = on_ready
+        return True
 
     def ready(self) -> Batch | None:
-        if not self._buffer or self._is_cancelled:
+        if self._is_cancelled:
+            return None
+        if self._on_ready is not None and self._id is None and not self._buffer:
+            self._start()
+        if not self._buffer:
             return None
         batch = self._buffer.popleft()
         self._seen = batch.revision
@@ -70,7 +87,7 @@ class LocalWatch(Watch):
         if self._id is not None:
             self._hub.unwatch(self._id)
             self._id = None
-        self._wake.set()
+        self._tell()
 
 
 class LocalBackend(OpBackend):

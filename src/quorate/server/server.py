@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from quorate._version import SOFTWARE
 from quorate.backends.forks import guard
-from quorate.backends.tcp import LIMITS, SOFTWARE
+from quorate.backends.tcp import LIMITS
 from quorate.events import Emitter, ServerListens, ServerStopped, ServerTrouble
 from quorate.kv.engine import DEFAULT_HISTORY, Engine
 from quorate.server.accepting import Acceptor

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quorate.backends.tcp import SOFTWARE
+from quorate._version import SOFTWARE
 from quorate.wire.frames import GREETING, FrameError, Framer, NotQuorate, frame
 from quorate.wire.handshake import Versions, describe
 from quorate.wire.messages import Hello, Refused, Welcome, encoder, welcome_decoder

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 
-from quorate._version import __version__
+from quorate._version import SOFTWARE, __version__
 from quorate.errors import BackendError
 from quorate.observe.doctor.checks import Check, failed, ok, register_checks, skipped, warning
 from quorate.observe.doctor.network import Reached, check_network
@@ -90,7 +90,7 @@ async def _quorate(where: str, answer: Welcome | Refused, is_tls: bool) -> Async
     if isinstance(answer, Welcome):
         kind = "run for its own sake" if answer.is_dedicated else "hosted by a node"
         yield ok("protocol", f"{where} is {answer.software or 'a Quorate server'}, protocol {answer.version}, {kind}")
-        if answer.software and answer.software != f"quorate {__version__}":
+        if answer.software and answer.software != SOFTWARE:
             yield warning(
                 "version", f"it is {answer.software}, and here is {__version__}", "run one version everywhere"
             )

@@ -19,22 +19,32 @@ class Call(NamedTuple):
     """The session had not ended by this side's clock."""
 
 
+class _Caller:
+    """Waits for a node's place."""
+
+    def __init__(self, node: Node) -> None:
+        self.released: asyncio.Future[tuple[Joined, bool]] = asyncio.get_running_loop().create_future()
+        self._node = node
+
+    def prepare(self) -> None:
+        """There is nothing to make."""
+
+    def __call__(self, joined: Joined) -> None:
+        session = self._node._presence.session
+        in_time = session is not None and asyncio.get_running_loop().time() < session.expires_at
+        self.released.set_result((joined, in_time))
+
+
 async def join(node: Node, machine: str, waits_elsewhere: bool) -> tuple[Joined, Call | None]:
     """A place in a round; and the call, if whoever waits for it was released before it had ended."""
     if not waits_elsewhere:
         return await node.next_round(), None
-    loop = asyncio.get_running_loop()
-    released: asyncio.Future[tuple[Joined, bool]] = loop.create_future()
-
-    def release(joined: Joined) -> None:
-        session = node._presence.session
-        released.set_result((joined, session is not None and loop.time() < session.expires_at))
-
-    task = asyncio.create_task(node.next_round(released=release), name=f"{machine} joins")
-    await asyncio.wait((released, task), return_when=asyncio.FIRST_COMPLETED)
-    if not released.done():
+    caller = _Caller(node)
+    task = asyncio.create_task(node.next_round(released=caller), name=f"{machine} joins")
+    await asyncio.wait((caller.released, task), return_when=asyncio.FIRST_COMPLETED)
+    if not caller.released.done():
         return await task, None
-    joined, in_time = released.result()
+    joined, in_time = caller.released.result()
     return joined, Call(task, in_time)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from quorate.backends.contract import Limits
 from quorate.backends.tcp import TcpBackend
 from quorate.backends.tcp_link import Link
-from quorate.backends.tcp_requests import Pending
+from quorate.backends.tcp_requests import Pending, Ready
 from quorate.errors import OutcomeUnknown
 from quorate.kv.types import Op, Txn
 from quorate.testing.sim.network import Weather
@@ -85,10 +85,10 @@ class WiredBackend(TcpBackend):
             return self._vanished(message)
         return super()._asked(message, changes)
 
-    def _ask_now(self, op: Txn) -> Pending:
+    def _ask_now(self, op: Txn, ready: Ready | None) -> Pending:
         if self._vanishes(op):
             return self._vanished(Do(self._requests.number(), op))
-        return super()._ask_now(op)
+        return super()._ask_now(op, ready)
 
     def _vanished(self, message: Do) -> Pending:
         """It is never sent, and whoever asked is told so late."""

@@ -377,7 +377,7 @@ class SimWorld:
 
     async def _work(self, process: SimProcess, joined: Joined) -> None:
         """Use the store, then stay until the world changes, or until restlessness or the director says otherwise."""
-        store = AsyncStore(process.node.backend, self.keys, process.node.identity.id, joined, timeout_s=2.0)
+        store = AsyncStore(process.node.backend, self.keys, process.node.identity.id, timeout_s=2.0).place(joined)
         try:
             await store.set(f"rank{joined.rank}", process.machine)
             self._check_sum(process, joined, await store.add("sum", 1))
