@@ -255,7 +255,7 @@ class DirectStore(AsyncStore):
         path, absent, deadline = self._place + key, not wanted, time.monotonic() + limit_s
         put = (Put(path, new, self._lease),)
         while True:
-            op = Txn((self._fence, Exists(path, False) if absent else ValueIs(path, wanted)), put)
+            op = Txn((self._fences[0], Exists(path, False) if absent else ValueIs(path, wanted)), put)
             result = self._execute("compare_set", key, op, limit_s, deadline)
             assert isinstance(result, TxnResult)
             if result.committed:

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
@@ -84,11 +84,11 @@ class AsyncStore:
         self._lease = joined.data_lease
         return self
 
-    @cached_property
+    @property
     def _root(self) -> str:
         return self._keys.store(self.round)
 
-    @cached_property
+    @property
     def _fence(self) -> ModRevisionIs:
         return ModRevisionIs(self._keys.node(self._node_id), self._joined.own_revision)
 

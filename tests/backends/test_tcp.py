@@ -16,12 +16,13 @@ from quorate.backends.tcp_link import Link
 from quorate.backends.tcp_requests import Requests
 from quorate.backends.tcp_shortcut import TcpShortcut
 from quorate.errors import BackendError, HistoryGone, OutcomeUnknown, Rejected, Unavailable
-from quorate.kv.types import Put
+from quorate.kv.types import Put, Txn, TxnResult
 from quorate.rendezvous.records import ClaimRecord, encode
 from quorate.server import runs
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, Framer, frame
 from quorate.wire.handshake import Versions
 from quorate.wire.messages import (
+    Answer,
     Claim,
     Do,
     RefusalCode,
@@ -768,6 +769,96 @@ def test_frame_that_somebody_chokes_on_does_not_keep_the_next_from_anybody():
         with pytest.raises(KeyError):
             shortcut.settle()
         await eventually(lambda: len(given) == 2, "both are given")
+
+    run(main())
+
+
+OP = Txn((), (Put("/a", b"1"),))
+
+
+def sent(ready):
+    (payload,) = Framer().feed(GREETING + ready.data)
+    return client_decoder.decode(payload)
+
+
+def test_request_that_is_made_ready_acknowledges_only_what_was_answered():
+    async def main():
+        requests = Requests(1.0)
+        requests.add(Do(requests.number(), OP), changes=True)
+        early = requests.prepare(OP)
+        assert (sent(early).acked, [message.seq for message in sent(early).messages]) == (0, [2])
+        requests.answered(1, TxnResult(True, 1, ()))
+        late = requests.prepare(OP)
+        assert (sent(late).acked, [message.seq for message in sent(late).messages]) == (1, [2])
+
+    run(main())
+
+
+def test_request_that_was_made_ready_counts_as_sent_when_it_is_taken():
+    async def main():
+        requests = Requests(7.0)
+        ready = requests.prepare(OP)
+        assert not list(requests.open())
+        assert requests.take(ready, 100.0)
+        pending = ready.pending
+        assert (pending.is_sent, pending.first_sent_at, pending.changes, pending.deadline) == (True, 100.0, True, 107.0)
+        assert list(requests.open()) == [pending]
+        assert requests.number() == 2
+        pending.fail(Unavailable("gone"))
+        with pytest.raises(OutcomeUnknown):
+            await pending.answer
+
+    run(main())
+
+
+def test_request_that_was_made_ready_is_not_sent_before_what_waits_to_be_sent():
+    async def main():
+        async with serving() as server, client_of(server.addresses[0]) as backend:
+            await backend.get("/a")
+            backend.watch("/b", 0).follow(lambda: None)
+            assert backend._out
+            pending = backend._ask_now(OP, ready := backend._requests.prepare(OP))
+            assert pending is not ready.pending
+            assert isinstance(await pending.answer, TxnResult)
+            ready = backend._requests.prepare(OP)
+            assert backend._ask_now(OP, ready) is ready.pending
+            assert isinstance(await ready.pending.answer, TxnResult)
+
+    run(main())
+
+
+def test_another_request_than_the_one_that_was_made_ready_is_made_then():
+    async def main():
+        asked = []
+        requests = Requests(1.0)
+
+        def ask(op, ready):
+            asked.append((op, ready))
+            return requests.add(Do(requests.number(), op), changes=True)
+
+        shortcut = TcpShortcut({}, requests, ask, lambda: None, lambda _: None)
+        other = Txn((), (Put("/a", b"2"),))
+        shortcut.open(lambda batches, answer: True, OP)
+        shortcut.send(other)
+        shortcut.open(lambda batches, answer: True, OP)
+        shortcut.send(OP)
+        assert asked[0] == (other, None)
+        assert asked[1][0] is asked[1][1].op is OP
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_answer_to_somebody_else_closes_the_way_only_once_something_is_held(is_held):
+    async def main():
+        given = []
+        shortcut = TcpShortcut({}, Requests(1.0), lambda op, ready: None, lambda: None, given.append)
+        shortcut.open(lambda batches, answer: True, None)
+        if is_held:
+            assert shortcut.takes(shortcut.on_push, ())
+        assert not shortcut.takes(shortcut.on_push, (Answer(5, TxnResult(True, 1, ())),))
+        assert (shortcut.on_push is None) == is_held
+        assert given == [()] * is_held
 
     run(main())
 

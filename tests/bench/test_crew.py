@@ -37,7 +37,7 @@ class ScriptedClient:
 
 def crew_of(*clients: ScriptedClient) -> Crew:
     hosted = [(number,) for number in range(len(clients))]
-    return Crew(hosted, lambda number: fork(lambda sock: be_node(sock, number, clients[number])))
+    return Crew(hosted, lambda number: fork(lambda sock: be_node(sock, number, clients[number], len(clients))))
 
 
 def soon() -> float:
@@ -50,6 +50,8 @@ def test_nodes_of_one_world_are_gathered():
         crew.tell(Do.JOIN, crew.nodes)
         released_at = crew.gather(crew.nodes, soon())
     assert start_at < released_at < time.monotonic()
+    assert all(start_at < called_at < released_at for called_at in crew.called_at.values())
+    assert crew.called_at.keys() == {0, 1}
 
 
 def test_node_of_a_smaller_world_follows_it_into_the_next():
@@ -63,7 +65,7 @@ def test_nodes_with_the_same_rank_are_no_world():
         crew.tell(Do.JOIN, crew.nodes)
         crew.wait(What.INSIDE, crew.nodes, soon())
         with pytest.raises(NoneInTime) as raised:
-            crew.gather(crew.nodes, time.monotonic() + 0.5)
+            crew.gather(crew.nodes, time.monotonic() + 2.0)
     assert str(raised.value) == "2 of 2 nodes released"
 
 

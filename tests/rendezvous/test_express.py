@@ -98,6 +98,13 @@ class Elsewhere:
         self._told(joined)
 
 
+def watched(requests):
+    """The requests that are made from now on, but for one that was ready."""
+    asked, add = [], requests.add
+    requests.add = lambda *of, **how: asked.append(add(*of, **how)) or asked[-1]
+    return asked
+
+
 def is_open(node):
     return node.backend.shortcut().on_push is not None
 
@@ -157,9 +164,11 @@ def test_what_is_answered_to_somebody_else_meanwhile_does_not_close_the_way():
             node, call, released = await nodes.waiting("b")
             await node.backend.get("anything")  # as a renewal is, now and then
             assert is_open(node)
+            asked = watched(node.backend._requests)
             last = asyncio.create_task(nodes.node("c").next_round())
             await asyncio.wait((released, call), return_when=asyncio.FIRST_COMPLETED)
             assert released.done()
+            assert not asked, "the confirmation was ready, under a number that is free"
             await asyncio.gather(first, last, call)
 
     run(main())
@@ -170,9 +179,8 @@ def test_a_confirmation_that_was_made_ready_is_not_sent_under_a_number_that_some
         async with group(3) as nodes:
             first = asyncio.create_task(nodes.node("a").next_round())
             node, call, released = await nodes.waiting("b")
-            requests, asked = node.backend._requests, []
-            taken = requests.number()
-            requests.add, add = lambda *of, **how: asked.append(add(*of, **how)) or asked[-1], requests.add
+            requests = node.backend._requests
+            taken, asked = requests.number(), watched(requests)
             last = asyncio.create_task(nodes.node("c").next_round())
             joined = await released
             assert [pending.message.seq for pending in asked] == [taken + 1]

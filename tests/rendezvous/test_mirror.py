@@ -9,8 +9,11 @@ from quorate.backends.memory import MemoryBackend, MemoryServer
 from quorate.errors import BackendError, Rejected
 from quorate.kv.types import Batch, Delete, Put
 from quorate.rendezvous.mirror import Mirror
+from quorate.server.hub import Hub
+from quorate.server.local import LocalBackend
 from quorate.testing import loop as virtual
 from quorate.testing.chaos import ChaosBackend, Faults
+from tests.server.kit import eventually, run
 
 
 class Follower:
@@ -185,3 +188,16 @@ def test_mirror_whose_watch_is_denied_says_so_and_looks_again() -> None:
     troubles, values = virtual.run(main(), seed=1, limit_s=1_000)
     assert [str(trouble) for trouble in troubles if trouble is not None] == ["permission denied"]
     assert values == {"/a/1": b"one"}
+
+
+def test_mirror_of_a_watch_inside_a_server_is_called():
+    async def main():
+        backend, changes = LocalBackend(Hub()), []
+        mirror = Mirror(backend, ["/a/"], random.Random(1), changes.append, lambda _: None)
+        await mirror.synced.wait()
+        await asyncio.sleep(0)
+        await backend.txn((), [Put("/a/x", b"1")])
+        await eventually(lambda: "/a/x" in mirror.items, "it is told")
+        mirror.stop()
+
+    run(main())

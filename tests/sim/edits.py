@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -27,7 +26,7 @@ class Edit:
     def function(self) -> FunctionType:
         """What is edited."""
         found = inspect.getattr_static(self.owner, self.name)
-        found = _plain(found)
+        found = found.fget if isinstance(found, property) else found
         assert isinstance(found, FunctionType), f"{self.name} is not a function"
         return found
 
@@ -41,16 +40,9 @@ class Edit:
         made: dict[str, Any] = {}
         exec(edited, dict(vars(sys.modules[function.__module__])), made)
         new = made[self.name]
-        code = _plain(new).__code__
+        code = (new.fget if isinstance(new, property) else new).__code__
         assert isinstance(code, CodeType)
         return code
-
-
-def _plain(found: Any) -> Any:
-    """The function behind it."""
-    if isinstance(found, cached_property):
-        return found.func
-    return found.fget if isinstance(found, property) else found
 
 
 @contextmanager

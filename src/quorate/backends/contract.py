@@ -72,6 +72,9 @@ class Watch(ABC):
     is_idle: bool = False
     """Nothing is `ready()`, as whoever asked last was told: one need not ask before one is called."""
 
+    is_over: bool = False
+    """It was cancelled, by whoever has it or with its backend. Told at least by those that `follow()`."""
+
     def __aiter__(self) -> AsyncIterator[Batch]:
         return self
 

@@ -40,7 +40,6 @@ class TcpWatch(Watch):
         self._wake: asyncio.Future[None] | None = None
         self._on_ready: Callable[[], None] | None = None
         self._gone: Rejected | None = None
-        self._is_cancelled = False
 
     @property
     def after(self) -> int:
@@ -85,11 +84,11 @@ class TcpWatch(Watch):
         return True
 
     def ready(self) -> Batch | None:
-        if self._buffer and not self._is_cancelled:
+        if self._buffer and not self.is_over:
             batch = self._buffer.popleft()
             self._seen = batch.revision
             return batch
-        if self._is_cancelled:
+        if self.is_over:
             return None
         if self._gone is not None:
             gone, self._gone = self._gone, None
@@ -100,7 +99,7 @@ class TcpWatch(Watch):
         return None
 
     async def __anext__(self) -> Batch:
-        while not self._is_cancelled:
+        while not self.is_over:
             batch = self.ready()
             if batch is not None:
                 return batch
@@ -113,7 +112,7 @@ class TcpWatch(Watch):
         raise StopAsyncIteration
 
     def cancel(self) -> None:
-        self._is_cancelled = True
+        self.is_over = True
         self._stop()
         self._tell()
 

@@ -18,6 +18,8 @@ from quorate.bench.helper import Gone, Helper, Line, end_all
 
 BATCH_S = 0.005
 """Reports are read in batches, so that reading them does not compete with the nodes that are still at work."""
+REPORT_S = 0.25
+"""Nodes that are where they should be report it so much later: sending it does not compete with the others, either."""
 
 
 class Do(enum.Enum):
@@ -51,13 +53,14 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`rank` and `size` with RELEASED, `text` with FAILED."""
+    """`rank`, `size` and the instant of the call with RELEASED, `text` with FAILED."""
 
     node: int
     what: What
     at: float
     rank: int = -1
     size: int = 0
+    called_at: float = 0.0
     text: str = ""
 
 
@@ -79,6 +82,8 @@ class Crew:
         self._shared: set[int] = set()
         self._helpers: list[Helper] = []
         self._gone: set[int] = set()
+        self.called_at: dict[int, float] = {}
+        """When the nodes that were gathered had called."""
         self._reports: dict[What, dict[int, Report]] = {what: {} for what in What}
         self._selector = selectors.DefaultSelector()
         try:
@@ -158,6 +163,7 @@ class Crew:
             for report in self._take(What.RELEASED):
                 if report.size == len(wanted):
                     placed[report.node] = report
+                    self.called_at[report.node] = report.called_at
                 else:
                     placed.pop(report.node, None)
                     self.tell(Do.FOLLOW, [report.node])

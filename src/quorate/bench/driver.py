@@ -13,13 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 from quorate import aio
-from quorate.bench.crew import Command, Do, Report, What
+from quorate.bench.crew import REPORT_S, Command, Do, Report, What
 from quorate.bench.helper import Gone, Line
 from quorate.bench.node import failure
 from quorate.server.process import run_loop
-
-REPORT_S = 0.25
-"""Reports of many nodes go out together, later: each has its own instant, and sending them must not be measured."""
 
 
 def be_nodes(sock: socket.socket, nodes: tuple[int, ...], url: str) -> None:
@@ -82,9 +79,10 @@ class _Driver:
                 await self._reported(number, self._join(number))
 
     async def _join(self, number: int) -> None:
-        self._report(Report(number, What.INSIDE, time.monotonic()))
+        called_at = time.monotonic()
+        self._report(Report(number, What.INSIDE, called_at))
         world = self._worlds[number] = await self._handlers[number].next_rendezvous()
-        self._report(Report(number, What.RELEASED, time.monotonic(), world.rank, world.world_size))
+        self._report(Report(number, What.RELEASED, time.monotonic(), world.rank, world.world_size, called_at))
 
     async def _reported(self, number: int, call: Coroutine[Any, Any, None]) -> None:
         try:
@@ -93,6 +91,7 @@ class _Driver:
             self._report(failure(number, error))
 
     def _report(self, report: Report) -> None:
+        """Together with others, later: each has its own instant."""
         if not self._unsent:
             asyncio.get_running_loop().call_later(REPORT_S, self._send)
         self._unsent.append(report)

@@ -108,7 +108,7 @@ def _processes(
     def start(number: int) -> Helper:
         own = msgspec.structs.replace(sizes, number=number)
         if own_process:
-            return fork(with_a_stack_of_its_own(lambda sock: be_node(sock, number, side.client(port, own))))
+            return fork(with_a_stack_of_its_own(lambda sock: be_node(sock, number, side.client(port, own), count)))
         return fork(lambda sock: be_nodes(sock, hosted[number], run_url(port, sizes)))
 
     return hosted, start
@@ -124,8 +124,7 @@ def last_arrival(side: Contender, case: Case, repetition: int) -> float:
         crew.wait(What.INSIDE, others, there.deadline())
         there.settle(case.nodes, repetition)
         crew.tell(Do.JOIN, [last])
-        released_at = crew.gather(crew.nodes, there.deadline())
-        return released_at - crew.wait(What.INSIDE, [last], there.deadline())[last].at
+        return crew.gather(crew.nodes, there.deadline()) - crew.called_at[last]
 
 
 def together(side: Contender, case: Case, repetition: int) -> float:
@@ -170,8 +169,7 @@ def late_node(side: Contender, case: Case, repetition: int) -> float:
         crew.tell(Do.FOLLOW, others)
         there.settle(case.nodes, repetition)
         crew.tell(Do.JOIN, [late])
-        released_at = crew.gather(crew.nodes, there.deadline())
-        return released_at - crew.wait(What.INSIDE, [late], there.deadline())[late].at
+        return crew.gather(crew.nodes, there.deadline()) - crew.called_at[late]
 
 
 TIMED: dict[str, Callable[[Contender, Case, int], float]] = {

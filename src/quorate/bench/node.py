@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 import time
 
-from quorate.bench.crew import Command, Do, Report, What
+from quorate.bench.crew import REPORT_S, Command, Do, Report, What
 from quorate.bench.helper import Gone, Line
 from quorate.bench.sides import Client
 
 LONGEST_ERROR = 300
 
 
-def be_node(sock: socket.socket, number: int, client: Client) -> None:
-    """Until the other end is gone, or a call fails."""
+def be_node(sock: socket.socket, number: int, client: Client, most: int) -> None:
+    """Until the other end is gone, or a call fails. `most`: the size of a whole world."""
     line = Line(sock, Command)
     try:
         client.rehearse()
@@ -21,33 +21,36 @@ def be_node(sock: socket.socket, number: int, client: Client) -> None:
         while True:
             for command in line.receive():
                 wait_until(command.at)
-                _obey(command.do, number, client, line)
+                _obey(command.do, number, client, most, line)
     except Gone:
         return
     except Exception as error:
         line.send([failure(number, error)])
 
 
-def _obey(do: Do, number: int, client: Client, line: Line[Command]) -> None:
+def _obey(do: Do, number: int, client: Client, most: int, line: Line[Command]) -> None:
     match do:
         case Do.CONNECT:
             client.connect()
             line.send([Report(number, What.CONNECTED, time.monotonic())])
         case Do.JOIN:
-            _join(number, client, line)
+            _join(number, client, most, line)
         case Do.FOLLOW:
             client.wait_told()
-            _join(number, client, line)
+            _join(number, client, most, line)
         case Do.ABANDON:
             raise RuntimeError("a node with a process of its own is killed, not told to abandon its handler")
 
 
-def _join(number: int, client: Client, line: Line[Command]) -> None:
+def _join(number: int, client: Client, most: int, line: Line[Command]) -> None:
     client.create()
     line.send([Report(number, What.INSIDE, time.monotonic())])
+    called_at = time.monotonic()
     place = client.join()
     at = time.monotonic()
-    line.send([Report(number, What.RELEASED, at, place.rank, place.size)])
+    if place.size == most:
+        time.sleep(REPORT_S)
+    line.send([Report(number, What.RELEASED, at, place.rank, place.size, called_at)])
 
 
 def wait_until(at: float) -> None:

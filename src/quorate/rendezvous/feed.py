@@ -8,6 +8,8 @@ from quorate.backends.contract import Watch
 from quorate.errors import Unavailable
 from quorate.kv.types import Batch
 
+CLOSED = "the watch on the run was closed"
+
 
 class Feed:
     """Of one watch, for one reader. Where the watch calls (`Watch.follow`), nothing else runs to wait for it."""
@@ -31,6 +33,8 @@ class Feed:
             return finished.result()
         batch = self._watch.ready()
         self._has_news = batch is not None
+        if batch is None and self._watch.is_over:
+            raise Unavailable(CLOSED)
         return batch
 
     async def wait(self, until: float | None) -> None:
@@ -72,4 +76,4 @@ class Feed:
         try:
             return await anext(self._watch)
         except StopAsyncIteration:
-            raise Unavailable("the watch on the run was closed") from None
+            raise Unavailable(CLOSED) from None

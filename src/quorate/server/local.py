@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from quorate.backends.contract import BackendStatus, Limits, Watch
 from quorate.backends.ops import OpBackend
@@ -27,7 +28,6 @@ class LocalWatch(Watch):
         self._buffer: deque[Batch] = deque()
         self._wake = asyncio.Event()
         self._on_ready: Callable[[], None] | None = None
-        self._is_cancelled = False
 
     def push(self, batch: Batch) -> None:
         """The hub's."""
@@ -48,10 +48,14 @@ class LocalWatch(Watch):
     def follow(self, on_ready: Callable[[], None]) -> bool:
         """As in the contract. It is called while something is executed, and must not execute anything."""
         self._on_ready = on_ready
+        with suppress(HistoryGone):  # `ready()` raises it
+            self._start()
+        if self._buffer or self._id is None:
+            asyncio.get_running_loop().call_soon(on_ready)
         return True
 
     def ready(self) -> Batch | None:
-        if self._is_cancelled:
+        if self.is_over:
             return None
         if self._on_ready is not None and self._id is None and not self._buffer:
             self._start()
@@ -62,7 +66,7 @@ class LocalWatch(Watch):
         return batch
 
     async def __anext__(self) -> Batch:
-        while not self._is_cancelled:
+        while not self.is_over:
             if self._id is None and not self._buffer:
                 self._start()
             batch = self.ready()
@@ -83,7 +87,7 @@ class LocalWatch(Watch):
         self._buffer.extend(backlog)
 
     def cancel(self) -> None:
-        self._is_cancelled = True
+        self.is_over = True
         if self._id is not None:
             self._hub.unwatch(self._id)
             self._id = None

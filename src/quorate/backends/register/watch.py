@@ -42,7 +42,6 @@ class RegisterWatch(Watch):
         self._error: BackendError | None = None
         self._has_begun = False
         self._is_behind = False
-        self._is_cancelled = False
 
     def take(self, document: Document) -> None:
         """A document was read, or written by this process."""
@@ -89,7 +88,7 @@ class RegisterWatch(Watch):
         return True
 
     def ready(self) -> Batch | None:
-        if self._is_cancelled:
+        if self.is_over:
             return None
         if not self._buffer and self._is_behind:
             self._begin()
@@ -101,7 +100,7 @@ class RegisterWatch(Watch):
         return None
 
     async def __anext__(self) -> Batch:
-        while not self._is_cancelled:
+        while not self.is_over:
             if not self._has_begun:
                 self._begin()
             batch = self.ready()
@@ -115,7 +114,7 @@ class RegisterWatch(Watch):
         raise StopAsyncIteration
 
     def cancel(self) -> None:
-        self._is_cancelled = True
+        self.is_over = True
         self._source.stop_watch(self)
         self._tell()
 
