@@ -10,6 +10,7 @@ from quorate.bench.crew import Command, Crew, Do, NodeFailed, NoneInTime, Report
 from quorate.bench.helper import Gone, Line, fork
 from quorate.bench.node import be_node
 from quorate.bench.sides import Place
+from tests.patience import in_thread, result_of
 
 PATIENCE_S = 30.0
 
@@ -120,3 +121,19 @@ def test_messages_arrive_whole_and_in_order():
         here.close()
         with pytest.raises(Gone):
             line.receive()
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_more_messages_than_fit_into_a_socket_arrive(blocks):
+    """An event loop makes a socket that it looks at one that does not block."""
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(blocks)
+        there.settimeout(PATIENCE_S)
+        many = [Report(number, What.RELEASED, 1.0, number, 50_000) for number in range(50_000)]
+        sending = in_thread(lambda: Line(here, Command).send(many))
+        line, received = Line(there, Report), []
+        while len(received) < len(many):
+            received += line.receive()
+        assert received == many
+        result_of(sending)

@@ -52,7 +52,7 @@ class Command(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """`rank`, `size` and the instant of the call with RELEASED, `text` with FAILED."""
 
     node: int

@@ -40,11 +40,15 @@ class Line(Generic[M]):
         self._buffer = b""
 
     def send(self, messages: Iterable[msgspec.Struct]) -> None:
-        """Blocks while the other end does not read. Gone if there is none."""
-        try:
-            self.sock.sendall(b"".join(msgspec.json.encode(message) + b"\n" for message in messages))
-        except OSError as error:
-            raise Gone(f"the process at the other end has ended: {error}") from error
+        """Blocks while the other end does not read, even if an event loop has the socket. Gone if there is none."""
+        left = memoryview(b"".join(msgspec.json.encode(message) + b"\n" for message in messages))
+        while left:
+            try:
+                left = left[self.sock.send(left) :]
+            except BlockingIOError:
+                select.select([], [self.sock], [])
+            except OSError as error:
+                raise Gone(f"the process at the other end has ended: {error}") from error
 
     def receive(self) -> list[M]:
         """Block until something can be read; the whole messages of it. Gone at the end."""
