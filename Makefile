@@ -59,7 +59,7 @@ bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always n
 demo: $(VENV)/.stamp-runtime ## an elastic job on four nodes of this machine: one is killed, one is added
 	$(BIN)/python examples/demo.py $(ARGS)
 
-bench: setup $(VENV)/.stamp-torch ## measure it beside others and make docs/benchmarks.md: 25 minutes, ARGS=--quick: 8
+bench: setup $(VENV)/.stamp-torch ## measure it beside others and make docs/benchmarks.md: 28 minutes, ARGS=--quick: 8
 	$(BIN)/python -m quorate.bench.suite $(ARGS)
 
 bench-parts: $(VENV)/.stamp-runtime ## measure its parts: the engine, torchrun, the register backend
