@@ -98,8 +98,7 @@ class Link(asyncio.Protocol):
 
     def send(self, payload: bytes) -> None:
         """One frame, unless the connection is over."""
-        if not self._is_over and self._transport is not None:
-            self._transport.write(frame(payload))
+        self.write(frame(payload))
 
     def write(self, data: bytes) -> None:
         """Frames, unless the connection is over."""
