@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import quorate
-from quorate.api import free_port
+from tests.ports import free_port
 
 PATIENCE_S = 60
 

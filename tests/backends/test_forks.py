@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from tests.ports import free_port
+
 SCRIPT = """
 import os, sys, time
 import quorate
@@ -21,11 +23,6 @@ if child == 0:
 print(child, flush=True)
 time.sleep(60)
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 @pytest.fixture

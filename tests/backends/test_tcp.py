@@ -32,7 +32,8 @@ from quorate.wire.messages import (
     encoder,
     hello_decoder,
 )
-from tests.server.kit import PATIENCE_S, client_of, eventually, fresh_port, put, run, serving, take
+from tests.ports import free_port
+from tests.server.kit import PATIENCE_S, client_of, eventually, put, run, serving, take
 from tests.server.proxy import through
 from tests.server.threaded import House
 
@@ -271,7 +272,7 @@ def test_watch_on_a_peer_that_hangs_can_be_cancelled():
 
 def test_calls_fail_soon_with_the_cause_where_nobody_listens():
     async def main():
-        endpoint = f"127.0.0.1:{await fresh_port()}"
+        endpoint = f"127.0.0.1:{free_port()}"
         async with client_of(endpoint, call_timeout_s=60.0) as backend:
             async with takes(0.0):
                 errors = await asyncio.gather(backend.get("/a"), put(backend, "/a"), return_exceptions=True)
@@ -293,7 +294,7 @@ def test_name_that_does_not_exist_is_said_in_the_error():
 
 def test_listener_is_told_of_trouble_and_of_its_end():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         told = []
         async with client_of(f"127.0.0.1:{port}") as backend:
             backend.listen(told.append)
@@ -331,7 +332,7 @@ def test_call_that_was_sent_waits_for_a_server_that_can_be_reached_again():
 
 def test_node_joins_a_server_that_starts_after_it():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         url = f"tcp://127.0.0.1:{port}/run"
         node = aio.create_handler(url, name="a", min_nodes=1, last_call_timeout=0.1, is_host=False)
         joining = asyncio.create_task(node.next_rendezvous())
@@ -423,7 +424,7 @@ def test_something_else_on_the_port_is_rejected_with_what_it_answered(answer, na
 )
 def test_server_that_breaks_off_or_babbles_is_unavailable_and_tried_again(words):
     async def main():
-        port = await fresh_port()
+        port = free_port()
         async with client_of(f"127.0.0.1:{port}") as backend:
             async with listening(says(*words), port):
                 with pytest.raises(Unavailable) as caught:
@@ -536,7 +537,7 @@ def test_requests_that_are_too_large_together_are_sent_apart():
 
 def test_new_generation_means_lost_sessions_and_watches_that_scan_again():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         async with client_of(f"127.0.0.1:{port}") as backend:
             async with serving(port):
                 session = await backend.open_session(60.0)
@@ -561,7 +562,7 @@ def test_new_generation_means_lost_sessions_and_watches_that_scan_again():
 
 def test_watch_that_goes_on_after_a_new_generation_is_told_from_where():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         async with client_of(f"127.0.0.1:{port}") as backend:
             async with serving(port):
                 watch = backend.watch("/w", await put(backend, "/w") - 1)
@@ -579,7 +580,7 @@ def test_watch_that_goes_on_after_a_new_generation_is_told_from_where():
 
 def test_claim_is_made_before_sessions_are_lost_and_sent_before_anything_else():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         first, second = Scripted("first"), Scripted("second")
         order = []
         async with client_of(f"127.0.0.1:{port}", run="run") as backend:
@@ -605,7 +606,7 @@ def test_claim_is_made_before_sessions_are_lost_and_sent_before_anything_else():
 
 def test_requests_of_which_a_new_generation_knows_nothing_are_unknown_if_they_were_sent():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         first = Scripted("first")
         async with client_of(f"127.0.0.1:{port}", call_timeout_s=PATIENCE_S) as backend:
             async with listening(first.handle, port):
@@ -623,7 +624,7 @@ def test_requests_of_which_a_new_generation_knows_nothing_are_unknown_if_they_we
 
 def test_numbers_of_rounds_go_on_over_a_restart_without_data():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         options = {"last_call_timeout": 0.1, "keep_alive_interval": 0.5, "is_host": False, "min_nodes": 2}
         nodes = [aio.create_handler(f"tcp://127.0.0.1:{port}/run", name=name, **options) for name in ("a", "b")]
         async with serving(port):
@@ -642,7 +643,7 @@ def test_numbers_of_rounds_go_on_over_a_restart_without_data():
 
 def test_members_who_left_their_round_while_the_server_was_away_count_as_back():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         options = {"last_call_timeout": 0.1, "keep_alive_interval": 0.5, "is_host": False, "min_nodes": 2}
         nodes = [aio.create_handler(f"tcp://127.0.0.1:{port}/run", name=name, **options) for name in ("a", "b")]
         async with serving(port):
@@ -687,7 +688,7 @@ def test_node_claims_a_round_that_it_left_until_it_has_another_session():
 
 def test_observer_that_comes_back_does_not_hold_up_the_nodes():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         async with client_of(f"127.0.0.1:{port}", run="run") as observer:
             async with serving(port):
                 await observer.get("/a")
@@ -707,7 +708,7 @@ def test_claim_of_a_member_counts_although_it_has_gone_again(monkeypatch):
     monkeypatch.setattr(runs, "UNMADE_PAUSE_S", 0.05)
 
     async def main():
-        port = await fresh_port()
+        port = free_port()
         claim = ClaimRecord(id="x", round=7, size=2, is_member=True, floor=7, ttl_s=1.0)
         async with client_of(f"127.0.0.1:{port}", run="run") as member:
             member.claim_by(lambda: encode(claim))
@@ -727,7 +728,7 @@ def test_claim_of_a_member_counts_although_it_has_gone_again(monkeypatch):
 
 def test_claim_of_a_member_makes_the_new_server_wait_for_the_others():
     async def main():
-        port = await fresh_port()
+        port = free_port()
         claim = ClaimRecord(id="x", round=7, size=1, is_member=True, floor=7, ttl_s=1.0)
         async with client_of(f"127.0.0.1:{port}", run="run") as member:
             member.claim_by(lambda: encode(claim))
@@ -953,7 +954,7 @@ def test_closing_fails_what_is_pending_and_leaves_no_task():
 def test_closing_at_any_time_leaves_no_task(where):
     async def main():
         async with serving() as server, listening(hang) as hanging:
-            places = {"connecting": hanging, "refused": f"127.0.0.1:{await fresh_port()}"}
+            places = {"connecting": hanging, "refused": f"127.0.0.1:{free_port()}"}
             before = asyncio.all_tasks()
             async with client_of(places.get(where, server.addresses[0])) as backend:
                 if where != "never used":

@@ -16,6 +16,7 @@ from quorate.errors import OutcomeUnknown, Unavailable
 from quorate.kv.types import Add, Exists, Put, Txn, ValueIs
 from quorate.wire.messages import Do
 from tests.patience import PATIENCE_S, in_thread, result_of, until
+from tests.ports import free_port
 from tests.server.threaded import House, add, do, listening, pool_to, put, sockets, soon, values
 
 SLOW_S = 2.0
@@ -357,8 +358,7 @@ def test_closing_ends_every_call_now_and_later(house):
 def test_closing_ends_those_who_are_still_connecting(kind):
     with listening(accepts=kind == "silent") as (port, came):
         if kind == "nobody":
-            with socket.create_server(("127.0.0.1", 0)) as one:
-                port = one.getsockname()[1]
+            port = free_port()
         with pool_to(port) as pool:
             calling = in_thread(add, pool, "/n")
             if kind == "silent":

@@ -16,6 +16,7 @@ from quorate.wire.frames import GREETING, frame
 from quorate.wire.handshake import Versions
 from quorate.wire.messages import RefusalCode, Refused, encoder
 from tests.patience import until
+from tests.ports import free_port
 from tests.server.threaded import House, add, do, listening, pool_to, put, soon, values
 
 SLOW_S = 2.0
@@ -87,9 +88,7 @@ def test_peer_that_takes_nothing_more_is_waited_for_no_longer_than_asked(house, 
 
 
 def test_nobody_there_is_late_at_the_deadline(house):
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
-    with pool_to(port) as pool:
+    with pool_to(free_port()) as pool:
         with in_time(0.3), pytest.raises(Late) as caught:
             pool.execute(Add("/n", 1), soon(0.3))
         assert isinstance(caught.value.__cause__, ConnectionRefusedError)

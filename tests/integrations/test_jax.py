@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from quorate.api import free_port
 from tests.e2e.kit import Process, Stage, loopback
 from tests.integrations.kit import HERE
+from tests.ports import free_port
 
 pytest.importorskip("jax")
 

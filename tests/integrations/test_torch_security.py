@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from quorate.api import free_port
+from tests.ports import free_port
 from tests.server.tls_kit import Town
 
 PATIENCE_S = 60.0

@@ -96,12 +96,6 @@ async def take(watch: Any, count: int) -> list[int]:
         return [(await anext(watch)).revision for _ in range(count)]
 
 
-async def fresh_port() -> int:
-    """A port of loopback on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
-
-
 class Raw:
     """A connection that sends whatever it likes, and reads only when it is told to."""
 

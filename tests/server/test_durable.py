@@ -15,8 +15,9 @@ from quorate.server.data import open_data
 from quorate.server.disk import Directory
 from quorate.server.journal import Bounds, Sync
 from quorate.testing.disk import FaultyDisk, MemoryDisk
+from tests.ports import free_port
 from tests.server.durable_kit import kill, make, serving_from
-from tests.server.kit import PATIENCE_S, client_of, eventually, fresh_port, put, run, take
+from tests.server.kit import PATIENCE_S, client_of, eventually, put, run, take
 
 
 def gated() -> tuple[FaultyDisk, threading.Event]:
@@ -121,7 +122,7 @@ def test_requests_that_come_while_the_disk_is_busy_are_kept_together():
 @pytest.mark.parametrize("sync", Sync)
 def test_everything_acknowledged_is_there_after_a_kill(tmp_path, sync):
     async def main():
-        port, told = await fresh_port(), []
+        port, told = free_port(), []
         async with serving_from(Directory(tmp_path / "d"), port, sync=sync) as server:
             async with client_of(server.addresses[0]) as client:
                 await put(client, "a", b"1")
@@ -145,7 +146,7 @@ def test_everything_acknowledged_is_there_after_a_kill(tmp_path, sync):
 
 def test_sessions_watches_and_unanswered_requests_go_on_after_a_kill():
     async def main():
-        disk, port = MemoryDisk(), await fresh_port()
+        disk, port = MemoryDisk(), free_port()
         async with serving_from(disk, port) as server:
             client_options = {"stall_s": 1.0}
             async with client_of(server.addresses[0], **client_options) as client:
@@ -168,7 +169,7 @@ def test_sessions_watches_and_unanswered_requests_go_on_after_a_kill():
 
 def test_request_that_was_kept_and_not_answered_is_not_executed_again_after_a_kill():
     async def main():
-        disk, port = MemoryDisk(), await fresh_port()
+        disk, port = MemoryDisk(), free_port()
         async with serving_from(disk, port) as server, client_of(server.addresses[0], stall_s=1.0) as client:
             await client.add("n", 1)
             server.journal.when_durable = lambda call: None  # every answer is lost from here on
@@ -201,7 +202,7 @@ def test_lease_has_its_full_time_after_a_restart():
 
 def test_watch_from_before_the_kept_history_is_told_to_scan_again():
     async def main():
-        disk, port = MemoryDisk(), await fresh_port()
+        disk, port = MemoryDisk(), free_port()
         async with serving_from(disk, port, history=5) as server:
             async with client_of(server.addresses[0]) as client:
                 first = await put(client, "a")

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from quorate.cli import main
 from quorate.server.etcd_binary import EtcdError, check_version, find_etcd, refused
 from quorate.server.etcd_member import plan_member
-from tests.backends.etcd.kit import BINARIES, Member, free_ports, needs
+from tests.backends.etcd.kit import BINARIES, Member, needs
 from tests.e2e.kit import Process
 from tests.patience import until
+from tests.ports import free_ports
 
 
 @contextmanager

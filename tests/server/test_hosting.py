@@ -6,12 +6,12 @@ import socket
 import pytest
 
 from quorate import aio
-from quorate.api import free_port
 from quorate.errors import RendezvousConnectionError
 from quorate.events import Hosting, NobodyServes, SecurityNotice
 from quorate.server import hosting
 from quorate.server.hosting import NotOurs, Unguarded, bind_endpoint
 from quorate.server.server import Server
+from tests.ports import free_port
 from tests.server.kit import eventually
 
 NOT_OURS = "192.0.2.1"

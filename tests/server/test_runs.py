@@ -35,7 +35,8 @@ from quorate.wire.messages import (
     welcome_decoder,
 )
 from tests.patience import PATIENCE_S as PROCESS_PATIENCE_S
-from tests.server.kit import Raw, client_of, eventually, fresh_port, put, run, serving
+from tests.ports import free_port
+from tests.server.kit import Raw, client_of, eventually, put, run, serving
 from tests.server.proxy import Proxy
 
 FAST = {
@@ -378,7 +379,7 @@ def test_onlooker_that_comes_back_keeps_nobody_waiting_after_a_restart():
 def test_client_claims_until_the_server_has_heard_it():
     async def main():
         claim = ClaimRecord(id="a", round=7, size=2, floor=7, is_member=True, ttl_s=15.0)
-        port = await fresh_port()
+        port = free_port()
         proxy = Proxy(port)
         await proxy.listen()
         async with client_of(proxy.endpoint, run="run") as backend:

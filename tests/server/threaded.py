@@ -16,7 +16,7 @@ from quorate.backends.tcp_direct import DirectPool
 from quorate.kv.types import Add, Op, Put, Result, Txn
 from quorate.server.server import Server
 from tests.patience import PATIENCE_S
-from tests.server.kit import fresh_port
+from tests.ports import free_port
 from tests.server.proxy import Proxy
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class House:
         self._loop.close()
 
     async def _open(self) -> None:
-        await self._serve(await fresh_port())
+        await self._serve(free_port())
         self.proxy = Proxy(self.port)
         await self.proxy.listen()
 

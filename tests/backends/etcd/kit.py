@@ -3,10 +3,8 @@
 import importlib.util
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ports import free_ports
 
 PATIENCE_S = 30.0
 TICK_S = 0.05
@@ -56,17 +56,6 @@ def ticks(patience_s: float = PATIENCE_S, tick_s: float = TICK_S) -> Iterator[No
     for _ in range(int(patience_s / tick_s)):
         yield
         time.sleep(tick_s)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, and that the system gives to nobody who connects."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(10_000, 30_000)
-        with socket.socket() as one:
-            if port not in found and one.connect_ex(("127.0.0.1", port)) != 0:
-                found.append(port)
-    return found
 
 
 class Member:

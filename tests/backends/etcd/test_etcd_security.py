@@ -14,8 +14,9 @@ import quorate
 from quorate.errors import Rejected, SettingsError, Unavailable
 from quorate.kv.types import Put
 from quorate.settings import Settings
-from tests.backends.etcd.kit import Member, free_ports, needs, running
+from tests.backends.etcd.kit import Member, needs, running
 from tests.patience import PATIENCE_S, until
+from tests.ports import free_ports
 
 pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
 
