@@ -32,8 +32,8 @@ _tether = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") el
 
 def loopback() -> str:
     """An endpoint on an address of loopback that nobody else uses: any port of it is free."""
-    number = next(_numbers)
-    return f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 256}.{number}:{PORT}"
+    more, last = divmod(next(_numbers), 250)
+    return f"127.{os.getpid() % 200 + 20}.{(os.getpid() // 200 + more) % 256}.{last + 1}:{PORT}"
 
 
 def anything(fact: Fact) -> bool:
