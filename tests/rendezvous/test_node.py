@@ -22,6 +22,7 @@ from quorate.events import (
     BackendReachable,
     BackendUnreachable,
     JoinFailed,
+    NodeLost,
     RoundActive,
     RoundEntered,
     SessionLost,
@@ -802,6 +803,31 @@ def test_leaving_ends_the_session_at_once_and_is_told_with_its_reason() -> None:
         await town.node("c").leave("again")
 
     play(scene, min_nodes=2, max_nodes=3)
+
+
+def test_leaving_while_a_confirmation_is_under_way_is_no_loss() -> None:
+    sent = asyncio.Event()
+
+    async def slow(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+        result = await execute()
+        if "confirm" in what:
+            sent.set()
+            await asyncio.sleep(1)  # it was executed, and the node does not know it yet
+        return result
+
+    async def scene(town: Town) -> None:
+        town._wrap = lambda name, backend: Meddling(backend, slow if name == "b" else None)
+        _, joining = town.enter("a", "b")
+        await sent.wait()
+        await town.node("b").leave("done here")
+        with pytest.raises(RendezvousError, match="done here"):
+            await joining
+        await asyncio.sleep(1)
+        assert town.told is not None
+        assert "left: b (done here)" in town.told.reason
+        assert town.of(NodeLost) == []
+
+    play(scene, min_nodes=2)
 
 
 def test_leaving_takes_seconds_at_most_whatever_the_backend_does() -> None:

@@ -217,7 +217,7 @@ class Presence:
 
     async def end(self, why: str) -> bool:
         """Say goodbye, with the reason, and end the session; bounded in time. False: there was none."""
-        record, revision, ahead = self.record, self.revision, self._ahead
+        record, revision = self.record, self.revision
         self._sent_join = self.join
         session = self._forget()
         if session is None:
@@ -226,7 +226,7 @@ class Presence:
             async with asyncio.timeout(WITHDRAW_S):
                 if record is not None and not session.lost.is_set():
                     goodbye = encode(self._make(session, NodePhase.LEFT, why=why))
-                    await self._say_goodbye(Put(self._key, goodbye, session.lease), revision, ahead)
+                    await self._say_goodbye(Put(self._key, goodbye, session.lease), revision)
                 await session.close()
         except TimeoutError:
             pass  # time ends the lease
@@ -234,14 +234,15 @@ class Presence:
             session.abandon()
         return True
 
-    async def _say_goodbye(self, goodbye: Put, revision: int, ahead: Ahead | None) -> None:
+    async def _say_goodbye(self, goodbye: Put, revision: int) -> None:
         """Tried for half of the time there is: the end of the session says it too, only without the reason."""
         try:
             async with asyncio.timeout(WITHDRAW_S / 2):
-                if ahead is not None and ahead.sent is not None:
-                    confirmed = await ahead.sent.result()
-                    revision = confirmed.revision if confirmed.committed else revision
-                await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
+                said = await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
+                own = None if said.committed else said.results[0]
+                if isinstance(own, GotItem) and own.item is not None and own.item.lease == goodbye.lease:
+                    # A write of this session had not been answered yet: most often, a confirmation.
+                    await self._backend.txn([ModRevisionIs(self._key, own.item.mod_revision)], [goodbye])
         except (BackendError, TimeoutError):
             pass
 
