@@ -138,6 +138,84 @@ def test_dropped_handler_of_a_loop_that_has_ended_is_silent(opened_by, capsys):
     assert capsys.readouterr().err == ""
 
 
+# --- ending -----------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_lets_go_at_the_same_time_waits_until_it_has_ended_too(opened_by):
+    class Slow(MemoryBackend):
+        async def close(self):
+            await asyncio.sleep(5.0)
+            await super().close()
+            closed_at.append(now())
+
+    closed_at: list[float] = []
+
+    async def opener(settings):
+        return Slow(MemoryServer())
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), **SOLO)
+        await handler.next_rendezvous()
+        first = asyncio.create_task(handler.aclose())
+        await asyncio.sleep(1.0)
+        assert not closed_at
+        await handler.aclose()
+        assert closed_at == [now()]
+        await first
+
+    virtual(main)
+
+
+def test_backend_is_closed_although_nobody_waits_for_the_goodbye(opened_by):
+    class Known(Line):
+        async def close(self):
+            closed_at.append(now())
+            await super().close()
+
+    lines: list[Line] = []
+    closed_at: list[float] = []
+
+    async def opener(settings):
+        lines.append(Known(MemoryBackend(MemoryServer())))
+        return lines[-1]
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), **SOLO)
+        await handler.next_rendezvous()
+        lines[0].cut()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await handler.aclose()
+        assert closed_at == [now()]
+
+    virtual(main)
+
+
+def test_one_who_joins_again_while_it_lets_go_is_not_told_that_it_left(opened_by):
+    class Slow(MemoryBackend):
+        async def close(self):
+            await asyncio.sleep(5.0)
+            await super().close()
+
+    server = MemoryServer()
+
+    async def opener(settings):
+        return Slow(server)
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), join_timeout=30, **SOLO)
+        await handler.next_rendezvous()
+        ending = asyncio.create_task(handler.aclose())
+        await asyncio.sleep(1.0)
+        world = await handler.next_rendezvous()
+        await ending
+        await asyncio.sleep(10.0)
+        assert not world.changed.is_set()
+        await handler.aclose()
+
+    virtual(main)
+
+
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """The blocking handler: conformance, threads, what is left behind when it is dropped, `join`, and how errors read."""
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -8,6 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import ExitStack, contextmanager
+from typing import ClassVar
 
 import pytest
 
@@ -20,7 +22,17 @@ from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import NodeRecord, decode
 from quorate.testing.chaos import ChaosBackend, Faults
 from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
-from tests.patience import background_threads, in_thread, result_of, unique, until, until_let_go, users
+from tests.patience import (
+    PATIENCE_S,
+    background_threads,
+    in_thread,
+    result_of,
+    script,
+    unique,
+    until,
+    until_let_go,
+    users,
+)
 
 KEYS = RunKeys("quorate", "run")
 FAST = {"last_call_timeout": 0.2, "admission_window": 0, "keep_alive_interval": 0.5}
@@ -378,6 +390,116 @@ def test_shutdown_that_fails_warns_and_returns_false(place, monkeypatch, caplog)
         assert handler.shutdown() is False
     assert [r.levelname for r in caplog.records if "could not close the run at shutdown" in r.message] == ["WARNING"]
     assert handler.shutdown() is False
+
+
+class Lingering(MemoryBackend):
+    """Closes when it may."""
+
+    made: ClassVar[list["Lingering"]] = []
+    may = threading.Event()
+
+    def __init__(self) -> None:
+        super().__init__(MemoryServer())
+        self.is_closing = False
+        self.made.append(self)
+
+    async def close(self) -> None:
+        self.is_closing = True
+        await asyncio.to_thread(self.may.wait, PATIENCE_S)
+        await super().close()
+
+
+@pytest.fixture
+def lingering(monkeypatch):
+    """A member whose backend lingers when it is closed."""
+
+    async def opener(settings):
+        return Lingering()
+
+    monkeypatch.setitem(schemes._openers, "lingering", opener)
+    monkeypatch.setattr(Lingering, "made", [])
+    monkeypatch.setattr(Lingering, "may", threading.Event())
+    before = users()
+    handler = quorate.create_handler("lingering://x/run", min_nodes=1, **FAST)
+    handler.next_rendezvous()
+    yield handler
+    Lingering.may.set()
+    handler.close()
+    until_let_go(before)
+
+
+@pytest.mark.parametrize("end", ["shutdown", "close"])
+def test_whoever_ends_it_at_the_same_time_waits_and_gets_the_same_answer(lingering, end):
+    first = in_thread(getattr(lingering, end))
+    until(lambda: Lingering.made[0].is_closing, "it ends")
+    second = in_thread(getattr(lingering, end))
+    with pytest.raises(TimeoutError):
+        second.result(0.2)
+    Lingering.may.set()
+    assert result_of(first) is result_of(second) is (True if end == "shutdown" else None)
+    assert len(Lingering.made) == 1, "it was ended once"
+
+
+def test_closing_while_another_thread_shuts_down_waits_for_that(lingering):
+    first = in_thread(lingering.shutdown)
+    until(lambda: Lingering.made[0].is_closing, "it ends")
+    second = in_thread(lingering.close)
+    with pytest.raises(TimeoutError):
+        second.result(0.2)
+    Lingering.may.set()
+    result_of(second)
+    assert result_of(first) is True
+    assert lingering.shutdown() is True
+
+
+def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending():
+    script(
+        """
+        import asyncio, os, signal, threading
+        import quorate
+        from quorate.backends import schemes
+        from quorate.backends.memory import MemoryBackend, MemoryServer
+
+        told = threading.Event()
+
+        class Lingering(MemoryBackend):
+            async def close(self):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.to_thread(told.wait)
+                await super().close()
+
+        async def opener(settings):
+            return Lingering(MemoryServer())
+
+        def ended(number, frame):
+            told.set()
+            handler.close()
+            print("closed")
+
+        schemes._openers["lingering"] = opener
+        signal.signal(signal.SIGTERM, ended)
+        handler = quorate.create_handler("lingering://x/run", min_nodes=1, last_call_timeout=0.1)
+        handler.next_rendezvous()
+        handler.close()
+        assert not handler.in_use
+        """
+    )
+
+
+def test_sink_that_ends_what_is_ending_is_refused_at_once(place):
+    errors = []
+
+    def sink(event):
+        if isinstance(event, NodeLeft):
+            for end in (handler.shutdown, handler.close):
+                with pytest.raises(RuntimeError, match="background loop") as caught:
+                    end()
+                errors.append(caught.value)
+
+    handler = place.handler(sinks=[sink])
+    handler.next_rendezvous()
+    result_of(in_thread(handler.close))
+    assert len(errors) == 2
 
 
 def test_members_that_were_read_are_known_after_the_end(place):

@@ -222,15 +222,17 @@ class AsyncHandler:
         """Leave and let go of everything, without closing the run. Idempotent; the handler may be used again."""
         why = "its handler let go of the run"
         await self._stop_joining(why)
-        async with self._opening:
+        async with self._opening:  # until it has ended: whoever lets go of it at the same time waits for that
             node, backend = self._let_go()
-        for known in self._stores:
-            if (store := known()) is not None:
-                store.end(why)
-        if node is not None:
-            await node.stop()
-        if backend is not None:
-            await backend.close()
+            for known in self._stores:
+                if (store := known()) is not None:
+                    store.end(why)
+            try:
+                if node is not None:
+                    await node.stop()
+            finally:  # also for somebody who does not want to wait for a goodbye
+                if backend is not None:
+                    await backend.close()
         self._tell_left(why)
 
     async def abandon(self) -> None:

@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -121,6 +122,8 @@ class Handler(RendezvousHandler):
         self._loop = loop
         self._pid = os.getpid()
         self._shut_down: bool | None = None
+        self._ending = threading.RLock()
+        """Taken again by the handler of a signal, which comes while its own thread holds it."""
         self._has_looked = False
         self._finalizer = weakref.finalize(self, _let_go, core, loop, user, self._pid)
         self._finalizer.atexit = False  # the background loop cleans up at exit itself
@@ -175,10 +178,11 @@ class Handler(RendezvousHandler):
     def shutdown(self) -> bool:
         """As in the interface. Again, and the answer is the same."""
         self._check_process()
-        if self._shut_down is None:
-            self._shut_down = self._call(self._core.shutdown())
-            self._finalizer()
-        return self._shut_down
+        with self._alone():
+            if self._shut_down is None:
+                self._shut_down = self._call(self._core.shutdown())
+                self._finalizer()
+            return self._shut_down
 
     def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
@@ -188,9 +192,10 @@ class Handler(RendezvousHandler):
     def close(self) -> None:
         """Leave and let go of everything, without closing the run. Idempotent."""
         self._check_process()
-        if self._finalizer.alive:
-            self._call(self._core.aclose())
-            self._finalizer()
+        with self._alone():
+            if self._finalizer.alive:
+                self._call(self._core.aclose())
+                self._finalizer()
 
     @property
     def in_use(self) -> bool:
@@ -201,6 +206,10 @@ class Handler(RendezvousHandler):
     def has_left(self) -> bool:
         """Whether the node was told to leave since it last asked to join."""
         return self._core.has_left
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """For whoever ends it: one who does so at the same time waits. A sink is refused instead: all wait for it."""
+        return nullcontext() if threading.current_thread() is self._loop._thread else self._ending
 
     def _call(self, coro: Coroutine[Any, Any, T]) -> T:
         try:

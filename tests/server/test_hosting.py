@@ -9,10 +9,11 @@ from quorate import aio
 from quorate.errors import RendezvousConnectionError
 from quorate.events import Hosting, NobodyServes, SecurityNotice
 from quorate.server import hosting
-from quorate.server.hosting import NotOurs, Unguarded, bind_endpoint
+from quorate.server.hosting import NotOurs, Unguarded, bind_endpoint, open_tcp
 from quorate.server.server import Server
+from quorate.settings import Settings
 from tests.ports import free_port
-from tests.server.kit import eventually
+from tests.server.kit import PATIENCE_S, client_of, eventually, run
 
 NOT_OURS = "192.0.2.1"
 """For documentation: no machine has it."""
@@ -123,3 +124,20 @@ def test_node_that_is_told_to_host_for_anybody_and_to_be_insecure_does_and_warns
     assert said.address == f"0.0.0.0:{port}"
     assert "anybody who reaches the port can join" in said.waits_for
     assert not [event for event in events if isinstance(event, SecurityNotice)]
+
+
+def test_host_that_is_not_waited_for_stops_serving_although_others_are_there():
+    endpoint = f"127.0.0.1:{free_port()}"
+
+    async def main():
+        host = await open_tcp(Settings.from_url(f"tcp://{endpoint}/run?min_nodes=1&close_timeout=600"))
+        await host.get("/key")
+        async with client_of(endpoint, call_timeout_s=PATIENCE_S) as other:
+            await other.get("/key")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await host.close()
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(*endpoint.split(":"))
+
+    run(main())

@@ -318,7 +318,8 @@ class HostingBackend(TcpBackend):
                     await asyncio.sleep(LINGER_LOOK_S)
         except TimeoutError:
             pass
-        await server.stop("the node that hosted it has left")
+        finally:  # also for somebody who does not want to wait for it
+            await server.stop("the node that hosted it has left")
 
 
 def _nobody_listens(error: Exception) -> bool:
