@@ -18,7 +18,7 @@ from quorate.errors import (
     StoreError,
     Unavailable,
 )
-from quorate.events import NodeLeft, RunClosed, ShutdownFailed
+from quorate.events import NodeLeft, RunClosed, ShutdownFailed, WaitingFor
 from quorate.parameters import RendezvousParameters
 from quorate.rendezvous.membership import Cause
 from quorate.settings import Settings
@@ -309,6 +309,33 @@ def test_leave_ends_a_call_wherever_it_stands(scheme, after_s):
         return [key for key in server.engine.items if "/nodes/" in key]
 
     assert virtual(main) == []
+
+
+@pytest.mark.parametrize(("end", "why"), [("leave", "leave() was called"), ("aclose", "its handler let go of the run")])
+def test_others_are_told_why_a_node_left_while_it_was_joining(end, why):
+    told = []
+
+    async def main():
+        url = place()
+        async with (
+            handlers(url, "a", min_nodes=3, sinks=[told.append]) as (a,),
+            handlers(url, "b", min_nodes=3) as (b,),
+        ):
+            waiting = asyncio.create_task(a.next_rendezvous())
+            await asyncio.sleep(10.0)
+            joining = asyncio.create_task(b.next_rendezvous())
+            await asyncio.sleep(10.0)
+            await getattr(b, end)()
+            with pytest.raises(RendezvousError, match="left the run while it was joining"):
+                await joining
+            await asyncio.sleep(10.0)
+            await a.leave()
+            with pytest.raises(RendezvousError):
+                await waiting
+
+    virtual(main)
+    reasons = [event.reason for event in told if isinstance(event, WaitingFor)]
+    assert f"left: b ({why})" in reasons[-1]
 
 
 def test_node_that_left_can_join_again():

@@ -320,6 +320,8 @@ class AsyncHandler:
         call = self._joining
         if call is not None:
             call.leave(why)
+            if self._node is not None and self._node.is_joining:
+                self._node.left_because = call.left_because  # which its goodbye says too
             await call.ended.wait()
 
     def _leave_stores(self, why: str) -> None:

@@ -830,6 +830,63 @@ def test_leaving_while_a_confirmation_is_under_way_is_no_loss() -> None:
     play(scene, min_nodes=2)
 
 
+def slow_join(sent: asyncio.Event, *, executed: bool) -> Callable[[set[str], bool, Execute], Awaitable[TxnResult]]:
+    """A hook under which the answer to the first word of a node takes a second, and what it says may be done late."""
+
+    async def slow(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+        if "join" not in what:
+            return await execute()
+        sent.set()
+        if executed:
+            result = await execute()
+            await asyncio.sleep(1)
+            return result
+        await asyncio.sleep(1)
+        return await execute()
+
+    return slow
+
+
+def test_leaving_while_the_first_word_is_under_way_is_no_loss() -> None:
+    sent = asyncio.Event()
+
+    async def scene(town: Town) -> None:
+        town.enter("a")
+        await asyncio.sleep(10)
+        town._wrap = lambda name, backend: Meddling(backend, slow_join(sent, executed=True))
+        (joining,) = town.enter("b")
+        await sent.wait()
+        await town.node("b").leave("done here")
+        with pytest.raises(RendezvousError, match="done here"):
+            await joining
+        await asyncio.sleep(10)
+        assert town.told is not None
+        assert "left: b (done here)" in town.told.reason
+        assert town.of(NodeLost) == []
+        assert set(town.present()) == {"a"}
+
+    play(scene, min_nodes=2)
+
+
+def test_goodbye_of_a_node_whose_first_word_was_not_executed_makes_no_key() -> None:
+    sent = asyncio.Event()
+
+    async def scene(town: Town) -> None:
+        town.enter("a")
+        await asyncio.sleep(10)
+        town._wrap = lambda name, backend: Meddling(backend, slow_join(sent, executed=False))
+        (joining,) = town.enter("b")
+        await sent.wait()
+        await town.node("b").leave("done here")
+        with pytest.raises(RendezvousError, match="done here"):
+            await joining
+        await asyncio.sleep(10)
+        changes = [change.key for batch in town.server.engine.history.batches for change in batch.changes]
+        assert len({key for key in changes if key.startswith(town.keys.nodes)}) == 1
+
+    play(scene, min_nodes=2)
+
+
 def test_leaving_takes_seconds_at_most_whatever_the_backend_does() -> None:
     chaos = Chaos()
 

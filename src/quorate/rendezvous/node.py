@@ -123,9 +123,10 @@ class Node:
         self._told_cause: Cause | None = None
         self._told_reason = ""
         self._said = ""
-        self._busy = False
+        self.is_joining = False
         self._shown_up_for = 0
-        self._left_because: str | None = None
+        self.left_because: str | None = None
+        """Why a call that is under way is to end, if somebody has said so."""
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
 
@@ -139,9 +140,9 @@ class Node:
         RendezvousTimeoutError, RendezvousConnectionError, SettingsMismatchError, RendezvousStateError. After any of
         them, and when it is cancelled, the node has withdrawn.
         """
-        if self._busy:
+        if self.is_joining:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
-        self._busy = True
+        self.is_joining = True
         self.current = None
         self._reach.restart()
         patience = Patience(self.settings, started_at)
@@ -164,12 +165,12 @@ class Node:
             raise
         except BaseException as error:
             self.current = None
-            await self._presence.end(f"its call was interrupted ({type(error).__name__})")
+            await self._presence.end(self.left_because or f"its call was interrupted ({type(error).__name__})")
             raise
         finally:
             self._express.end()
-            self._busy = False
-            self._left_because = None
+            self.is_joining = False
+            self.left_because = None
             patience.end()
 
     def settle(self) -> None:
@@ -181,9 +182,9 @@ class Node:
         A call of `next_round` that is under way ends with an error that says so.
         """
         self.current = None
-        if self._busy:
+        if self.is_joining:
             self._express.settle()
-            self._left_because = why
+            self.left_because = why
             self._wake.set()
         if await self._presence.end(why):
             self._emit(NodeLeft(run_id=self.settings.run_id, by=self.identity.name, reason=why))
@@ -484,8 +485,8 @@ class Node:
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _raise_if_left(self) -> None:
-        if self._left_because is not None:
-            raise RendezvousError(f"this node left the run while it was joining: {self._left_because}")
+        if self.left_because is not None:
+            raise RendezvousError(f"this node left the run while it was joining: {self.left_because}")
 
     async def _failed(self, error: RendezvousError) -> RendezvousError:
         """Withdraw because of an error, and say so; the error, to be raised."""

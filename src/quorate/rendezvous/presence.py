@@ -82,6 +82,8 @@ class Presence:
         self._tasks: Sequence[asyncio.Task[None]] = ()
         self._had_leases: set[int] = set()
         self._ahead: Ahead | None = None
+        self._has_sent = False
+        """Whether the key may hold something that was written under the current session."""
 
     @property
     def lost_reason(self) -> str | None:
@@ -133,6 +135,7 @@ class Presence:
         if session is None:
             raise JoinAnew  # the node left meanwhile
         record = self._make(session, phase, number, zero)
+        self._has_sent = True
         self._sent_join = record.join
         self.floor = max(self.floor, record.floor)
         value = encode(record)
@@ -217,14 +220,14 @@ class Presence:
 
     async def end(self, why: str) -> bool:
         """Say goodbye, with the reason, and end the session; bounded in time. False: there was none."""
-        record, revision = self.record, self.revision
+        has_sent, revision = self._has_sent, self.revision
         self._sent_join = self.join
         session = self._forget()
         if session is None:
             return False
         try:
             async with asyncio.timeout(WITHDRAW_S):
-                if record is not None and not session.lost.is_set():
+                if has_sent and not session.lost.is_set():
                     goodbye = encode(self._make(session, NodePhase.LEFT, why=why))
                     await self._say_goodbye(Put(self._key, goodbye, session.lease), revision)
                 await session.close()
@@ -238,11 +241,15 @@ class Presence:
         """Tried for half of the time there is: the end of the session says it too, only without the reason."""
         try:
             async with asyncio.timeout(WITHDRAW_S / 2):
-                said = await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
-                own = None if said.committed else said.results[0]
-                if isinstance(own, GotItem) and own.item is not None and own.item.lease == goodbye.lease:
+                if revision > 0:
+                    said = await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
+                    seen = None if said.committed else said.results[0]
+                    own = seen.item if isinstance(seen, GotItem) else None
+                else:  # a goodbye never makes the key: no door has let it in
+                    own = (await self._backend.get(self._key)).item
+                if own is not None and own.lease == goodbye.lease:
                     # A write of this session had not been answered yet: most often, a confirmation.
-                    await self._backend.txn([ModRevisionIs(self._key, own.item.mod_revision)], [goodbye])
+                    await self._backend.txn([ModRevisionIs(self._key, own.mod_revision)], [goodbye])
         except (BackendError, TimeoutError):
             pass
 
@@ -288,7 +295,7 @@ class Presence:
 
     def _forget(self) -> Session | None:
         session, self.session = self.session, None
-        self.record, self.revision, self._ahead = None, 0, None
+        self.record, self.revision, self._ahead, self._has_sent = None, 0, None, False
         self._cancel_tasks()
         return session
 
