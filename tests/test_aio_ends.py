@@ -17,7 +17,7 @@ from quorate.errors import RendezvousConnectionError, RendezvousTimeoutError, Un
 from quorate.rendezvous.membership import Cause
 from quorate.testing.line import Line
 from quorate.testing.loop import run
-from tests.patience import PATIENCE_S, unique
+from tests.patience import PATIENCE_S, script, unique
 
 SOLO = {"min_nodes": 1, "last_call_timeout": 0.1, "name": "a", "local_addr": "here"}
 
@@ -262,6 +262,24 @@ def test_join_deadline_covers_a_name_server_that_does_not_answer(monkeypatch):
     finally:
         answers.set()
         handler.close()
+
+
+def test_process_ends_although_a_name_server_has_not_answered():
+    script(
+        """
+        import socket, threading
+        import quorate
+
+        socket.getaddrinfo = lambda *args, **more: threading.Event().wait()
+        handler = quorate.create_handler("tcp://elsewhere/run", min_nodes=2, join_timeout=0.5, local_addr="here")
+        try:
+            handler.next_rendezvous()
+        except quorate.RendezvousConnectionError:
+            handler.close()
+        else:
+            raise AssertionError("it has no address")
+        """
+    )
 
 
 def test_opener_that_is_unavailable_at_first_is_tried_again(opened_by):

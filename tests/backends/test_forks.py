@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.patience import script
 from tests.ports import free_port
 
 SCRIPT = """
@@ -69,3 +70,41 @@ def test_child_does_not_keep_the_connection_of_its_parent(forked):
         except ConnectionResetError:
             closed = True
     assert closed
+
+
+FORK = """
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    handler.close()
+"""
+
+
+def test_child_of_a_node_that_looked_up_a_name_ends_as_any_other():
+    done = script(
+        f"""
+    import os, sys
+    import quorate
+    handler = quorate.create_handler("tcp://localhost:{free_port()}/run", min_nodes=1, last_call_timeout=0.1)
+    world = handler.next_rendezvous()
+    world.store.set("key", b"value")
+    {FORK}"""
+    )
+    assert done.stdout == "7\n"
+
+
+def test_child_of_a_node_that_looked_for_an_etcd_in_vain_ends_as_any_other():
+    pytest.importorskip("grpc")
+    done = script(
+        f"""
+    import os, sys
+    import quorate
+    handler = quorate.create_handler("etcd://localhost:{free_port()}/run", min_nodes=1, join_timeout=2)
+    try:
+        handler.next_rendezvous()
+    except quorate.RendezvousConnectionError as error:
+        assert "connection refused" in str(error), error
+    {FORK}"""
+    )
+    assert done.stdout == "7\n"

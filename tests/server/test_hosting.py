@@ -23,14 +23,14 @@ DEBIANS = "127.0.1.1"
 @pytest.fixture
 def names(monkeypatch):
     """Names that mean what they mean on machines that are not this one."""
-    real = asyncio.BaseEventLoop.getaddrinfo
+    real = socket.getaddrinfo
 
-    async def getaddrinfo(loop, host, port, **more):
+    def getaddrinfo(host, port, **more):
         if host == "nowhere":
             raise socket.gaierror("no such name")
-        return await real(loop, {"service": NOT_OURS, "debian": DEBIANS}.get(host, host), port, **more)
+        return real({"service": NOT_OURS, "debian": DEBIANS}.get(host, host), port, **more)
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
 def bound(host: str, *, forced: bool, everywhere: bool) -> str:

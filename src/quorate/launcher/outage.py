@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from quorate.backends.dial import resolve
 from quorate.settings import Settings
 from quorate.urls import DEFAULT_PORTS, parse_endpoint
 
@@ -28,7 +29,7 @@ async def nobody_serves(settings: Settings) -> bool:
     host, port = parse_endpoint(settings.endpoints[0], DEFAULT_PORTS[settings.scheme])
     try:
         async with asyncio.timeout(LOOK_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await resolve(host, port)
             for family, kind, protocol, _, address in found:
                 with socket.socket(family, kind, protocol) as one:
                     one.setblocking(False)

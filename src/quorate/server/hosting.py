@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quorate.backends.contract import Backend, Direct
-from quorate.backends.dial import dial
+from quorate.backends.dial import dial, resolve
 from quorate.backends.dial_direct import connect
 from quorate.backends.tcp import Connector, TcpBackend
 from quorate.backends.tcp_direct import IDLE_S, DirectPool
@@ -64,9 +64,8 @@ async def bind_endpoint(host: str, port: int, *, forced: bool, everywhere: bool)
     would serve. One that is `forced` takes any of them that is this machine's, but loopback; if there is none, every
     address of the machine if it may (`everywhere`), and Unguarded if not.
     """
-    loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await resolve(host, port, socket.AI_PASSIVE)
     except OSError:
         found = []
     addresses = sorted({(family, str(address[0])) for family, _, _, _, address in found}, key=_order)

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 
+from quorate.backends.dial import look_up
 from quorate.backends.etcd.security import Security
 from quorate.errors import Rejected
 from quorate.settings import DEFAULT_PORTS
@@ -56,9 +57,7 @@ async def probe(endpoint: str, security: Security) -> Trouble:
 async def _look(endpoint: str, security: Security) -> Trouble:
     host, port = parse_endpoint(endpoint, DEFAULT_PORTS["etcd"])
     context = security.context()
-    reader, writer = await asyncio.open_connection(
-        host, port, ssl=context, server_hostname=host if context is not None else None
-    )
+    reader, writer = await _connect(host, port, context)
     try:
         writer.write(f"GET /version HTTP/1.1\r\nHost: {endpoint}\r\nConnection: close\r\n\r\n".encode())
         answer = b""
@@ -71,13 +70,29 @@ async def _look(endpoint: str, security: Security) -> Trouble:
     return _verdict(answer, security)
 
 
+async def _connect(
+    host: str, port: int, context: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """By the first address of the name that can be used. A refusal is told only if all of them refuse."""
+    name = host if context is not None else None
+    troubles: list[OSError] = []
+    for address in await look_up(host, port):
+        try:
+            return await asyncio.open_connection(address, port, ssl=context, server_hostname=name)
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            troubles.append(error)
+    raise next((error for error in troubles if not isinstance(error, ConnectionRefusedError)), troubles[0])
+
+
 async def _speaks_tls(host: str, port: int) -> bool:
     """Whether it closed the connection because it was not spoken to in TLS. Nothing is said, so nothing is checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
-        _, writer = await asyncio.open_connection(host, port, ssl=context)
+        _, writer = await _connect(host, port, context)
     except ssl.SSLError as error:
         return "ALERT" in (error.reason or "")
     except OSError:
