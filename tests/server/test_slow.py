@@ -1,6 +1,7 @@
 """Those who do not read: what waits for them is bounded, and when they come back nothing is missing or told twice."""
 
 import asyncio
+import tracemalloc
 
 import pytest
 
@@ -111,6 +112,60 @@ def test_slow_one_is_dropped_when_too_many_bytes_wait_for_it(monkeypatch):
                     await put(writer, "/w/a", BIG)
             assert server.traffic.slow == 1
             raw.abort()
+
+    run(main())
+
+
+def test_slow_one_that_reads_a_little_now_and_then_is_dropped_too(monkeypatch):
+    monkeypatch.setattr(connection, "MOST_WAITING_BYTES", 16 << 20)
+
+    async def main():
+        async with serving() as server:
+            raw, _ = await Raw.welcomed(server, "slow", run="r")
+            raw.send(WatchStart(1, "/w/", server.hub.engine.revision), Do(1, KeepAlive(1)))
+            await raw.answer(1)
+            for _ in range(MANY):
+                for _ in range(4):
+                    server.hub.execute(Txn((), (Put("/w/a", BIG),)))
+                if server.traffic.slow:
+                    break
+                await raw.reader.readexactly(len(BIG))
+            assert server.traffic.slow == 1
+            raw.abort()
+
+    run(main())
+
+
+def test_what_waits_for_a_slow_one_is_not_put_together_all_at_once():
+    async def main():
+        async with serving() as server:
+            raw, _ = await Raw.welcomed(server, "slow", run="r")
+            raw.send(WatchStart(1, "/w/", server.hub.engine.revision), Do(1, KeepAlive(1)))
+            await raw.answer(1)
+            (held,) = server.connections
+            held.pause_writing()
+            written = [server.hub.execute(Txn((), (Put("/w/a", BIG),))).revision for _ in range(MANY)]
+            assert held.lag[0] == MANY
+            tracemalloc.start()
+            try:
+                held.resume_writing()
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert most < MANY * len(BIG) / 3
+            assert [(await raw.next_message()).batch.revision for _ in range(MANY)] == written
+            raw.abort()
+
+    run(main())
+
+
+def test_many_small_answers_at_once_arrive_in_order():
+    async def main():
+        async with serving() as server:
+            raw, _ = await Raw.welcomed(server, "quick")
+            raw.send(*(Do(seq, Txn((), (Get("/a"),))) for seq in range(1, 1_001)))
+            assert [(await raw.next_message()).seq for _ in range(1_000)] == list(range(1, 1_001))
+            raw.close()
 
     run(main())
 

@@ -66,6 +66,8 @@ from quorate.wire.messages import (
 
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
+SEVERAL, A_FEW, SMALL_FRAME = 16, 4, 256 * 1024
+"""More messages than several are put together a few at a time, and more of them while that is a small frame."""
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
 
@@ -420,30 +422,30 @@ class Connection(asyncio.Protocol):
         if self._is_over or not out or self._transport is None or self._is_paused:
             return
         self._out = []
-        payload = encoder.encode(out)
+        payload = encoder.encode(out) if len(out) <= SEVERAL else b""
         length = len(payload)
-        if length <= self._house.max_frame:
+        if 0 < length <= self._house.max_frame:
             self._write(length.to_bytes(HEADER_BYTES, "big") + payload)
             self._waiting_bytes = 0
         else:
             self._flush_in_parts(out)
 
     def _flush_in_parts(self, out: list[SentMessage]) -> None:
-        """Send what does not fit into one frame, as far as the peer reads; the rest waits."""
-        parts = [out]
-        while parts and not self.is_paused:
-            part = parts.pop()
+        """Send what may not fit into one frame, as far as the peer reads; the rest waits as it is."""
+        start, count = 0, A_FEW
+        while start < len(out) and not self.is_paused:
+            part = out[start : start + count]
             payload = encoder.encode(part)
-            if len(payload) <= self._house.max_frame:
-                self._write(frame(payload))
-            elif len(part) > 1:
-                half = len(part) // 2
-                parts += [part[half:], part[:half]]
-            else:
-                self._write(frame(encoder.encode([self._instead_of(part[0], len(payload))])))
-        self._waiting_bytes = 0
-        if parts:  # the rest when the peer has read this
-            self._out = [message for part in reversed(parts) for message in part] + self._out
+            if len(payload) > self._house.max_frame:
+                if (count := len(part) // 2) > 0:
+                    continue
+                payload, count = encoder.encode([self._instead_of(part[0], len(payload))]), A_FEW
+            self._write(frame(payload))
+            start += len(part)
+            count *= 2 if len(payload) < SMALL_FRAME else 1
+            self._waiting_bytes -= sum(len(message.batch) for message in part if type(message) is PushRaw)
+        self._waiting_bytes = max(0, self._waiting_bytes) if start < len(out) else 0
+        self._out = out[start:] + self._out
 
     def _instead_of(self, message: SentMessage, size: int) -> SentMessage:
         """What is said in the place of a message that no frame can hold."""
