@@ -22,7 +22,8 @@ from quorate.backends.contract import BackendStatus, Direct, Late, Limits, TooOl
 from quorate.backends.ops import OpBackend
 from quorate.errors import OutcomeUnknown, Rejected, RendezvousError, StoreError, StoreTimeoutError, Unavailable
 from quorate.kv.types import Add, AddResult, Exists, Failure, GotItem, Op, Put, Result, Txn, TxnResult, ValueIs
-from quorate.store import LOOK_S, AsyncStore, as_bytes, checked_s, listed, several
+from quorate.store import LOOK_S, AsyncStore
+from quorate.store_arguments import as_amount, as_bytes, checked_s, listed, several
 
 T = TypeVar("T")
 
@@ -234,7 +235,8 @@ class DirectStore(AsyncStore):
 
     def increase(self, key: str, amount: int, limit_s: float) -> int:
         """`add`."""
-        result = self._execute("add", key, Add(self._place + key, amount, self._lease, self._fences), limit_s)
+        op = Add(self._place + key, as_amount(amount), self._lease, self._fences)
+        result = self._execute("add", key, op, limit_s)
         assert isinstance(result, AddResult)
         if not result.committed:
             raise self._fenced(f"add({key!r})")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -48,6 +47,7 @@ from quorate.kv.types import (
 )
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Joined
+from quorate.store_arguments import as_amount, as_bytes, as_key, listed, several
 
 T = TypeVar("T")
 
@@ -55,12 +55,14 @@ DEFAULT_TIMEOUT_S = 300.0
 RETRY_S = 0.1
 LOOK_S = 1.0
 """What may be spent, after a time-out, on finding out what was missing."""
-NAMED = 20
-"""How many keys or ranks an error names."""
 
 
 class AsyncStore:
-    """The store of one round, for one member. Values are bytes; a str is taken as UTF-8."""
+    """The store of one round, for one member. Values are bytes; a str is taken as UTF-8.
+
+    What cannot be sent (a key that is no text, an amount that is no int) is a TypeError or UnicodeEncodeError before
+    anything is.
+    """
 
     def __init__(self, backend: Backend, keys: RunKeys, node_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Made while there is time; nobody uses it before it has its `place`."""
@@ -146,7 +148,7 @@ class AsyncStore:
 
     async def add(self, key: str, amount: int) -> int:
         """Add to the decimal number under a key (absent: 0); the new number. Counted once, also if it was resent."""
-        path, what = self._path(key), f"add({key!r})"
+        path, what, amount = self._path(key), f"add({key!r})", as_amount(amount)
         async with self._limit(what):
             result = await self._reach(
                 what, lambda: self._backend.add(path, amount, compares=(self._fence,), lease=self._lease)
@@ -223,10 +225,13 @@ class AsyncStore:
             return [item.value for item in items]
 
     async def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Write several keys, in as few requests as the backend allows (not as one atomic step)."""
+        """Write several keys, in as few requests as the backend allows (not as one atomic step).
+
+        A key that is given twice holds the last of its values.
+        """
         if len(several(keys)) != len(values):
             raise StoreError(f"multi_set needs as many values as keys: {len(keys)} keys, {len(values)} values")
-        puts = [self._put(key, as_bytes(value)) for key, value in zip(keys, values, strict=True)]
+        puts = list({key: self._put(key, as_bytes(value)) for key, value in zip(keys, values, strict=True)}.values())
         async with self._limit("multi_set"):
             for part in self._parts(puts):
                 await self._transact("multi_set", (), part)
@@ -304,7 +309,7 @@ class AsyncStore:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str:
-        return f"{self._root}k/{key}"
+        return f"{self._root}k/{as_key(key)}"
 
     def key_of(self, path: str) -> str:
         """The user's name of it."""
@@ -460,37 +465,7 @@ class _Limit:
         return [key for key, item in zip(self._awaited, items, strict=True) if item is None]
 
 
-def as_bytes(value: bytes | str) -> bytes:
-    if type(value) is bytes:  # most often
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise TypeError(f"a value is bytes or a str, not {type(value).__name__}: encode it first")
-
-
-def several(keys: Sequence[str]) -> Sequence[str]:
-    if isinstance(keys, (str, bytes)):
-        raise TypeError(f"several keys are a list, not {keys!r}: write [{keys!r}]")
-    return keys
-
-
-def checked_s(timeout: timedelta | float) -> float:
-    """A time-out in seconds. StoreError for one that makes no sense."""
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not 0 < seconds < float("inf"):
-        raise StoreError(f"a time-out must be a positive number of seconds, not {timeout!r}")
-    return seconds
-
-
 def _item(result: TxnResult, index: int) -> Item | None:
     got = result.results[index]
     assert isinstance(got, GotItem)
     return got.item
-
-
-def listed(things: Sequence[object]) -> str:
-    """A few of them, for an error."""
-    shown = ", ".join(str(thing) for thing in things[:NAMED])
-    return shown if len(things) <= NAMED else f"{shown} and {len(things) - NAMED} more"

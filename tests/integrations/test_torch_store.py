@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 import torch.distributed as dist
 
 import quorate
@@ -114,6 +115,30 @@ def test_get_waits_until_the_key_is_there(face):
 def test_numbers_are_added(face):
     assert [face.add("n", 5), face.add("n", -7), face.add("n", 0)] == [5, -2, -2]
     assert face.get("n") == b"-2"
+
+
+class Three:
+    """As an integer of numpy is."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("amount", [True, Three(), torch.tensor(3), torch.tensor(2.5), -(2**63), 2**63 - 1])
+def test_whatever_torch_takes_for_an_int_is_added(face, amount):
+    assert face.add("n", amount) == int(amount)
+
+
+@pytest.mark.parametrize("amount", [1.5, 2.0, "5", b"5", None, 2**63, -(2**63) - 1], ids=repr)
+def test_what_torch_does_not_take_for_an_int_is_a_type_error(face, amount):
+    with pytest.raises(TypeError):
+        face.add("n", amount)
+    assert face.add("n", 1) == 1
+
+
+def test_key_that_is_written_twice_at_once_holds_the_last(face):
+    face.multi_set(["a", "b", "a"], ["1", "2", "3"])
+    assert face.multi_get(["a", "b"]) == [b"3", b"2"]
 
 
 def test_numbers_are_added_once_each_by_many_threads(face):

@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("backends", frozenset({"backends"})),
     ("rendezvous", frozenset({"rendezvous"})),
     ("server", frozenset({"server"})),
-    ("store", frozenset({"store", "blocking"})),
+    ("store", frozenset({"store", "store_arguments", "blocking"})),
     ("api", frozenset({"api", "aio", "static", "handler", "registry", "_background", "_address", "_world"})),
     ("launcher", frozenset({"launcher"})),
     ("compat and integrations", frozenset({"compat", "integrations"})),

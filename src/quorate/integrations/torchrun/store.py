@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, SupportsIndex, SupportsInt, TypeVar
 
 import torch.distributed as dist
 
 from quorate.blocking import Store, within
+from quorate.errors import StoreError
 from quorate.integrations.torchrun.errors import QUEUE_EMPTY, as_store_errors
 from quorate.integrations.torchrun.queues import QueueEmpty, Queues
 from quorate.store import AsyncStore
+from quorate.store_arguments import as_amount
 
 T = TypeVar("T")
 
@@ -59,8 +61,8 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
             return self._store.get(name, limit_s)
 
     def add(self, key: str, value: int) -> int:
-        name = _key(key)
-        return self._do([name], lambda store: store.add(name, int(value)))
+        name, amount = _key(key), _amount(value)
+        return self._do([name], lambda store: store.add(name, amount))
 
     def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
         name = _key(key)
@@ -174,6 +176,16 @@ def _key(key: str | bytes) -> str:
     if not isinstance(key, str):
         raise TypeError(f"a key is a str, not {key!r}")
     return key
+
+
+def _amount(value: SupportsInt | SupportsIndex) -> int:
+    """What torch takes for an int of 64 bits: whatever can be one, but for floats and text."""
+    if isinstance(value, float) or not isinstance(value, SupportsInt | SupportsIndex):
+        raise TypeError(f"what is added is an int, not {value!r}")
+    try:
+        return as_amount(int(value))
+    except StoreError as error:
+        raise TypeError(str(error)) from None
 
 
 def _keys(keys: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from quorate.errors import StoreError, StoreTimeoutError
 from quorate.testing.conformance.kit import expect, expect_error, expect_same
@@ -69,6 +70,29 @@ async def check_keys_of_all_kinds(kit: StoreKit) -> None:
         expect_same("a deleted key is gone", await other.check(["a/b"]), False)
 
 
+async def check_what_cannot_be_a_key_is_refused(kit: StoreKit) -> None:
+    """A key is text that can be written as UTF-8: TypeError or UnicodeEncodeError at once, and the store goes on."""
+    async with kit.members(1) as group:
+        (store,) = group.stores
+        for key, error in ((5, TypeError), (None, TypeError), (b"key", TypeError), ("\ud800", UnicodeEncodeError)):
+            name: Any = key
+            calls = (
+                store.set(name, b""),
+                store.get(name, SHORT_S),
+                store.wait([name], SHORT_S),
+                store.check([name]),
+                store.add(name, 1),
+                store.compare_set(name, b"", b""),
+                store.delete_key(name),
+                store.append(name, b""),
+                store.multi_get(["a", name], SHORT_S),
+                store.multi_set(["a", name], [b"", b""]),
+            )
+            for call in calls:
+                await expect_error(f"{key!r} is no key", error, call)
+        expect_same("nothing was written", await store.num_keys(), 0)
+
+
 async def check_check_tells_whether_all_keys_exist(kit: StoreKit) -> None:
     """`check` is true if all the keys exist now, does not wait, and is true of no keys at all."""
     async with kit.members(2) as group:
@@ -102,6 +126,21 @@ async def check_add_counts_from_zero(kit: StoreKit) -> None:
         expect_same("a number is decimal text", await other.get("n"), b"-3")
         await one.set("m", "41")
         expect_same("adding to a text that is a number", await other.add("m", 1), 42)
+
+
+async def check_an_amount_is_a_whole_number_of_64_bits(kit: StoreKit) -> None:
+    """`add` takes what counts as an int (`operator.index`). All else is a TypeError, a larger one a StoreError."""
+    async with kit.members(1) as group:
+        (store,) = group.stores
+        amounts: tuple[Any, ...] = (1.5, 2.0, "5", b"5", None)
+        for amount in amounts:
+            await expect_error(f"{amount!r} is no amount", TypeError, store.add("n", amount))
+        for amount in (2**63, -(2**63) - 1, 2**70):
+            await expect_error(f"{amount} does not fit", StoreError, store.add("n", amount))
+        expect_same("nothing was written", await store.num_keys(), 0)
+        expect_same("a bool is an int", await store.add("n", True), 1)
+        expect_same("the least of 64 bits", await store.add("least", -(2**63)), -(2**63))
+        expect_same("the greatest of 64 bits", await store.add("greatest", 2**63 - 1), 2**63 - 1)
 
 
 async def check_add_to_what_is_no_number_is_an_error(kit: StoreKit) -> None:
@@ -212,6 +251,8 @@ async def check_many_keys_in_one_call(kit: StoreKit) -> None:
         expect_same("multi_get of no keys", await other.multi_get([]), [])
         await one.multi_set([], [])
         expect_same("the same key twice", await other.multi_get(["key 1", "key 1"]), [b"1", b"1"])
+        await one.multi_set(["a", "b", "a"], [b"1", b"2", b"3"])
+        expect_same("a key that is written twice holds the last", await other.multi_get(["a", "b"]), [b"3", b"2"])
 
 
 async def check_large_values_in_one_call(kit: StoreKit) -> None:
@@ -237,9 +278,11 @@ CHECKS: tuple[StoreCheck, ...] = (
     check_values_of_all_kinds,
     check_a_value_that_is_neither_bytes_nor_text_is_refused,
     check_keys_of_all_kinds,
+    check_what_cannot_be_a_key_is_refused,
     check_check_tells_whether_all_keys_exist,
     check_a_text_is_not_a_list_of_keys,
     check_add_counts_from_zero,
+    check_an_amount_is_a_whole_number_of_64_bits,
     check_add_to_what_is_no_number_is_an_error,
     check_adds_of_many_members_lose_nothing,
     check_compare_set_in_all_five_cases,
