@@ -166,8 +166,13 @@ def test_whoever_lets_go_at_the_same_time_waits_until_it_has_ended_too(opened_by
     virtual(main)
 
 
-def test_backend_is_closed_although_nobody_waits_for_the_goodbye(opened_by):
+def test_nothing_is_left_of_one_whose_goodbye_nobody_waits_for(opened_by):
     class Known(Line):
+        is_hurried = False
+
+        def hurry(self):
+            self.is_hurried = True
+
         async def close(self):
             closed_at.append(now())
             await super().close()
@@ -181,12 +186,99 @@ def test_backend_is_closed_although_nobody_waits_for_the_goodbye(opened_by):
 
     async def main():
         handler = aio.create_handler(opened_by(opener), **SOLO)
-        await handler.next_rendezvous()
+        world = await handler.next_rendezvous()
         lines[0].cut()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.0):
                 await handler.aclose()
         assert closed_at == [now()]
+        assert lines[0].is_hurried, "nobody waits for others either"
+        assert world.changed.cause is Cause.ROUND_OVER
+        await asyncio.sleep(60.0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtual(main)
+
+
+@pytest.fixture
+def lingering(opened_by):
+    """The URL of a backend whose end takes five seconds, and how often it was opened."""
+    opened = []
+
+    class Lingering(MemoryBackend):
+        async def close(self):
+            await asyncio.sleep(5.0)
+            await super().close()
+
+    async def opener(settings):
+        opened.append(Lingering(server))
+        return opened[-1]
+
+    server = MemoryServer()
+    return opened_by(opener), opened
+
+
+def test_whoever_shuts_down_or_closes_while_it_is_shut_down_waits_for_that(lingering):
+    url, opened = lingering
+
+    async def main():
+        handler = aio.create_handler(url, **SOLO)
+        await handler.next_rendezvous()
+        first = asyncio.create_task(handler.shutdown())
+        await asyncio.sleep(1.0)
+        assert await asyncio.gather(handler.shutdown(), handler.aclose()) == [True, None]
+        assert now() == pytest.approx(5.0, abs=0.5)
+        assert await first is True
+        assert len(opened) == 1
+
+    virtual(main)
+
+
+def test_shutting_down_that_is_cancelled_is_no_end_for_others_to_count_on(lingering):
+    url, _ = lingering
+
+    async def main():
+        handler = aio.create_handler(url, **SOLO)
+        await handler.next_rendezvous()
+        first = asyncio.create_task(handler.shutdown())
+        await asyncio.sleep(1.0)
+        second = asyncio.create_task(handler.shutdown())
+        await asyncio.sleep(1.0)
+        first.cancel()
+        assert await second is False
+        assert await handler.shutdown() is True
+
+    virtual(main)
+
+
+def test_one_that_ends_says_whether_the_run_was_closed_and_opens_nothing_for_that(lingering):
+    url, opened = lingering
+
+    async def main():
+        handler = aio.create_handler(url, **SOLO)
+        await handler.next_rendezvous()
+        ending = asyncio.create_task(handler.shutdown())
+        await asyncio.sleep(1.0)
+        assert await handler.is_closed() is True
+        assert now() == pytest.approx(1.0, abs=0.1)
+        await ending
+        assert len(opened) == 1
+
+    virtual(main)
+
+
+def test_run_can_be_closed_while_the_handler_lets_go_of_it(lingering):
+    url, _ = lingering
+
+    async def main():
+        handler, other = (aio.create_handler(url, **SOLO | {"name": name, "max_nodes": 2}) for name in "ab")
+        await handler.next_rendezvous()
+        ending = asyncio.create_task(handler.aclose())
+        await asyncio.sleep(1.0)
+        assert await handler.shutdown() is True
+        assert await other.is_closed()
+        await ending
+        await other.aclose()
 
     virtual(main)
 

@@ -452,9 +452,21 @@ def test_closing_while_another_thread_shuts_down_waits_for_that(lingering):
     assert lingering.shutdown() is True
 
 
-def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending():
+def test_shutting_down_while_another_thread_closes_closes_the_run(lingering):
+    first = in_thread(lingering.close)
+    until(lambda: Lingering.made[0].is_closing, "it ends")
+    second = in_thread(lingering.shutdown)
+    until(lambda: len(Lingering.made) > 1 and Lingering.made[1].is_closing, "the run was closed")
+    Lingering.may.set()
+    result_of(first)
+    assert result_of(second) is True
+    assert not lingering.in_use
+
+
+@pytest.mark.parametrize("end", ["shutdown", "close"])
+def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending(end):
     script(
-        """
+        f"""
         import asyncio, os, signal, threading
         import quorate
         from quorate.backends import schemes
@@ -473,14 +485,14 @@ def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending():
 
         def ended(number, frame):
             told.set()
-            handler.close()
+            handler.{end}()
             print("closed")
 
         schemes._openers["lingering"] = opener
         signal.signal(signal.SIGTERM, ended)
         handler = quorate.create_handler("lingering://x/run", min_nodes=1, last_call_timeout=0.1)
         handler.next_rendezvous()
-        handler.close()
+        handler.{end}()
         assert not handler.in_use
         """
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from contextlib import suppress
+
+from quorate.backends.aside import aside
 
 PATIENCE_S = 2.0
 """How long a name server may take."""
@@ -18,23 +18,9 @@ async def own_address() -> str:
     global _found
     if _found is not None:
         return _found
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[str] = loop.create_future()
-
-    def tell(name: str) -> None:
-        if not answer.done():
-            answer.set_result(name)
-
-    def ask() -> None:
-        name = socket.getfqdn()
-        with suppress(RuntimeError):  # nobody waits any more
-            loop.call_soon_threadsafe(tell, name)
-
-    # A thread of its own: one of a pool would keep the process from ending while the name server is silent.
-    threading.Thread(target=ask, name="own address", daemon=True).start()
     try:
         async with asyncio.timeout(PATIENCE_S):
-            _found = await answer
+            _found = await aside(socket.getfqdn, "own address")
     except TimeoutError:
         return socket.gethostname()
     return _found

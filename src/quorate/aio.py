@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
 
 from quorate._address import own_address
+from quorate._ending import drop, end, tell_left
 from quorate._world import RETRY_S, AsyncChanged
 from quorate._world import AsyncWorld as AsyncWorld
 from quorate.api import free_port
@@ -39,7 +40,7 @@ from quorate.errors import (
 from quorate.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from quorate.parameters import RendezvousParameters
 from quorate.rendezvous.express import Released
-from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined
+from quorate.rendezvous.membership import Bootstrap, Identity, Joined
 from quorate.rendezvous.node import Node
 from quorate.settings import Settings
 from quorate.store import AsyncStore
@@ -93,6 +94,10 @@ class AsyncHandler:
         self._changed: AsyncChanged | None = None
         self._joining: _Joining | None = None
         self._stores: list[weakref.ref[AsyncStore]] = []
+        self._shutting_down: asyncio.Future[bool] | None = None
+        self._ended = asyncio.Event()
+        """Whether what was let go of last has ended."""
+        self._ended.set()
         self.has_left = False
         """Whether the node was told to leave since it last asked to join."""
 
@@ -172,6 +177,8 @@ class AsyncHandler:
 
     async def is_closed(self) -> bool:
         """Whether the run is closed; False for one that does not exist, or that could not be read yet."""
+        if self._node is None and not self._ended.is_set():
+            return self.last_closed  # it is ending: nothing is opened for that
         if self.closed_now is None:
             await self.observe()
         return bool(self.closed_now)
@@ -196,13 +203,27 @@ class AsyncHandler:
         await self._stop_joining(why)
         if self._node is not None:
             await self._node.leave(why)
-        self._tell_left(why)
+        changed, self._changed = self._changed, None
+        tell_left(changed, why)
 
     async def shutdown(self, why: str = "shutdown() was called") -> bool:
         """Close the run, leave, and let go of everything. False, with a warning event, if closing did not work.
 
         In this order: if its place were free for a moment before, a spare would be told that it came too late.
+        Whoever asks for it while it is under way waits for the same end, and gets its answer; False if it is cancelled.
         """
+        if self._shutting_down is not None:
+            return await asyncio.shield(self._shutting_down)
+        answer = self._shutting_down = asyncio.get_running_loop().create_future()
+        closed = False
+        try:
+            closed = await self._close_and_go(why)
+        finally:
+            self._shutting_down = None
+            answer.set_result(closed)
+        return closed
+
+    async def _close_and_go(self, why: str) -> bool:
         closed = True
         self._leave_stores(why)
         try:
@@ -215,25 +236,37 @@ class AsyncHandler:
             try:
                 await self.leave(why)
             finally:
-                await self.aclose()
+                await self._end()
         return closed
 
     async def aclose(self) -> None:
-        """Leave and let go of everything, without closing the run. Idempotent; the handler may be used again."""
+        """Leave and let go of everything, without closing the run. Idempotent; the handler may be used again.
+
+        Whoever calls it while somebody else ends the handler waits for that. If it is cancelled, nothing is waited for.
+        """
+        if self._shutting_down is not None:
+            await asyncio.shield(self._shutting_down)
+        else:
+            await self._end()
+
+    async def _end(self) -> None:
         why = "its handler let go of the run"
         await self._stop_joining(why)
-        async with self._opening:  # until it has ended: whoever lets go of it at the same time waits for that
+        async with self._opening:
             node, backend = self._let_go()
+            changed, self._changed = self._changed, None
             for known in self._stores:
                 if (store := known()) is not None:
                     store.end(why)
+        if backend is None:
+            await self._ended.wait()
+        else:
+            self._ended = ended = asyncio.Event()
             try:
-                if node is not None:
-                    await node.stop()
-            finally:  # also for somebody who does not want to wait for a goodbye
-                if backend is not None:
-                    await backend.close()
-        self._tell_left(why)
+                await end(node, backend)
+            finally:
+                ended.set()
+                tell_left(changed, why)
 
     async def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
@@ -296,7 +329,7 @@ class AsyncHandler:
                     wall=time.time,
                 )
                 self._dropped = weakref.finalize(
-                    self, _drop, asyncio.get_running_loop(), self._node, self._backend, self._pid
+                    self, drop, asyncio.get_running_loop(), self._node, self._backend, self._pid
                 )
                 self._dropped.atexit = False  # nothing runs then that could still say goodbye
             return self._node
@@ -329,11 +362,6 @@ class AsyncHandler:
             if (store := known()) is not None:
                 store.leave(why)
 
-    def _tell_left(self, why: str) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None and changed.cause not in (Cause.SESSION_LOST, Cause.ROUND_OVER):
-            changed.set(Cause.ROUND_OVER, f"this node left: {why}")
-
 
 def check_process(pid: int) -> None:
     """ForkedProcessError if this is not the process of that id."""
@@ -342,26 +370,6 @@ def check_process(pid: int) -> None:
             f"this handler belongs to process {pid} and was inherited by a fork: its session is the parent's. "
             f"Make a new handler in this process"
         )
-
-
-def _drop(loop: asyncio.AbstractEventLoop, node: Node, backend: Backend, pid: int) -> None:
-    """A handler was dropped without a word: its node leaves, wherever its loop still runs."""
-    if os.getpid() != pid or loop.is_closed():
-        return
-
-    async def stop() -> None:
-        await node.stop()
-        await backend.close()
-
-    def start() -> None:
-        task = loop.create_task(stop(), name="a dropped handler leaves")
-        _leaving.add(task)
-        task.add_done_callback(_leaving.discard)
-
-    loop.call_soon_threadsafe(start)
-
-
-_leaving: set[asyncio.Task[None]] = set()
 
 
 class _Joining:

@@ -11,7 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -122,8 +121,9 @@ class Handler(RendezvousHandler):
         self._loop = loop
         self._pid = os.getpid()
         self._shut_down: bool | None = None
-        self._ending = threading.RLock()
-        """Taken again by the handler of a signal, which comes while its own thread holds it."""
+        self._enders: list[Coroutine[Any, Any, Any]] = []
+        """What ends it, on as many threads; no lock, which the handler of a signal could not take."""
+        self._has_ended = False
         self._has_looked = False
         self._finalizer = weakref.finalize(self, _let_go, core, loop, user, self._pid)
         self._finalizer.atexit = False  # the background loop cleans up at exit itself
@@ -176,13 +176,11 @@ class Handler(RendezvousHandler):
         self._call(self._core.leave(reason))
 
     def shutdown(self) -> bool:
-        """As in the interface. Again, and the answer is the same."""
+        """As in the interface. Again, or on several threads at once, and the answer is the same."""
         self._check_process()
-        with self._alone():
-            if self._shut_down is None:
-                self._shut_down = self._call(self._core.shutdown())
-                self._finalizer()
-            return self._shut_down
+        if self._shut_down is None:
+            self._shut_down = self._end(self._core.shutdown())
+        return self._shut_down
 
     def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
@@ -192,10 +190,8 @@ class Handler(RendezvousHandler):
     def close(self) -> None:
         """Leave and let go of everything, without closing the run. Idempotent."""
         self._check_process()
-        with self._alone():
-            if self._finalizer.alive:
-                self._call(self._core.aclose())
-                self._finalizer()
+        if self._finalizer.alive:
+            self._end(self._core.aclose())
 
     @property
     def in_use(self) -> bool:
@@ -207,9 +203,17 @@ class Handler(RendezvousHandler):
         """Whether the node was told to leave since it last asked to join."""
         return self._core.has_left
 
-    def _alone(self) -> AbstractContextManager[object]:
-        """For whoever ends it: one who does so at the same time waits. A sink is refused instead: all wait for it."""
-        return nullcontext() if threading.current_thread() is self._loop._thread else self._ending
+    def _end(self, coro: Coroutine[Any, Any, T]) -> T:
+        """The last of those who end it at the same time lets go of the loop."""
+        self._enders.append(coro)
+        try:
+            answer = self._call(coro)
+            self._has_ended = True
+            return answer
+        finally:
+            self._enders.remove(coro)
+            if self._has_ended and not self._enders:
+                self._finalizer()
 
     def _call(self, coro: Coroutine[Any, Any, T]) -> T:
         try:

@@ -100,7 +100,8 @@ def test_child_of_a_node_that_looked_for_an_etcd_in_vain_ends_as_any_other():
         f"""
     import os, sys
     import quorate
-    handler = quorate.create_handler("etcd://localhost:{free_port()}/run", min_nodes=1, join_timeout=2)
+    endpoint = "etcd://localhost:{free_port()}/run"
+    handler = quorate.create_handler(endpoint, min_nodes=1, join_timeout=2, local_addr="here")
     try:
         handler.next_rendezvous()
     except quorate.RendezvousConnectionError as error:

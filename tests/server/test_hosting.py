@@ -141,3 +141,18 @@ def test_host_that_is_not_waited_for_stops_serving_although_others_are_there():
                 await asyncio.open_connection(*endpoint.split(":"))
 
     run(main())
+
+
+def test_host_in_a_hurry_does_not_wait_for_others():
+    endpoint = f"127.0.0.1:{free_port()}"
+
+    async def main():
+        host = await open_tcp(Settings.from_url(f"tcp://{endpoint}/run?min_nodes=1&close_timeout=600"))
+        await host.get("/key")
+        async with client_of(endpoint, call_timeout_s=PATIENCE_S) as other:
+            await other.get("/key")
+            host.hurry()
+            async with asyncio.timeout(PATIENCE_S):
+                await host.close()
+
+    run(main())

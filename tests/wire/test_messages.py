@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.wire import messages
+from quorate.wire.frames import packed
 from quorate.wire.messages import (
     Answer,
     ClientFrame,
@@ -78,6 +79,11 @@ def test_each_client_message_comes_out_as_it_went_in(kind, data):
 def test_each_server_message_comes_out_as_it_went_in(kind, data):
     sent = (data.draw(SERVER_MESSAGES[kind]),)
     assert server_decoder.decode(encoder.encode(sent)) == sent
+
+
+@given(server_frames)
+def test_messages_that_were_encoded_one_by_one_come_out_as_they_went_in(sent):
+    assert server_decoder.decode(packed([encoder.encode(message) for message in sent])) == tuple(sent)
 
 
 @given(client_frames, server_frames)

@@ -280,6 +280,9 @@ class Backend(ABC):
     @abstractmethod
     async def status(self) -> BackendStatus: ...
 
+    def hurry(self) -> None:  # noqa: B027 - most have nothing to wait for
+        """Whoever closes it next does not want to wait for others."""
+
     @abstractmethod
     async def close(self) -> None:
         """Let go of the connection. Sessions and watches of it end here; leases that were not closed end by time."""

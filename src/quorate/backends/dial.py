@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import ipaddress
 import socket
-import threading
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from quorate.backends.aside import addresses_of
 from quorate.backends.tcp import Connector
 from quorate.backends.tcp_link import Link
 from quorate.urls import parse_endpoint
@@ -19,8 +18,6 @@ ONE_ADDRESS_S = 3.0
 KEEPALIVE_S = 10
 
 
-AddressInfo: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
-"""What `socket.getaddrinfo` says of an address: family, kind, protocol, canonical name, and the address itself."""
 Secure: TypeAlias = Callable[[Link, str], asyncio.Protocol]
 """What is put between a connection and the link above it, given the host that is to be on the other side."""
 
@@ -33,7 +30,7 @@ def dial(endpoint: str, default_port: int, secure: Secure | None = None) -> Conn
     async def connect(make: Callable[[], Link]) -> None:
         loop = asyncio.get_running_loop()
         through = make if secure is None else lambda: secure(make(), host)
-        found = [host] if literal else await look_up(host, port)
+        found = [host] if literal else await addresses_of(host, port)
         trouble: OSError = OSError(f"{host!r} has no address")
         for address in found:
             try:
@@ -49,32 +46,6 @@ def dial(endpoint: str, default_port: int, secure: Secure | None = None) -> Conn
         raise trouble
 
     return connect
-
-
-async def look_up(host: str, port: int) -> list[str]:
-    """The addresses of a name, in the order to try them."""
-    return list(dict.fromkeys(str(address[0]) for *_, address in await resolve(host, port)))
-
-
-async def resolve(host: str, port: int, flags: int = 0) -> list[AddressInfo]:
-    """As `socket.getaddrinfo`, on a thread of its own.
-
-    Not by the loop: uvloop asks on threads of libuv, and a child that is forked from this process then crashes when it
-    ends, because it waits for threads that it does not have. Nor on one of a pool, which would keep the process from
-    ending while the name server is silent.
-    """
-    answer: concurrent.futures.Future[list[AddressInfo]] = concurrent.futures.Future()
-    answer.set_running_or_notify_cancel()
-
-    def ask() -> None:
-        try:
-            found: list[Any] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-            answer.set_result(found)
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, name="addresses", daemon=True).start()
-    return await asyncio.wrap_future(answer)
 
 
 def _literal(host: str) -> bool:

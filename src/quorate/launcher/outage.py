@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from quorate.backends.dial import resolve
+from quorate.backends.aside import resolve
 from quorate.settings import Settings
 from quorate.urls import DEFAULT_PORTS, parse_endpoint
 

@@ -204,9 +204,10 @@ class Node:
         return reopened
 
     async def stop(self) -> None:
-        """End the session if there is one, and everything that runs for this node. Idempotent."""
-        await self.leave("the process let go of it")
-        self.sight.stop()
+        try:  # end the session if there is one, and everything that runs for this node; idempotent
+            await self.leave("the process let go of it")
+        finally:
+            self.sight.stop()
 
     def abandon(self) -> None:
         """Stop everything without a word: what a dead process does. The backend learns of it by time alone."""

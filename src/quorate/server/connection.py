@@ -35,6 +35,7 @@ from quorate.server.clients import Client
 from quorate.server.door import Door, peer_of, shown
 from quorate.server.gallery import Pushed
 from quorate.server.house import House
+from quorate.server.parcels import parcels, pushed_bytes
 from quorate.server.refusals import Refusal
 from quorate.server.soon import is_of_a_node
 from quorate.wire.frames import GREETING, HEADER_BYTES, FrameError, Framer, FrameTooLarge, NotQuorate, frame
@@ -66,8 +67,8 @@ from quorate.wire.messages import (
 
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
-SEVERAL, A_FEW, SMALL_FRAME = 16, 4, 256 * 1024
-"""More messages than several are put together a few at a time, and more of them while that is a small frame."""
+SEVERAL = 16
+"""More messages than these are not put together at once."""
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
 
@@ -432,18 +433,13 @@ class Connection(asyncio.Protocol):
 
     def _flush_in_parts(self, out: list[SentMessage]) -> None:
         """Send what may not fit into one frame, as far as the peer reads; the rest waits as it is."""
-        start, count = 0, A_FEW
-        while start < len(out) and not self.is_paused:
-            part = out[start : start + count]
-            payload = encoder.encode(part)
-            if len(payload) > self._house.max_frame:
-                if (count := len(part) // 2) > 0:
-                    continue
-                payload, count = encoder.encode([self._instead_of(part[0], len(payload))]), A_FEW
+        start = 0
+        for payload, count in parcels(out, self._house.max_frame, self._instead_of):
             self._write(frame(payload))
-            start += len(part)
-            count *= 2 if len(payload) < SMALL_FRAME else 1
-            self._waiting_bytes -= sum(len(message.batch) for message in part if type(message) is PushRaw)
+            self._waiting_bytes -= pushed_bytes(out[start : start + count])
+            start += count
+            if self.is_paused:
+                break
         self._waiting_bytes = max(0, self._waiting_bytes) if start < len(out) else 0
         self._out = out[start:] + self._out
 

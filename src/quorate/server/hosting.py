@@ -18,8 +18,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quorate.backends.aside import resolve
 from quorate.backends.contract import Backend, Direct
-from quorate.backends.dial import dial, resolve
+from quorate.backends.dial import dial
 from quorate.backends.dial_direct import connect
 from quorate.backends.tcp import Connector, TcpBackend
 from quorate.backends.tcp_direct import IDLE_S, DirectPool
@@ -127,6 +128,7 @@ class HostingBackend(TcpBackend):
 
     def __init__(self, settings: Settings, connector: Connector, credentials: Credentials) -> None:
         self._settings = settings
+        self._linger_s = settings.close_timeout_s
         self._credentials = credentials
         super().__init__(
             settings.endpoints[0],
@@ -298,6 +300,9 @@ class HostingBackend(TcpBackend):
         self._unreachable_since, self._has_said, self._was_up = None, False, True
         super()._up()
 
+    def hurry(self) -> None:
+        self._linger_s = 0.0
+
     async def close(self) -> None:
         """Let go of the connection; a host lingers until the others have left, or for `close_timeout`."""
         await super().close()
@@ -312,7 +317,7 @@ class HostingBackend(TcpBackend):
         if self._keeps_fresh is not None:
             self._keeps_fresh.cancel()
         try:
-            async with asyncio.timeout(self._settings.close_timeout_s):
+            async with asyncio.timeout(self._linger_s):
                 while server.has_company:  # noqa: ASYNC110 - bounded, and at the end of a process
                     await asyncio.sleep(LINGER_LOOK_S)
         except TimeoutError:

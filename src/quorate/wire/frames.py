@@ -6,13 +6,14 @@ whoever talks HTTP, TLS or pickle to the port is known as such before anything i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 GREETING = b"\xf1QUORATE"
 HEADER_BYTES = 4
 HELLO_LIMIT = 16 * 1024
 """No first frame is longer, whoever sends it."""
 DEFAULT_LIMIT = 32 * 1024 * 1024
+MOST_PACKED = 65_535
 
 
 class FrameError(ValueError):
@@ -39,6 +40,11 @@ class FrameTooLarge(FrameError):
 def frame(payload: bytes) -> bytes:
     """A payload as it is sent."""
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+
+
+def packed(messages: Sequence[bytes]) -> bytes:
+    """Encoded messages as the payload that has all of them, up to `MOST_PACKED`: they need not be encoded together."""
+    return b"\xdc" + len(messages).to_bytes(2, "big") + b"".join(messages)
 
 
 class Framer:

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 
-from quorate.backends.dial import look_up
+from quorate.backends.aside import addresses_of
 from quorate.backends.etcd.security import Security
 from quorate.errors import Rejected
 from quorate.settings import DEFAULT_PORTS
@@ -75,15 +75,15 @@ async def _connect(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """By the first address of the name that can be used. A refusal is told only if all of them refuse."""
     name = host if context is not None else None
-    troubles: list[OSError] = []
-    for address in await look_up(host, port):
+    troubles: list[OSError] = [OSError(f"{host!r} has no address")]
+    for address in await addresses_of(host, port):
         try:
             return await asyncio.open_connection(address, port, ssl=context, server_hostname=name)
         except ssl.SSLError:
             raise
         except OSError as error:
             troubles.append(error)
-    raise next((error for error in troubles if not isinstance(error, ConnectionRefusedError)), troubles[0])
+    raise next((error for error in troubles[1:] if not isinstance(error, ConnectionRefusedError)), troubles[-1])
 
 
 async def _speaks_tls(host: str, port: int) -> bool:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import ssl
 import struct
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
 from quorate._version import SOFTWARE
+from quorate.backends.aside import addresses_of
 from quorate.wire.frames import GREETING, FrameError, Framer, NotQuorate, frame
 from quorate.wire.handshake import Versions, describe
 from quorate.wire.messages import Hello, Refused, Welcome, encoder, welcome_decoder
@@ -51,31 +50,8 @@ class Stranger:
 
 async def resolve(host: str, port: int, limit_s: float) -> list[str]:
     """The addresses of a name. OSError, or TimeoutError: the name server does not answer."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[str]] = loop.create_future()
-
-    def tell(found: list[str] | OSError) -> None:
-        if answer.done():
-            return
-        if isinstance(found, OSError):
-            answer.set_exception(found)
-        else:
-            answer.set_result(found)
-
-    def ask() -> None:
-        found: list[str] | OSError
-        try:
-            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found = list(dict.fromkeys(str(address[0]) for *_, address in infos))
-        except OSError as error:
-            found = error
-        with suppress(RuntimeError):  # nobody waits any more
-            loop.call_soon_threadsafe(tell, found)
-
-    # A thread of its own: one of a pool would keep the process from ending while the name server is silent.
-    threading.Thread(target=ask, name="resolver", daemon=True).start()
     async with asyncio.timeout(limit_s):
-        return await answer
+        return await addresses_of(host, port)
 
 
 async def connect_s(address: str, port: int, limit_s: float) -> float:
