@@ -23,3 +23,12 @@ def test_name_server_that_is_silent_costs_two_seconds_and_the_full_name(monkeypa
     monkeypatch.setattr(socket, "getfqdn", lambda: answers.wait(30) and "late.example")
     assert asyncio.run(_address.own_address()) == socket.gethostname()
     answers.set()
+
+
+def test_name_that_cannot_be_asked_for_is_the_short_one(monkeypatch):
+    def getfqdn():
+        raise UnicodeError("label too long")
+
+    monkeypatch.setattr(_address, "_found", None)
+    monkeypatch.setattr(socket, "getfqdn", getfqdn)
+    assert asyncio.run(_address.own_address()) == socket.gethostname()

@@ -234,8 +234,8 @@ def test_whoever_shuts_down_or_closes_while_it_is_shut_down_waits_for_that(linge
     virtual(main)
 
 
-def test_shutting_down_that_is_cancelled_is_no_end_for_others_to_count_on(lingering):
-    url, _ = lingering
+def test_shutting_down_that_is_cancelled_when_the_run_is_closed_has_closed_it(lingering):
+    url, opened = lingering
 
     async def main():
         handler = aio.create_handler(url, **SOLO)
@@ -245,13 +245,38 @@ def test_shutting_down_that_is_cancelled_is_no_end_for_others_to_count_on(linger
         second = asyncio.create_task(handler.shutdown())
         await asyncio.sleep(1.0)
         first.cancel()
-        assert await second is False
-        assert await handler.shutdown() is True
+        assert await second is True
+        assert len(opened) == 1
 
     virtual(main)
 
 
-def test_one_that_ends_says_whether_the_run_was_closed_and_opens_nothing_for_that(lingering):
+def test_whoever_waits_for_a_shutting_down_that_is_cancelled_does_it_itself(opened_by):
+    server, lines = MemoryServer(), []
+
+    async def opener(settings):
+        lines.append(Line(MemoryBackend(server)))
+        return lines[-1]
+
+    async def main():
+        url = opened_by(opener)
+        handler, other = (aio.create_handler(url, **SOLO | {"name": name, "max_nodes": 2}) for name in "ab")
+        await handler.next_rendezvous()
+        lines[0].cut()
+        first = asyncio.create_task(handler.shutdown())
+        await asyncio.sleep(1.0)
+        second = asyncio.create_task(handler.shutdown())
+        await asyncio.sleep(1.0)
+        first.cancel()
+        assert await second is True
+        assert await other.is_closed()
+        await other.aclose()
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("ask", ["is_closed", "observe"])
+def test_one_that_ends_opens_nothing_for_those_who_only_ask(lingering, ask):
     url, opened = lingering
 
     async def main():
@@ -259,7 +284,7 @@ def test_one_that_ends_says_whether_the_run_was_closed_and_opens_nothing_for_tha
         await handler.next_rendezvous()
         ending = asyncio.create_task(handler.shutdown())
         await asyncio.sleep(1.0)
-        assert await handler.is_closed() is True
+        assert await getattr(handler, ask)() is (True if ask == "is_closed" else None)
         assert now() == pytest.approx(1.0, abs=0.1)
         await ending
         assert len(opened) == 1

@@ -463,6 +463,26 @@ def test_shutting_down_while_another_thread_closes_closes_the_run(lingering):
     assert not lingering.in_use
 
 
+def test_answer_is_known_before_anything_is_let_go(place):
+    class Asked:
+        """Asks again just before the real one."""
+
+        alive = True
+
+        def __call__(self):
+            answers.append(handler.shutdown())
+            handler.close()
+            self.alive = False
+            real()
+
+    answers: list[bool] = []
+    handler = place.handler()
+    handler.next_rendezvous()
+    real, handler._finalizer = handler._finalizer, Asked()
+    assert handler.shutdown() is True
+    assert answers == [True]
+
+
 @pytest.mark.parametrize("end", ["shutdown", "close"])
 def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending(end):
     script(

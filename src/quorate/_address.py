@@ -21,6 +21,6 @@ async def own_address() -> str:
     try:
         async with asyncio.timeout(PATIENCE_S):
             _found = await aside(socket.getfqdn, "own address")
-    except TimeoutError:
+    except (OSError, UnicodeError):  # nobody said it in time, or it cannot be asked for
         return socket.gethostname()
     return _found

@@ -94,7 +94,8 @@ class AsyncHandler:
         self._changed: AsyncChanged | None = None
         self._joining: _Joining | None = None
         self._stores: list[weakref.ref[AsyncStore]] = []
-        self._shutting_down: asyncio.Future[bool] | None = None
+        self._shutting_down: asyncio.Future[bool | None] | None = None
+        """Whether the run was closed; None: that was cancelled."""
         self._ended = asyncio.Event()
         """Whether what was let go of last has ended."""
         self._ended.set()
@@ -161,6 +162,8 @@ class AsyncHandler:
 
     async def observe(self) -> None:
         """Begin to follow the run without joining it. Returns once it was read, or after `read_timeout`."""
+        if self._is_ending:
+            return  # nothing is opened for that
         try:
             async with asyncio.timeout(self.settings.read_timeout_s):
                 node = await self._open_within(self.settings.read_timeout_s)
@@ -170,6 +173,10 @@ class AsyncHandler:
             return
 
     @property
+    def _is_ending(self) -> bool:
+        return self._node is None and not self._ended.is_set()
+
+    @property
     def closed_now(self) -> bool | None:
         """Whether the run is closed, from what was pushed last; None: nothing was yet."""
         node = self._node
@@ -177,11 +184,9 @@ class AsyncHandler:
 
     async def is_closed(self) -> bool:
         """Whether the run is closed; False for one that does not exist, or that could not be read yet."""
-        if self._node is None and not self._ended.is_set():
-            return self.last_closed  # it is ending: nothing is opened for that
         if self.closed_now is None:
             await self.observe()
-        return bool(self.closed_now)
+        return self.last_closed if self._is_ending else bool(self.closed_now)
 
     async def set_closed(self, why: str = "set_closed() was called") -> None:
         """Close the run for everybody; fine if it is closed already."""
@@ -210,44 +215,46 @@ class AsyncHandler:
         """Close the run, leave, and let go of everything. False, with a warning event, if closing did not work.
 
         In this order: if its place were free for a moment before, a spare would be told that it came too late.
-        Whoever asks for it while it is under way waits for the same end, and gets its answer; False if it is cancelled.
+        Whoever asks for it while it is under way waits for the same end and gets the same answer; if that is cancelled
+        before the run is closed, it does it itself.
         """
-        if self._shutting_down is not None:
-            return await asyncio.shield(self._shutting_down)
-        answer = self._shutting_down = asyncio.get_running_loop().create_future()
-        closed = False
+        while self._shutting_down is not None:
+            if (answer := await asyncio.shield(self._shutting_down)) is not None:
+                return answer
+        told = self._shutting_down = asyncio.get_running_loop().create_future()
+        closed: bool | None = None
         try:
-            closed = await self._close_and_go(why)
+            closed = await self._close_for_all(why)
         finally:
-            self._shutting_down = None
-            answer.set_result(closed)
+            try:
+                await self.leave(why)
+            finally:
+                try:
+                    await self._end()
+                finally:
+                    self._shutting_down = None
+                    told.set_result(closed)
         return closed
 
-    async def _close_and_go(self, why: str) -> bool:
-        closed = True
+    async def _close_for_all(self, why: str) -> bool:
         self._leave_stores(why)
         try:
             await self._stop_joining(why)
             await self.set_closed(why)
         except RendezvousError as error:
             self._emit(ShutdownFailed(run_id=self.settings.run_id, by=self.name, reason=str(error)))
-            closed = False
-        finally:
-            try:
-                await self.leave(why)
-            finally:
-                await self._end()
-        return closed
+            return False
+        return True
 
     async def aclose(self) -> None:
         """Leave and let go of everything, without closing the run. Idempotent; the handler may be used again.
 
-        Whoever calls it while somebody else ends the handler waits for that. If it is cancelled, nothing is waited for.
+        Whoever calls it while somebody else ends the handler waits for that. If it is cancelled at its goodbye, or
+        later, nothing more is waited for.
         """
         if self._shutting_down is not None:
             await asyncio.shield(self._shutting_down)
-        else:
-            await self._end()
+        await self._end()
 
     async def _end(self) -> None:
         why = "its handler let go of the run"
@@ -258,15 +265,15 @@ class AsyncHandler:
             for known in self._stores:
                 if (store := known()) is not None:
                     store.end(why)
-        if backend is None:
-            await self._ended.wait()
-        else:
+        earlier = self._ended
+        if backend is not None:
             self._ended = ended = asyncio.Event()
             try:
                 await end(node, backend)
             finally:
                 ended.set()
                 tell_left(changed, why)
+        await earlier.wait()
 
     async def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""

@@ -120,7 +120,8 @@ class Handler(RendezvousHandler):
         self._core = core
         self._loop = loop
         self._pid = os.getpid()
-        self._shut_down: bool | None = None
+        self._answers: list[bool] = []
+        """Of `shutdown()`: the first one counts."""
         self._enders: list[Coroutine[Any, Any, Any]] = []
         """What ends it, on as many threads; no lock, which the handler of a signal could not take."""
         self._has_ended = False
@@ -162,7 +163,7 @@ class Handler(RendezvousHandler):
         closed = self._core.closed_now
         if closed is not None:
             return closed
-        return self._call(self._core.is_closed()) if self.in_use else bool(self._shut_down) or self._core.last_closed
+        return self._call(self._core.is_closed()) if self.in_use else any(self._answers) or self._core.last_closed
 
     def set_closed(self, reason: str = "set_closed() was called") -> None:
         self._call(self._core.set_closed(reason))
@@ -178,9 +179,14 @@ class Handler(RendezvousHandler):
     def shutdown(self) -> bool:
         """As in the interface. Again, or on several threads at once, and the answer is the same."""
         self._check_process()
-        if self._shut_down is None:
-            self._shut_down = self._end(self._core.shutdown())
-        return self._shut_down
+        if self._answers:
+            return self._answers[0]
+        try:
+            return self._end(self._core.shutdown(), self._answers.append)
+        except RendezvousError:
+            if not self._answers:  # else somebody else has done it just now
+                raise
+            return self._answers[0]
 
     def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
@@ -190,28 +196,35 @@ class Handler(RendezvousHandler):
     def close(self) -> None:
         """Leave and let go of everything, without closing the run. Idempotent."""
         self._check_process()
-        if self._finalizer.alive:
-            self._end(self._core.aclose())
+        if not self.in_use:
+            return
+        try:
+            self._end(self._core.aclose(), lambda _: None)
+        except RendezvousError:
+            if self.in_use:  # else somebody else has done it just now
+                raise
 
     @property
     def in_use(self) -> bool:
         """Whether it can be used: it was not shut down or closed, and this is the process that made it."""
-        return os.getpid() == self._pid and self._finalizer.alive
+        return os.getpid() == self._pid and self._finalizer.alive and not self._has_ended
 
     @property
     def has_left(self) -> bool:
         """Whether the node was told to leave since it last asked to join."""
         return self._core.has_left
 
-    def _end(self, coro: Coroutine[Any, Any, T]) -> T:
-        """The last of those who end it at the same time lets go of the loop."""
-        self._enders.append(coro)
+    def _end(self, coro: Coroutine[Any, Any, T], ended: Callable[[T], None]) -> T:
+        """The last of those who end it at the same time lets go of the loop, once `ended` was told the answer."""
         try:
+            self._enders.append(coro)
             answer = self._call(coro)
+            ended(answer)
             self._has_ended = True
             return answer
         finally:
-            self._enders.remove(coro)
+            if coro in self._enders:
+                self._enders.remove(coro)
             if self._has_ended and not self._enders:
                 self._finalizer()
 
@@ -225,7 +238,7 @@ class Handler(RendezvousHandler):
 
     def _check_usable(self) -> None:
         self._check_process()
-        if not self._finalizer.alive:
+        if not self.in_use:
             raise RendezvousError("this handler was shut down: make a new one")
 
     def _check_process(self) -> None:

@@ -13,14 +13,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 AddressInfo: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 """What `socket.getaddrinfo` says of an address: family, kind, protocol, canonical name, and the address itself."""
 _Asked: TypeAlias = dict[tuple[str, int, int], asyncio.Future[list[AddressInfo]]]
 
-_asked: WeakKeyDictionary[asyncio.AbstractEventLoop, _Asked] = WeakKeyDictionary()
+_asked: dict[asyncio.AbstractEventLoop, _Asked] = {}
 """What nobody has answered yet, by loop."""
 
 
@@ -53,6 +52,8 @@ def aside(question: Callable[[], T], name: str) -> asyncio.Future[T]:
 
 async def resolve(host: str, port: int, flags: int = 0) -> list[AddressInfo]:
     """As `socket.getaddrinfo`. However often it is asked while there is no answer, one thread waits for it."""
+    for loop in [loop for loop in _asked if loop.is_closed()]:
+        del _asked[loop]  # nobody will be told there any more
     asked = _asked.setdefault(asyncio.get_running_loop(), {})
     question = host, port, flags
     answer = asked.get(question)

@@ -22,11 +22,11 @@ def parcels(
     size = 0
     for message in messages:
         piece = encoder.encode(message)
-        if len(piece) > most:
-            piece = encoder.encode(instead_of(message, len(piece)))
         if part and (size + len(piece) > min(SMALL_FRAME, most) or len(part) == MOST_PACKED):
             yield packed(part), len(part)
             part, size = [], 0
+        if len(piece) > most:
+            piece = encoder.encode(instead_of(message, len(piece)))
         part.append(piece)
         size += len(piece)
     if part:
