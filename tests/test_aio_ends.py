@@ -200,6 +200,20 @@ def test_nothing_is_left_of_one_whose_goodbye_nobody_waits_for(opened_by):
     virtual(main)
 
 
+def test_who_waits_for_its_world_is_told_also_after_it_was_abandoned(opened_by):
+    async def opener(settings):
+        return MemoryBackend(MemoryServer())
+
+    async def main():
+        handler = aio.create_handler(opened_by(opener), **SOLO)
+        world = await handler.next_rendezvous()
+        await handler.abandon()
+        await handler.aclose()
+        assert world.changed.cause is Cause.ROUND_OVER
+
+    virtual(main)
+
+
 @pytest.fixture
 def lingering(opened_by):
     """The URL of a backend whose end takes five seconds, and how often it was opened."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 
 from quorate._world import AsyncChanged
 from quorate.backends.contract import Backend
@@ -19,8 +20,8 @@ def tell_left(changed: AsyncChanged | None, why: str) -> None:
         changed.set(Cause.ROUND_OVER, f"this node left: {why}")
 
 
-async def end(node: Node | None, backend: Backend) -> None:
-    """Whoever does not want to wait for its goodbye does not want to wait for others either."""
+async def end(node: Node | None, backend: Backend, then: Callable[[], None] = lambda: None) -> None:
+    """Whoever does not want to wait for its goodbye does not want to wait for others either; `then` comes last."""
     try:
         if node is not None:
             await node.stop()
@@ -28,7 +29,10 @@ async def end(node: Node | None, backend: Backend) -> None:
         backend.hurry()
         raise
     finally:
-        await backend.close()
+        try:
+            await backend.close()
+        finally:
+            then()
 
 
 def drop(loop: asyncio.AbstractEventLoop, node: Node, backend: Backend, pid: int) -> None:

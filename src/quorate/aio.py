@@ -266,13 +266,12 @@ class AsyncHandler:
                 if (store := known()) is not None:
                     store.end(why)
         earlier = self._ended
-        if backend is not None:
-            self._ended = ended = asyncio.Event()
-            try:
-                await end(node, backend)
-            finally:
-                ended.set()
-                tell_left(changed, why)
+        try:
+            if backend is not None:
+                self._ended = asyncio.Event()
+                await end(node, backend, self._ended.set)
+        finally:
+            tell_left(changed, why)
         await earlier.wait()
 
     async def abandon(self) -> None:
