@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from quorate.bench.crew import Do, What
+from quorate.bench.crew import Do
 from quorate.bench.measures import Stage, stage
 from quorate.bench.plan import LAST_ARRIVAL, Bench, Case, Side
 from quorate.bench.sides import contender
@@ -124,14 +124,9 @@ def threads_of(pids: Iterable[int]) -> Iterator[int]:
             yield from (int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())
 
 
-def sample(there: Stage, nodes: int, repetition: int) -> tuple[float, float, dict[int, str]]:
+def sample(there: Stage, repetition: int) -> tuple[float, float, dict[int, str]]:
     """As `quorate bench` has it: when the last node called, when all were released, and whose the threads were."""
-    crew, (*others, last) = there.crew, there.crew.nodes
-    crew.tell(Do.CONNECT, crew.nodes)
-    crew.wait(What.CONNECTED, crew.nodes, there.deadline())
-    crew.tell(Do.JOIN, others)
-    crew.wait(What.INSIDE, others, there.deadline())
-    there.settle(nodes, repetition)
+    crew, last = there.crew, there.all_but_the_last_wait(repetition)
     owners = dict.fromkeys(threads_of(crew.pids), NODES) | dict.fromkeys(threads_of([there.server.pid]), SERVER)
     with traced():
         crew.tell(Do.JOIN, [last])
@@ -155,7 +150,7 @@ def main(arguments: list[str]) -> int:
     gc.freeze()
     for repetition in range(chosen.samples):
         with stage(side, case, case.nodes, case.nodes) as there:
-            begin, end, owners = sample(there, case.nodes, repetition)
+            begin, end, owners = sample(there, repetition)
         text = (TRACING / "trace").read_text(encoding="utf-8", errors="replace")
         found = spans(text.splitlines(), owners, begin, end)
         used = ", ".join(f"{name} {1e3 * spent:.2f}" for name, spent in totals(found).items())

@@ -60,6 +60,16 @@ class Stage:
         usage.wait_calm([self.server.pid, *self.crew.pids], CALM_CORES, self._limit_s)
         time.sleep(phase_s(nodes, repetition))
 
+    def all_but_the_last_wait(self, repetition: int) -> int:
+        """Connect all nodes, and have all but one call and wait; the one that is left."""
+        crew, (*others, last) = self.crew, self.crew.nodes
+        crew.tell(Do.CONNECT, crew.nodes)
+        crew.wait(What.CONNECTED, crew.nodes, self.deadline())
+        crew.tell(Do.JOIN, others)
+        crew.wait(What.INSIDE, others, self.deadline())
+        self.settle(len(crew.nodes), repetition)
+        return last
+
     def first_round(self, nodes: Sequence[int]) -> None:
         """Put these nodes into a round. NodeFailed if that takes too long: then there is nothing to measure."""
         self.crew.tell(Do.JOIN, nodes)
@@ -117,12 +127,7 @@ def _processes(
 def last_arrival(side: Contender, case: Case, repetition: int) -> float:
     """Seconds from the last node's call, made when all others are waiting, until the slowest node has its place."""
     with stage(side, case, case.nodes, case.nodes) as there:
-        crew, (*others, last) = there.crew, there.crew.nodes
-        crew.tell(Do.CONNECT, crew.nodes)
-        crew.wait(What.CONNECTED, crew.nodes, there.deadline())
-        crew.tell(Do.JOIN, others)
-        crew.wait(What.INSIDE, others, there.deadline())
-        there.settle(case.nodes, repetition)
+        crew, last = there.crew, there.all_but_the_last_wait(repetition)
         crew.tell(Do.JOIN, [last])
         return crew.gather(crew.nodes, there.deadline()) - crew.called_at[last]
 
