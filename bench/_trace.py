@@ -3,15 +3,17 @@
     python bench/_trace.py quorate 8
     python bench/_trace.py torchft 8 --samples 5 --keep /tmp/trace.txt
 
-Needs Linux, root and tracefs, and costs little itself: every switch between threads is an event, nothing else. Printed
-for each sample: how long it took, what the server, the nodes and others used of the cores meanwhile, how long the
-cores were idle, and what ran on each of them from the call on.
+Needs Linux, root and tracefs, and costs little itself: every switch between threads is an event, and every return from
+a system call, which is the first thing that a woken thread does. Printed for each sample: how long it took, what the
+server, the nodes and others used of the cores meanwhile, how long the cores were idle, and what ran on each of them
+from the call on.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,8 +27,8 @@ from quorate.bench.plan import LAST_ARRIVAL, Bench, Case, Side
 from quorate.bench.sides import contender
 
 TRACING = Path("/sys/kernel/tracing")
-EVENT = "events/sched/sched_switch/enable"
-BUFFER_KB = 8192
+EVENTS = ("events/sched/sched_switch/enable", "events/raw_syscalls/sys_exit/enable")
+BUFFER_KB = "8192"
 SHORT_US = 15
 """What ran for less is not listed."""
 IDLE, SERVER, NODES, OTHERS = "idle", "server", "nodes", "others"
@@ -46,31 +48,28 @@ class Span(NamedTuple):
 def spans(lines: Iterable[str], owners: Mapping[int, str], begin: float, end: float) -> list[Span]:
     """What ran between two instants. `owners` says whose the threads are, by their ids.
 
-    Not every switch is told when a core was asleep: what is not known to run is taken for idle.
+    The kernel does not always tell that a core was woken: what runs there is known from its first event on, and before
+    that the core counts as idle.
     """
     found: list[Span] = []
-    state: dict[int, tuple[int, float, float]] = {}  # core -> thread, since when, and last seen when
+    since: dict[int, tuple[int, float]] = {}
 
-    def close(core: int, tid: int, since: float, until: float) -> None:
-        since, until = max(since, begin), min(until, end)
-        if since < until:
-            found.append(Span(core, IDLE if tid == 0 else owners.get(tid, OTHERS), since, until))
+    def close(core: int, tid: int, began: float, until: float) -> None:
+        began, until = max(began, begin), min(until, end)
+        if began < until:
+            found.append(Span(core, IDLE if tid == 0 else owners.get(tid, OTHERS), began, until))
 
     for line in lines:
         match = _LINE.search(line)
         if match is None:
             continue
         core, tid, at = int(match["core"]), int(match["tid"]), float(match["at"])
-        running, since, seen = state.get(core, (tid, at, at))
-        if running != tid:
-            close(core, running, since, seen)
-            close(core, 0, seen, at)
-            since = at
-        close(core, tid, since, at)
+        running, began = since.get(core, (0, begin))
+        close(core, tid if running == tid else 0, began, at)
         following = _NEXT.search(match["what"])
-        state[core] = (int(following[1]) if following else tid, at, at)
-    for core, (running, since, _) in state.items():
-        close(core, running, since, end)
+        since[core] = (int(following[1]) if following is not None else tid, at)
+    for core, (running, began) in since.items():
+        close(core, running, began, end)
     return found
 
 
@@ -98,23 +97,21 @@ def by_time(found: Iterable[Span], core: int, begin: float) -> str:
 
 
 @contextmanager
-def traced() -> Iterator[None]:
-    """Note every switch, on a clock that processes can read too."""
-    _say("tracing_on", "0")
-    _say("trace_clock", "mono")
-    _say("buffer_size_kb", str(BUFFER_KB))
-    _say("trace", "")
-    _say(EVENT, "1")
-    _say("tracing_on", "1")
+def tracing() -> Iterator[Path]:
+    """Somewhere to trace, apart from whatever else is traced on this machine; gone afterwards."""
+    place = TRACING / "instances" / f"quorate-{os.getpid()}"
+    place.mkdir()
     try:
-        yield
+        for name, word in (
+            ("tracing_on", "0"),
+            ("trace_clock", "mono"),
+            ("buffer_size_kb", BUFFER_KB),
+            *((one, "1") for one in EVENTS),
+        ):
+            (place / name).write_text(word, encoding="ascii")
+        yield place
     finally:
-        _say("tracing_on", "0")
-        _say(EVENT, "0")
-
-
-def _say(name: str, word: str) -> None:
-    (TRACING / name).write_text(word, encoding="ascii")
+        place.rmdir()
 
 
 def threads_of(pids: Iterable[int]) -> Iterator[int]:
@@ -124,13 +121,15 @@ def threads_of(pids: Iterable[int]) -> Iterator[int]:
             yield from (int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())
 
 
-def sample(there: Stage, repetition: int) -> tuple[float, float, dict[int, str]]:
+def sample(there: Stage, repetition: int, place: Path) -> tuple[float, float, dict[int, str]]:
     """As `quorate bench` has it: when the last node called, when all were released, and whose the threads were."""
     crew, last = there.crew, there.all_but_the_last_wait(repetition)
     owners = dict.fromkeys(threads_of(crew.pids), NODES) | dict.fromkeys(threads_of([there.server.pid]), SERVER)
-    with traced():
-        crew.tell(Do.JOIN, [last])
-        end = crew.gather(crew.nodes, there.deadline())
+    (place / "trace").write_text("", encoding="ascii")
+    (place / "tracing_on").write_text("1", encoding="ascii")
+    crew.tell(Do.JOIN, [last])
+    end = crew.gather(crew.nodes, there.deadline())
+    (place / "tracing_on").write_text("0", encoding="ascii")
     return crew.called_at[last], end, owners
 
 
@@ -141,24 +140,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="the last sample's events, as the kernel wrote them")
     chosen = parser.parse_args(arguments)
-    if not (TRACING / EVENT).exists():
+    if not all((TRACING / one).exists() for one in EVENTS):
         parser.error(f"{TRACING} is not there, or not for this user: as root, mount -t tracefs nodev {TRACING}")
     case = Case(Bench.RENDEZVOUS, Side(chosen.side), chosen.nodes, only=LAST_ARRIVAL)
     side = contender(case.side)
     side.load()
     gc.collect()
     gc.freeze()
-    for repetition in range(chosen.samples):
-        with stage(side, case, case.nodes, case.nodes) as there:
-            begin, end, owners = sample(there, repetition)
-        text = (TRACING / "trace").read_text(encoding="utf-8", errors="replace")
-        found = spans(text.splitlines(), owners, begin, end)
-        used = ", ".join(f"{name} {1e3 * spent:.2f}" for name, spent in totals(found).items())
-        print(f"{chosen.side} {case.nodes}: {1e3 * (end - begin):.2f} ms; core ms: {used}")
-        for core in sorted({span.core for span in found}):
-            print(f"  core {core}: {by_time(found, core, begin)}", flush=True)
-        if chosen.keep is not None:
-            chosen.keep.write_text(text, encoding="utf-8")
+    with tracing() as place:
+        for repetition in range(chosen.samples):
+            with stage(side, case, case.nodes, case.nodes) as there:
+                begin, end, owners = sample(there, repetition, place)
+            text = (place / "trace").read_text(encoding="utf-8", errors="replace")
+            if chosen.keep is not None:
+                chosen.keep.write_text(text, encoding="utf-8")
+            found = spans(text.splitlines(), owners, begin, end)
+            used = ", ".join(f"{name} {1e3 * spent:.2f}" for name, spent in totals(found).items())
+            print(f"{chosen.side} {case.nodes}: {1e3 * (end - begin):.2f} ms; core ms: {used}")
+            for core in sorted({span.core for span in found}):
+                print(f"  core {core}: {by_time(found, core, begin)}", flush=True)
     return 0
 
 
