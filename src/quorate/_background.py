@@ -13,23 +13,38 @@ import asyncio
 import atexit
 import concurrent.futures
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
+from quorate._bell import Bell
+from quorate.backends.contract import Lane
 from quorate.errors import RendezvousError
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 Settle: TypeAlias = Callable[[], None]
-Release: TypeAlias = Callable[[T, Settle], None]
-"""Called on the loop with the outcome of a call that is still busy, and with what gets it done in the next turn."""
+
+
+class Release(Protocol[T_contra]):
+    """How a call that is still busy lets go of its caller. `settle` is what gets it done in the next turn."""
+
+    def __call__(self, outcome: T_contra, settle: Settle, /) -> None:
+        """Here is the outcome."""
+
+    def lend(self, lane: Lane, settle: Settle, /) -> None:
+        """The caller may come to the outcome by itself, on this; `settle` does nothing before that."""
+
 
 INTERRUPTED_S = 6.0
 """How long an interrupted call may take to clean up before the interruption goes on."""
 EXIT_S = 2.0
 """How long all users together may take to clean up when the process ends."""
+LANE_AFTER_S = 0.05
+"""Whoever waits longer than this goes on by itself: to make that possible takes time when all begin together."""
 LISTEN_S = 1.0
 """How long a thread blocks at most before it looks for signals."""
 ENDED = "the handler was shut down, or the process is ending: the call did not finish"
@@ -90,11 +105,8 @@ class BackgroundLoop:
         What is left of it is done before the next call begins, or soon after.
         """
 
-        def release(outcome: T, settle: Settle) -> None:
-            self._unsettled[call] = settle
-            call.end(outcome)
-
-        call: _Call[T] = _Call(make(release))
+        call: _LentCall[T] = _LentCall(self._unsettled)
+        call.start(make(call))
         return self._wait(call)
 
     def _wait(self, call: _Call[T]) -> T:
@@ -208,7 +220,7 @@ class _Call(Generic[T]):
     A bare lock, and no `concurrent.futures.Future`: of a node's part in a round, waking its caller is no small share.
     """
 
-    def __init__(self, coro: Coroutine[Any, Any, T], then: Callable[[], None] | None = None) -> None:
+    def __init__(self, coro: Coroutine[Any, Any, T] | None, then: Callable[[], None] | None = None) -> None:
         self.task: asyncio.Task[T] | None = None
         self.is_over = False
         self._then = then
@@ -254,6 +266,64 @@ class _Call(Generic[T]):
             return self._outcome  # type: ignore[return-value]  # it is there: there is no error
         finally:
             del error  # the error's frames must not refer to it
+
+
+class _LentCall(_Call[T]):
+    """One whose caller may be released before it has ended, or see to that by itself."""
+
+    def __init__(self, unsettled: dict[_Call[Any], Settle]) -> None:
+        super().__init__(None)
+        self._unsettled = unsettled
+        self._bell = Bell()
+        self._lane: Lane | None = None
+
+    def start(self, coro: Coroutine[Any, Any, T]) -> None:
+        """This is what it is."""
+        self._coro = coro
+
+    def __call__(self, outcome: T, settle: Settle) -> None:
+        self._unsettled[self] = settle
+        self.end(outcome)
+
+    def lend(self, lane: Lane, settle: Settle) -> None:
+        self._unsettled[self] = settle
+        self._lane = lane
+        self._bell.ring()
+
+    def end(self, outcome: T | None, error: BaseException | None = None) -> None:
+        super().end(outcome, error)
+        self._bell.ring()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """As for any call; on the lane, while there is one."""
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        bell = self._bell.fileno
+        poll = select.poll()
+        poll.register(bell, select.POLLIN)
+        used: Lane | None = None
+        worth_it_at = time.monotonic() + LANE_AFTER_S
+        try:
+            while not self.is_over:
+                now = time.monotonic()
+                left_s = min(LISTEN_S, deadline - now)
+                if left_s <= 0:
+                    return
+                lane = self._lane
+                if lane is None:
+                    poll.poll(left_s * 1000)
+                elif now < worth_it_at:
+                    poll.poll(min(left_s, worth_it_at - now) * 1000)
+                else:
+                    used = lane
+                    outcome = lane.wait(bell, left_s)
+                    if outcome is not None:
+                        self._outcome = cast(T, outcome)
+                        self.is_over = True
+                        return
+                self._bell.hush()
+        finally:
+            if used is not None:
+                used.leave()
 
 
 class _Shared:

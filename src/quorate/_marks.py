@@ -23,6 +23,8 @@ MARKS = {
     "presence.key_gone": "the node's key was not what it had written",
     "express.confirmed": "a place was confirmed by the shortest way",
     "express.entered": "a round was entered by the shortest way, and the caller released",
+    "express.confirmed_elsewhere": "a place was confirmed by the caller itself, on a connection of its own",
+    "express.entered_elsewhere": "a caller went into a round by itself, ahead of its node",
     "node.forgotten": "the run forgot a round that a node had confirmed",
     "node.showed_up": "a node that was left out wrote its key to count again",
     "node.overtime": "a node that had confirmed waited past its deadline for the outcome",

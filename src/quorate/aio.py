@@ -19,13 +19,13 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
-from quorate._address import own_address
+from quorate._address import FreePort, own_address
+from quorate._early import Early
 from quorate._ending import drop, end, tell_left
 from quorate._world import RETRY_S, AsyncChanged
 from quorate._world import AsyncWorld as AsyncWorld
-from quorate.api import free_port
 from quorate.backends.contract import Backend
 from quorate.backends.schemes import BackendOpener, backend_opener, register_backend
 from quorate.errors import (
@@ -82,7 +82,7 @@ class AsyncHandler:
         self.backend_name = backend_name or settings.scheme
         self._opener = opener or backend_opener(settings.scheme)
         self._emit = Emitter(*sinks)
-        self._make_bootstrap = bootstrap or _free_port_of
+        self._make_bootstrap = bootstrap or FreePort
         self._local_id = next(_local_ids)
         self._pid = os.getpid()
         self._opening = asyncio.Lock()
@@ -105,8 +105,8 @@ class AsyncHandler:
     async def next_rendezvous(self) -> AsyncWorld:
         """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
         joined, node = await self._join(None)
-        world = self._new_world(node)
-        self._place(world, joined)
+        world = self.new_world(node)
+        self.place(world, joined)
         node.listen(world.changed.set)
         return world
 
@@ -115,22 +115,26 @@ class AsyncHandler:
 
         `face` makes what that one gets of a world that has no place in a round yet.
         """
-        early = _Early(self, release, face)
+        early = Early(self, release, face)
         joined, node = await self._join(early)
         early.prepare()
         world, shown = early.made[0]
         if not early.is_released:
-            self._place(world, joined)
+            self.place(world, joined)
         node.listen(world.changed.set)
         return shown
 
-    def _new_world(self, node: Node) -> AsyncWorld:
+    def new_world(self, node: Node | None = None) -> AsyncWorld:
+        """A world that has no place in a round yet."""
+        node = node or self._node
+        assert node is not None
         store = AsyncStore(node.backend, node.keys, node.identity.id)
         store.owner = self
         self._stores = [*(known for known in self._stores if known() is not None), weakref.ref(store)]
         return AsyncWorld(node, store)
 
-    def _place(self, world: AsyncWorld, joined: Joined) -> None:
+    def place(self, world: AsyncWorld, joined: Joined) -> None:
+        """That is the place of it."""
         self._changed = world.changed
         world.place(joined)
 
@@ -395,30 +399,6 @@ class _Joining:
             self.task.cancel()
 
 
-class _Early(Generic[W]):
-    """The world of one who waits on another thread: made while there is time, given as soon as it has its place."""
-
-    def __init__(self, handler: AsyncHandler, release: Release[W], face: Callable[[AsyncWorld], W]) -> None:
-        self.made: list[tuple[AsyncWorld, W]] = []
-        self.is_released = False
-        self._handler = handler
-        self._release = release
-        self._face = face
-
-    def prepare(self) -> None:
-        if not self.made:
-            node = self._handler._node
-            assert node is not None
-            world = self._handler._new_world(node)
-            self.made.append((world, self._face(world)))
-
-    def __call__(self, joined: Joined) -> None:
-        world, shown = self.made[0]
-        self._handler._place(world, joined)
-        self.is_released = True
-        self._release(shown, world.settle)
-
-
 class AsyncRun:
     """Worlds as they come. Leaving the block leaves the run; it never closes it."""
 
@@ -482,12 +462,3 @@ def settings_of(target: str | RendezvousParameters | Settings, options: dict[str
     if isinstance(target, RendezvousParameters):
         return Settings.from_parameters(target, target.backend)
     return target
-
-
-def _free_port_of(identity: Identity) -> Bootstrap:
-    """Publish this node's address and a free port of it for every round that it is rank 0 of."""
-
-    async def publish(number: int, size: int) -> tuple[str, int]:
-        return identity.addr, free_port()
-
-    return publish

@@ -372,7 +372,7 @@ def test_a_call_that_is_cancelled_after_its_confirmation_says_goodbye():
                 await call
             assert not is_open(node)
             assert node.current is None
-            assert not node._presence.has_sent_ahead
+            assert node._presence.sent is None
             assert not released.done()
             await eventually(lambda: any(LEFT in line for line in nodes.said), "the server says that it left")
             for other in others:

@@ -483,13 +483,13 @@ MUTANTS = (
     Mutant(
         "what was confirmed the shortest way is forgotten when the rest of the way is not",
         ("Completion", "Release", "Admission", "Detection"),
-        (Edit(Node, "_await_round", "if place is not None:", "if False:"),),
+        (Edit(Node, "_await_round", "if confirmed is not None:", "if False:"),),
         is_wired=True,
     ),
     Mutant(
         "whoever was released is told of those who waited in the round before",
         ("Release",),
-        (Edit(Node, "waiting_count", "is_ahead = self._express.joined is not None", "is_ahead = False"),),
+        (Edit(Node, "waiting_count", "is_in = self._express.joined or self.current", "is_in = None"),),
         is_wired=True,
     ),
     # --- its data -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,24 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("rendezvous", frozenset({"rendezvous"})),
     ("server", frozenset({"server"})),
     ("store", frozenset({"store", "store_arguments", "blocking"})),
-    ("api", frozenset({"api", "aio", "static", "handler", "registry", "_background", "_address", "_world", "_ending"})),
+    (
+        "api",
+        frozenset(
+            {
+                "api",
+                "aio",
+                "static",
+                "handler",
+                "registry",
+                "_background",
+                "_bell",
+                "_address",
+                "_world",
+                "_early",
+                "_ending",
+            }
+        ),
+    ),
     ("launcher", frozenset({"launcher"})),
     ("compat and integrations", frozenset({"compat", "integrations"})),
     ("observe", frozenset({"observe"})),

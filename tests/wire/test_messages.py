@@ -182,8 +182,17 @@ def test_the_numbers_of_messages_stay_what_they_are():
         "Claim": 5,
         "AskStatus": 6,
         "Await": 7,
+        "Stand": 8,
     }
-    assert tags(ServerMessage) == {"Answer": 1, "Push": 2, "WatchRefused": 3, "Status": 4, "Going": 5, "MakeRun": 6}
+    assert tags(ServerMessage) == {
+        "Answer": 1,
+        "Push": 2,
+        "WatchRefused": 3,
+        "Status": 4,
+        "Going": 5,
+        "MakeRun": 6,
+        "Place": 7,
+    }
     assert tags(messages.Op) == {
         "Txn": 1,
         "Add": 2,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from quorate.backends.lost import Lost
 from quorate.errors import BackendError, Unavailable
@@ -163,16 +163,72 @@ class Sent(Protocol):
         """As `Backend.txn` returns it, or raises."""
 
 
+class Lane(Protocol):
+    """Where one who waits for a node's place may find it by itself, on its own thread."""
+
+    def wait(self, bell: int, within_s: float) -> object | None:
+        """Until something can be read from `bell`, or for so long: what it goes on with, if it has found it.
+
+        To be called again and again, until it has, or there is no need to; may take a second longer.
+        """
+
+    def leave(self) -> None:
+        """Nobody waits any more. Idempotent."""
+
+
+class Terms(NamedTuple):
+    """What one who waits on a lane waits for, and may do by itself."""
+
+    node_id: str
+    number: int
+    """Of the attempt that is expected."""
+    join: int
+    incarnation: str
+    op: Txn
+    """What is sent to confirm a place."""
+    as_zero: Txn | None
+    """The same, as rank 0; None: that takes the ordinary way."""
+    session: Session
+    """It has to last, by its own clock, and for `held_s` when a place is confirmed."""
+    held_s: float
+    deadline: float
+    """Nothing is confirmed that may be told to others only after this."""
+    enter: Callable[[int, int, int, str, int, int], object]
+    """With number, rank, size, address, port and the revision of the confirmation: what to go on with. Called on the
+    thread that waits."""
+
+
+class Done(NamedTuple):
+    """What somebody has done on a lane by itself."""
+
+    rank: int
+    """The place that it has confirmed. What was answered to that is not known, unless it has gone on since."""
+    revision: int = 0
+    """Of the confirmation, if it has; 0: it has not."""
+    number: int = 0
+    size: int = 0
+    addr: str = ""
+    port: int = 0
+
+
 class Shortcut(Protocol):
     """For one who waits for a certain push, and has to answer it before anything else is done about it."""
 
     held_s: float
     """Everybody else sees what was pushed so much later at most."""
 
-    def open(self, on_push: OnPush, op: Txn | None) -> None:
+    def open(
+        self,
+        on_push: OnPush,
+        op: Txn | None,
+        terms: Terms | None = None,
+        on_done: Callable[[Done], None] | None = None,
+    ) -> Lane | None:
         """Show it what is pushed from now on before everybody else, until `settle()` or until it is at a loss.
 
-        `op` is what it will send first, most likely: made ready while there is time.
+        `op` is what it will send first, most likely: made ready while there is time. With `terms`, where that can be,
+        somebody on another thread may do it all, on the lane that is returned: `on_done` is told what was done there,
+        before anything that followed is shown to anybody.
         """
 
     def send(self, op: Txn) -> Sent:

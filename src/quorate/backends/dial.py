@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from quorate.backends.aside import addresses_of
-from quorate.backends.tcp import Connector
-from quorate.backends.tcp_link import Link
+from quorate.backends.tcp_link import Connector, Link
 from quorate.urls import parse_endpoint
 
 ONE_ADDRESS_S = 3.0

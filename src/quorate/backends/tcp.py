@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TypeAlias
 
 from quorate._marks import mark
 from quorate._version import SOFTWARE
@@ -24,7 +23,7 @@ from quorate.backends.backoff import Backoff
 from quorate.backends.contract import BackendStatus, Limits, Session, Watch
 from quorate.backends.ops import OpBackend, changes_something
 from quorate.backends.session import LeaseSession, draw_lease
-from quorate.backends.tcp_link import Link, cause_of, refusal_of, trouble_of
+from quorate.backends.tcp_link import Connector, Link, cause_of, refusal_of, trouble_of
 from quorate.backends.tcp_lookout import STALL_S, Lookout
 from quorate.backends.tcp_requests import Pending, Ready, Requests
 from quorate.backends.tcp_shortcut import TcpShortcut
@@ -58,8 +57,6 @@ from quorate.wire.messages import (
 LIMITS = Limits(max_txn_ops=100_000, max_txn_bytes=16 * 1024 * 1024)
 CONNECT_S = 10.0  # one attempt to connect, with the welcome, takes no longer
 CALL_S = 60.0
-
-Connector: TypeAlias = Callable[[Callable[[], Link]], Awaitable[None]]
 
 
 class TcpBackend(OpBackend):

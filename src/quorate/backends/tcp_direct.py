@@ -34,6 +34,7 @@ from quorate.kv.types import Op, Result
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, HEADER_BYTES, FrameError, Framer, NotQuorate, frame
 from quorate.wire.handshake import Versions, describe
 from quorate.wire.messages import (
+    PLACES_FROM,
     Answer,
     Await,
     Do,
@@ -41,6 +42,7 @@ from quorate.wire.messages import (
     Hello,
     RefusalCode,
     Refused,
+    Stand,
     Welcome,
     encoder,
     server_decoder,
@@ -104,9 +106,9 @@ class DirectPool:
         self._loop_thread = loop_thread
         self._forks = forks.count()
         self._lock = threading.Lock()
-        self._free: list[_Direct] = []
+        self._free: list[DirectConnection] = []
         """Who takes one out owns it, and nobody else ever touches it but to interrupt it. Changed in single steps."""
-        self._all: set[_Direct] = set()
+        self._all: set[DirectConnection] = set()
         forks.guard(self)
 
     @property
@@ -124,11 +126,7 @@ class DirectPool:
         try:
             return one.request(Do(one.seq, op), time.monotonic(), deadline, STALL_S, None)
         finally:
-            if one.is_owed:
-                one.drop()
-            self._free.append(one)
-            if self.ended is not None:  # looked at last: whoever ended it meanwhile did not see this one
-                self._drop_free()
+            self.give_back(one)
 
     def await_keys(
         self, keys: Sequence[str], until: float, deadline: float, given_up: Callable[[], object] | None = None
@@ -139,23 +137,31 @@ class DirectPool:
         """
         now = time.monotonic()
         within_s = AWAIT_S if until - now > AWAIT_S else max(0.0, until - now)
-        try:
-            one = self._free.pop()
-        except IndexError:
-            one = self._new()
+        one = self.take()
         one.seq += 1
         try:
             return one.request(Await(one.seq, tuple(keys), within_s), now, deadline, within_s + STALL_S, given_up)
         finally:
-            if one.is_owed:
-                one.drop()
-            self._free.append(one)
-            if self.ended is not None:  # looked at last: whoever ended it meanwhile did not see this one
-                self._drop_free()
+            self.give_back(one)
 
-    def _new(self) -> _Direct:
+    def take(self) -> DirectConnection:
+        """One that nobody else uses, until it is given back."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._new()
+
+    def give_back(self, one: DirectConnection) -> None:
+        """Whoever took it does not use it any more."""
+        if one.is_owed:
+            one.drop()
+        self._free.append(one)
+        if self.ended is not None:  # looked at last: whoever ended it meanwhile did not see this one
+            self._drop_free()
+
+    def _new(self) -> DirectConnection:
         """One more. Nobody needs a lock to take one that is free: taking from a list is one step."""
-        one = _Direct(self)
+        one = DirectConnection(self)
         with self._lock:
             if self.ended is not None:  # and there is never a free one again
                 raise Unavailable(self.ended)
@@ -196,7 +202,7 @@ class DirectPool:
         return [number for one in list(self._all) for number in one.filenos()]
 
 
-class _Direct:
+class DirectConnection:
     """One connection. Used by one thread at a time, `interrupt` excepted."""
 
     def __init__(self, pool: DirectPool) -> None:
@@ -265,6 +271,21 @@ class _Direct:
                 now = time.monotonic()
                 if now >= deadline:
                     raise Late from error
+
+    def tell(self, message: Stand, deadline: float) -> bool:
+        """Send something that is not answered; False: the server does not know it. OSError, BackendError."""
+        before, self.used_at = self.used_at, time.monotonic()
+        if self.used_at - before > STALE_S:
+            self._drop_if_closed()
+        sock = self._sock or self._open(deadline)
+        if self._version < PLACES_FROM:
+            return False
+        self._send(sock, frame(encoder.encode((self.seq, (message,)))), 0, deadline)
+        return True
+
+    @property
+    def sock(self) -> socket.socket | None:
+        return self._sock
 
     def _drop_if_closed(self) -> None:
         """Of a connection that rests nothing is to be read but its end, or that the server goes.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias, cast
 
 import msgspec
 
@@ -153,6 +153,10 @@ class Link(asyncio.Protocol):
             self.welcome.set_exception(ConnectionError(self._why or why))
             self.welcome.exception()  # whoever waits gets it; nobody else has to
         self._on_closed(self, self._why or why)
+
+
+Connector: TypeAlias = Callable[[Callable[[], Link]], Awaitable[None]]
+"""Opens a connection for a link."""
 
 
 def trouble_of(link: Link, endpoint: str, error: BaseException, limit_s: float) -> Exception | None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from quorate.backends.contract import OnPush
+from quorate.backends.contract import Done, OnPush, Terms
+from quorate.backends.tcp_lane import TcpLane
 from quorate.backends.tcp_requests import Pending, Ready, Requests
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.kv.types import Txn, TxnResult
@@ -40,6 +41,10 @@ class TcpShortcut:
         self._ask = ask
         self._look = look
         self._give = give
+        self.make_lane: Callable[[str], TcpLane | None] = lambda _: None
+        """Called with a node's id: where a caller on another thread may find its place by itself."""
+        self._lane: TcpLane | None = None
+        self._on_done: Callable[[Done], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._op: Txn | None = None
         self._ready: Ready | None = None
@@ -47,11 +52,25 @@ class TcpShortcut:
         self._held: list[Sequence[ServerMessage]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, on_push: OnPush, op: Txn | None) -> None:
+    def open(
+        self,
+        on_push: OnPush,
+        op: Txn | None,
+        terms: Terms | None = None,
+        on_done: Callable[[Done], None] | None = None,
+    ) -> TcpLane | None:
         """From now on, until `settle()` or until it says that it does not know what to do with something."""
         self.on_push = on_push
         self._op = op
+        self._on_done = on_done
         self._prepare()
+        if terms is None:
+            return None
+        lane = self._lane = self._lane or self.make_lane(terms.node_id)
+        if lane is not None:
+            self._book(lane)
+            lane.offer(terms)
+        return lane
 
     def send(self, op: Txn) -> Pending:
         """Send it now. What is shown next is shown with its answer, if that has come."""
@@ -62,6 +81,10 @@ class TcpShortcut:
 
     def takes(self, on_push: OnPush, messages: Sequence[ServerMessage]) -> bool:
         """Show what has arrived; whether everybody else is to see it later. If not, they have seen all before it."""
+        lane = self._lane
+        if lane is not None and not all(type(message) is Answer for message in messages) and self._book(lane):
+            self.settle()
+            return False
         batches, answer = [], None
         for message in messages:
             if type(message) is Push and message.watch in self._watches:
@@ -82,12 +105,23 @@ class TcpShortcut:
             self.settle()
         return False
 
+    def _book(self, lane: TcpLane) -> bool:
+        """Keep whoever waits on the lane from doing anything; whether it had, which was told."""
+        done = lane.account()
+        if done is None:
+            return False
+        if self._on_done is not None:
+            self._on_done(done)
+        return True
+
     def _prepare(self) -> None:
         self._ready = self._requests.prepare(self._op) if self._op is not None else None
 
     def settle(self) -> None:
         """Nobody sees anything first any more, and everybody sees what was held."""
-        self.on_push = self._op = self._ready = None
+        if self._lane is not None:
+            self._book(self._lane)
+        self.on_push = self._op = self._ready = self._on_done = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

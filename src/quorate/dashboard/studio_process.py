@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from quorate.backends.contract import Backend
-from quorate.backends.tcp import Connector, TcpBackend
-from quorate.backends.tcp_link import Link
+from quorate.backends.tcp import TcpBackend
+from quorate.backends.tcp_link import Connector, Link
 from quorate.dashboard.places import Place, of_server
 from quorate.dashboard.studio_words import (
     BEAT_S,

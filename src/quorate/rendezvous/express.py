@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from quorate._marks import mark
-from quorate.backends.contract import Session, Shortcut
+from quorate.backends.contract import Done, Lane, Session, Shortcut, Terms
 from quorate.errors import RendezvousStateError
 from quorate.kv.types import Batch, Item, TxnResult
 from quorate.rendezvous.entry import Door
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.membership import Joined
+from quorate.rendezvous.membership import HeldZero, Joined
 from quorate.rendezvous.patience import Patience
 from quorate.rendezvous.presence import Ahead, Presence
 from quorate.rendezvous.records import AssignRecord, NodePhase, NodeRecord, RoundPhase, RoundRecord, decode
@@ -34,6 +34,12 @@ class Released(Protocol):
 
     def __call__(self, joined: Joined) -> None:
         """This is the place."""
+
+    def lend(self, lane: Lane) -> None:
+        """It may find its place by itself, on this."""
+
+    def enter(self, joined: Joined) -> object:
+        """It has: on its own thread. What it goes on with."""
 
 
 class _Waiter(NamedTuple):
@@ -57,18 +63,24 @@ class Express:
         node_id: str,
         presence: Presence,
         enter: Callable[[Joined], None],
+        zero: HeldZero | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.joined: Joined | None = None
         """Where the node is by this way, until its call ends."""
         self._shortcut = shortcut
         self._round_key, self._waiting_key, self._assign_key = keys.round, keys.waiting, keys.assign(node_id)
+        self._node_id = node_id
         self._presence = presence
         self._enter_node = enter
+        self._zero = zero
+        self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._released: Released | None = None
         self._waiter: _Waiter | None = None
         self._ahead: Ahead | None = None
         """The confirmation of the attempt that is expected next: made while there is time."""
+        self._ahead_as_zero: Ahead | None = None
         self._place: AssignRecord | None = None
         """What was confirmed."""
         self._revision = 0
@@ -84,29 +96,84 @@ class Express:
         if self._released is None or self._shortcut is None or own is None or own.phase is not _JOINING:
             return
         self._released.prepare()
-        self._ahead = self._presence.prepare_ahead(last.number + 1 if last is not None else 1)
+        number = last.number + 1 if last is not None else 1
+        self._ahead = ahead = self._presence.prepare_ahead(number)
+        self._ahead_as_zero = None
+        if self._zero is not None:
+            self._ahead_as_zero = self._presence.prepare_ahead(number, self._zero.hold())
         until = float("inf") if deadline is None else deadline
-        self._waiter = _Waiter(own, session, door.config.incarnation, data_lease, patience.task, until)
-        self._shortcut.open(self._pushed, self._ahead.op if self._ahead is not None else None)
+        self._waiter = waiter = _Waiter(own, session, door.config.incarnation, data_lease, patience.task, until)
+        if ahead is None:
+            self._shortcut.open(self._pushed, None)
+            return
+        terms = self._terms(waiter, ahead, self._released)
+        lane = self._shortcut.open(self._pushed, ahead.op, terms, self._done)
+        if lane is not None:
+            self._released.lend(lane)
+
+    def _terms(self, waiter: _Waiter, ahead: Ahead, released: Released) -> Terms:
+        """What the one who waits may do by itself: what is done here, on the same conditions."""
+        shortcut, zero = self._shortcut, self._zero
+        assert shortcut is not None
+
+        def enter(number: int, rank: int, size: int, addr: str, port: int, revision: int) -> object:
+            if rank == 0 and zero is not None:
+                zero.let_go()
+            return released.enter(Joined(number, rank, size, addr, port, revision, waiter.data_lease))
+
+        return Terms(
+            node_id=self._node_id,
+            number=ahead.record.round,
+            join=ahead.record.join,
+            incarnation=waiter.incarnation,
+            op=ahead.op,
+            as_zero=self._ahead_as_zero.op if self._ahead_as_zero is not None else None,
+            session=waiter.session,
+            held_s=2 * shortcut.held_s,
+            deadline=waiter.deadline,
+            enter=enter,
+        )
+
+    def _done(self, done: Done) -> None:
+        """What the one who waits has done by itself."""
+        waiter = self._waiter
+        ahead = self._ahead if done.rank else self._ahead_as_zero
+        assert waiter is not None
+        assert ahead is not None
+        mark("express.confirmed_elsewhere")
+        self._presence.sent_ahead(ahead)
+        self._place = AssignRecord(number=ahead.record.round, rank=done.rank, join=ahead.record.join)
+        if done.revision:
+            mark("express.entered_elsewhere")
+            self._presence.confirmed_ahead(ahead, done.revision)
+            self._revision = done.revision
+            self.joined = Joined(
+                done.number, done.rank, done.size, done.addr, done.port, done.revision, waiter.data_lease
+            )
+            self._enter_node(self.joined)
+        self._wake()
 
     def settle(self) -> None:
         """Let everybody see what was answered here."""
         if self._shortcut is not None:
             self._shortcut.settle()
 
-    def close(self) -> AssignRecord | None:
-        """The node goes on by itself; the place that was confirmed for it, if it is not in."""
+    def close(self) -> tuple[AssignRecord, NodeRecord] | None:
+        """The node goes on by itself; the place that was confirmed for it, and how, if it is not in."""
         if self._waiter is None:
             return None
-        self._waiter = self._ahead = None
         self.settle()
+        self._waiter = self._ahead = self._ahead_as_zero = None
         place, self._place, self._revision = self._place, None, 0
-        return place if self._presence.has_sent_ahead else None
+        sent = self._presence.sent
+        return (place, sent) if place is not None and sent is not None else None
 
     def end(self) -> None:
         """The call is over."""
         self.close()
         self.joined = self._released = None
+        if self._zero is not None:
+            self._zero.let_go()
 
     def _pushed(self, batches: Sequence[Batch], answer: TxnResult | None) -> bool:
         record: Item | None = None

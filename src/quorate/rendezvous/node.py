@@ -24,7 +24,6 @@ from quorate.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
-    SessionLostError,
     Unavailable,
     UnreadableState,
 )
@@ -46,7 +45,7 @@ from quorate.rendezvous.entry import Door, Entry, closed_sentence, drain_sentenc
 from quorate.rendezvous.express import Express, Released
 from quorate.rendezvous.insist import Insistence
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye
+from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye, held_zero
 from quorate.rendezvous.patience import Patience
 from quorate.rendezvous.presence import JoinAnew, Presence
 from quorate.rendezvous.reach import Reach
@@ -56,7 +55,6 @@ from quorate.rendezvous.records import (
     RosterMember,
     RoundPhase,
     encode,
-    join_roster,
 )
 from quorate.rendezvous.sight import Sight
 from quorate.settings import Settings
@@ -112,7 +110,8 @@ class Node:
             while_open=self._opened,
             on_lost=self._look_up,
         )
-        self._express = Express(backend.shortcut(), self.keys, identity.id, self._presence, self._is_in_early)
+        early = (self._is_in_early, held_zero(bootstrap), self._wake.set)
+        self._express = Express(backend.shortcut(), self.keys, identity.id, self._presence, *early)
         backend.listen(self._reached)
         backend.claim_by(self._claim)
         self._door: Door | None = None
@@ -217,13 +216,7 @@ class Node:
 
     async def roster(self, joined: Joined) -> tuple[RosterMember, ...]:
         """The members of a round that this node returned from, in rank order. Read when asked for."""
-        record = self.sight.round
-        if record is None or record.number != joined.number:
-            lost = self._presence.lost_reason if self._presence.session is not None else None
-            if lost is not None:
-                raise SessionLostError(f"this node is no longer in round {joined.number}: {lost}; join again")
-            raise RendezvousError(f"round {joined.number} is over: its members can no longer be read")
-        return join_roster(record, (await self.backend.scan(self.keys.roster(joined.number))).items)
+        return await self.sight.read_roster(joined, self._presence.lost_reason if self._presence.session else None)
 
     def observe(self) -> None:
         """Begin to follow the run without joining it."""
@@ -241,8 +234,8 @@ class Node:
             return 0
         if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
             return 1  # whoever polls this has to join again to learn more
-        is_ahead = self._express.joined is not None  # in a round that the rest of it has not seen yet
-        return 0 if is_ahead else self.sight.count_waiting(self.settings.min_nodes)
+        is_in = self._express.joined or self.current  # perhaps before the rest of the node has seen it
+        return self.sight.count_waiting(self.settings.min_nodes) if is_in is None or self.sight.sees(is_in) else 0
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -315,14 +308,15 @@ class Node:
 
     async def _await_round(self, session: Session, patience: Patience) -> Joined:
         while True:
-            place = self._express.close()
+            confirmed = self._express.close()
             if self._express.joined is not None:
                 return self._go_on(self._express.joined)
             self._wake.clear()
             if session.lost.is_set() or session is not self._presence.session:
                 raise JoinAnew
-            if place is not None:
-                await self._confirm(place.number, place.rank, 0)
+            if confirmed is not None:
+                place, record = confirmed
+                await self._write_confirmation(place.number, place.rank, (record.addr0, record.port0))
                 patience.confirmed()
                 continue  # it may have lost its session meanwhile, or left
             if (joined := await self._advance(patience)) is not None:
@@ -387,6 +381,9 @@ class Node:
 
     async def _confirm(self, number: int, rank: int, size: int) -> None:
         zero = await self._bootstrap(number, size) if rank == 0 else ("", 0)
+        await self._write_confirmation(number, rank, zero)
+
+    async def _write_confirmation(self, number: int, rank: int, zero: tuple[str, int]) -> None:
         if await self._presence.write(NodePhase.MEMBER, number, zero):
             self._say_confirmed(number, rank)
         self._wake.set()
@@ -446,9 +443,8 @@ class Node:
         self._wake.set()
         if self.current is None:
             return
-        cause, reason = self.sight.what_changed(
-            self.current, self._presence.lost_reason, self._is_forgotten(self.current.number)
-        )
+        lost = self._presence.lost_reason
+        cause, reason = self.sight.what_changed(self.current, lost, self._is_forgotten(self.current.number))
         if cause is None or cause is self._told_cause:
             return
         if self._told_cause is not None and list(Cause).index(cause) > list(Cause).index(self._told_cause):

@@ -180,12 +180,12 @@ class Presence:
         await self.drop("the node's key is no longer what it wrote")
         raise JoinAnew
 
-    def prepare_ahead(self, number: int) -> Ahead | None:
+    def prepare_ahead(self, number: int, zero: tuple[str, int] = ("", 0)) -> Ahead | None:
         """What `write` would send to confirm an attempt; None: there is nothing to confirm with."""
         session = self.session
         if session is None:
             return None
-        record = self._make(session, NodePhase.MEMBER, number)
+        record = self._make(session, NodePhase.MEMBER, number, zero)
         return Ahead(record, encode(record), ModRevisionIs(self._key, self.revision))
 
     def sent_ahead(self, ahead: Ahead) -> None:
@@ -199,9 +199,9 @@ class Presence:
         self.record, self.revision, self._ahead = ahead.record, revision, None
 
     @property
-    def has_sent_ahead(self) -> bool:
-        """Something was sent whose answer nobody has taken."""
-        return self._ahead is not None
+    def sent(self) -> NodeRecord | None:
+        """Something was sent whose answer nobody has taken: what."""
+        return self._ahead.record if self._ahead is not None else None
 
     def new_join(self) -> int:
         """The join number to ask with: one that was never sent."""

@@ -149,6 +149,11 @@ class Clients:
         assert alive is not None
         return alive.deadline if grace is None else min(alive.deadline, grace[0])
 
+    def line_of(self, client_id: str) -> Line | None:
+        """The connection that a client has now."""
+        client = self._clients.get(client_id)
+        return client.line if client is not None else None
+
     def present_runs(self) -> set[str]:
         """The runs that somebody is connected for."""
         return {client.run for client in self._clients.values() if client.line is not None}

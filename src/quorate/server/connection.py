@@ -18,18 +18,7 @@ from quorate._marks import mark
 from quorate.backends.dial import tune
 from quorate.backends.forks import fileno_of
 from quorate.backends.ops import changes_something
-from quorate.kv.types import (
-    Batch,
-    Deleted,
-    Failure,
-    FailureCode,
-    KeepAlive,
-    Origin,
-    PutDone,
-    TxnResult,
-    WatchStarted,
-    WatchTooOld,
-)
+from quorate.kv.types import Batch, Grant, KeepAlive, Origin, WatchStarted, WatchTooOld
 from quorate.server.awaiting import Awaiting
 from quorate.server.clients import Client
 from quorate.server.door import Door, peer_of, shown
@@ -38,6 +27,7 @@ from quorate.server.house import House
 from quorate.server.parcels import parcels, pushed_bytes
 from quorate.server.refusals import Refusal
 from quorate.server.soon import is_of_a_node
+from quorate.server.standing import Stands
 from quorate.wire.frames import GREETING, HEADER_BYTES, FrameError, Framer, FrameTooLarge, NotQuorate, frame
 from quorate.wire.handshake import judge, stranger_line
 from quorate.wire.messages import (
@@ -56,6 +46,7 @@ from quorate.wire.messages import (
     RefusalCode,
     Refused,
     SentMessage,
+    Stand,
     Status,
     WatchRefused,
     WatchStart,
@@ -76,6 +67,8 @@ _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH
 class Connection(asyncio.Protocol):
     """From accepting a connection until it is closed."""
 
+    _last: ClientMessage | None = None  # of the frame that is taken in
+
     _encoded: tuple[Batch | None, msgspec.Raw] = (None, msgspec.Raw(b""))
     """The batch that was encoded last, for all connections: one that goes to many is encoded once."""
     is_stranger = True
@@ -91,6 +84,8 @@ class Connection(asyncio.Protocol):
         self._watches: dict[int, Pushed] = {}
         self._looks_on = False
         self._awaiting: Awaiting | None = None
+        self.stands: Stands | None = None
+        """Who waits here for the place of another connection's node, or elsewhere for that of this one's."""
         self._out: list[SentMessage] = []
         self._flush_due = False
         self._is_taking = False
@@ -170,6 +165,8 @@ class Connection(asyncio.Protocol):
         self._watches.clear()
         if self._awaiting is not None:
             self._awaiting.end()
+        if self.stands is not None:
+            self.stands.end()
         self._out.clear()
         if self._client is not None:
             self._house.door.inside -= 1
@@ -277,6 +274,7 @@ class Connection(asyncio.Protocol):
         length, quota = len(payload), self._house.quota
         quota.room -= length
         is_tight = (quota.room < 0 or length > quota.max_value) and quota.is_tight(length)
+        self._last = received.messages[-1] if received.messages else None
         for message in received.messages:
             if is_tight and isinstance(message, Do) and self._is_refused(message, client, received.acked):
                 continue
@@ -305,8 +303,10 @@ class Connection(asyncio.Protocol):
                 house.traffic.renewals += 1
             if self._looks_on or self._is_paused:
                 self.send(answer)
-            elif origin is not None and client.run and is_of_a_node(op):
+            elif origin is not None and (client.run or self.stands is not None) and is_of_a_node(op):
                 self._send_soon(answer)
+            elif type(op) is Grant and type(self._last) is Do and message is not self._last:
+                self._out.append(answer)  # goes out with that of the last one: a node opens its session, and joins
             else:  # as `send`
                 self._out.append(answer)
                 self._flush_due = True
@@ -324,6 +324,9 @@ class Connection(asyncio.Protocol):
                 is_held = house.clients.hold(client, lease, grace_s)
                 if is_held and self._version >= TURNS_FROM and house.is_to_make(client.run, client.id):
                     self.send(MakeRun())
+            case Stand(other, node):
+                self.stands = Stands(self, house)
+                self.stands.wait_for(other, node)
             case Claim(claim):
                 house.claimed(client.run, client.id, claim)
             case AskStatus(seq):
@@ -381,6 +384,21 @@ class Connection(asyncio.Protocol):
         """Nothing waits for it: it may be given a frame as it is."""
         return not (self._out or self._is_paused or self._is_over)
 
+    def say(self, first: bytes) -> None:
+        """Send a frame now, and behind it whatever else is to be sent; nothing, if the peer has to read first."""
+        if not (self._is_over or self._is_paused or self._transport is None):
+            if len(self._out) > SEVERAL:
+                self._write(first)
+                self._flush()
+            else:
+                out, self._out = self._out, []
+                self._write(first + frame(encoder.encode(out)) if out else first)
+
+    @property
+    def run(self) -> str:
+        """The run that its client comes for; empty: none."""
+        return self._client.run if self._client is not None else ""
+
     def push_frame(self, data: bytes) -> None:
         """A frame that was put together for several."""
         if self._transport is not None:
@@ -415,12 +433,15 @@ class Connection(asyncio.Protocol):
 
     def flush_soon(self) -> None:
         self._soon_due = False
-        self._flush()
+        if self.stands is None or not self.stands.is_holding:
+            self._flush()
 
     def _flush(self) -> None:
         self._flush_due = False
         out = self._out
         if self._is_over or not out or self._transport is None or self._is_paused:
+            return
+        if self.stands is not None and self.stands.holds():
             return
         self._out = []
         payload = encoder.encode(out) if len(out) <= SEVERAL else b""
@@ -434,7 +455,7 @@ class Connection(asyncio.Protocol):
     def _flush_in_parts(self, out: list[SentMessage]) -> None:
         """Send what may not fit into one frame, as far as the peer reads; the rest waits as it is."""
         start = 0
-        for payload, count in parcels(out, self._house.max_frame, self._instead_of):
+        for payload, count in parcels(out, self._house.max_frame, self._stop_watch, self._house.hub.engine):
             self._write(frame(payload))
             self._waiting_bytes -= pushed_bytes(out[start : start + count])
             start += count
@@ -442,21 +463,6 @@ class Connection(asyncio.Protocol):
                 break
         self._waiting_bytes = max(0, self._waiting_bytes) if start < len(out) else 0
         self._out = out[start:] + self._out
-
-    def _instead_of(self, message: SentMessage, size: int) -> SentMessage:
-        """What is said in the place of a message that no frame can hold."""
-        match message:
-            case Answer(seq, result):
-                results = result.results if isinstance(result, TxnResult) else ()
-                has_written = any(isinstance(one, (PutDone, Deleted)) for one in results)
-                code = FailureCode.TOO_OLD if has_written else FailureCode.INVALID
-                limit = f"{size} bytes, and {self._house.max_frame} at most can be sent: ask for less at once"
-                return Answer(seq, Failure(code, f"the answer is too large: {limit}"))
-            case PushRaw(number):
-                self._stop_watch(number)
-                return WatchRefused(number, self._house.hub.engine.revision)
-            case _:
-                return Going("a message was too large")
 
     def _write(self, data: bytes) -> None:
         assert self._transport is not None

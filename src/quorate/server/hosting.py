@@ -19,12 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quorate.backends.aside import resolve
-from quorate.backends.contract import Backend, Direct
+from quorate.backends.contract import Backend
 from quorate.backends.dial import dial
 from quorate.backends.dial_direct import connect
-from quorate.backends.tcp import Connector, TcpBackend
+from quorate.backends.tcp import TcpBackend
 from quorate.backends.tcp_direct import IDLE_S, DirectPool
-from quorate.backends.tcp_link import Link
+from quorate.backends.tcp_lane import TcpLane
+from quorate.backends.tcp_link import Connector, Link
 from quorate.backends.tls import TlsFiles
 from quorate.errors import Rejected
 from quorate.events import Emitter, Event, Hosting, NobodyServes, SecurityNotice
@@ -138,6 +139,7 @@ class HostingBackend(TcpBackend):
             grace_s=settings.disconnect_grace_s,
             call_timeout_s=settings.read_timeout_s,
         )
+        self._shortcut.make_lane = self._make_lane
         self._host, self._port = parse_endpoint(self.endpoint, DEFAULT_PORTS[settings.scheme])
         self._server: Server | None = None
         self._keeps_fresh: asyncio.Task[None] | None = None
@@ -153,7 +155,7 @@ class HostingBackend(TcpBackend):
         self._loop_thread = threading.get_ident()
         self._idle_timer: asyncio.TimerHandle | None = None
 
-    def direct(self) -> Direct | None:
+    def direct(self) -> DirectPool | None:
         if self._credentials.tls is not None:
             return None  # it has no encryption of its own: the ordinary way has
         with self._pool_lock:
@@ -168,6 +170,10 @@ class HostingBackend(TcpBackend):
                 )
                 self._loop.call_soon_threadsafe(self._close_idle)
             return self._pool
+
+    def _make_lane(self, node_id: str) -> TcpLane | None:
+        pool = self.direct()
+        return TcpLane(pool, self._client, node_id) if pool is not None else None
 
     def _near_now(self) -> str:
         """A shorter way to the server that the session is kept at: none while there is no connection to it."""

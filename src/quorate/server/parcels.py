@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from quorate.kv.engine import Engine
+from quorate.kv.types import Deleted, Failure, FailureCode, PutDone, TxnResult
 from quorate.wire.frames import MOST_PACKED, packed
-from quorate.wire.messages import PushRaw, SentMessage, encoder
+from quorate.wire.messages import Answer, Going, PushRaw, SentMessage, WatchRefused, encoder
 
 SMALL_FRAME = 256 * 1024
 
 
 def parcels(
-    messages: Sequence[SentMessage], most: int, instead_of: Callable[[SentMessage, int], SentMessage]
+    messages: Sequence[SentMessage], most: int, stop_watch: Callable[[int], None], engine: Engine
 ) -> Iterator[tuple[bytes, int]]:
     """The payloads of frames, and how many messages each has. They are small, unless a single message is not.
 
-    `instead_of` says what is sent in the place of one that is too large for any frame, given its size.
+    Something else is said in the place of one that is too large for any frame; a watch of which that is so is stopped.
     """
-    most -= len(packed([]))
+    most_sent, most = most, most - len(packed([]))
     part: list[bytes] = []
     size = 0
     for message in messages:
@@ -26,11 +28,27 @@ def parcels(
             yield packed(part), len(part)
             part, size = [], 0
         if len(piece) > most:
-            piece = encoder.encode(instead_of(message, len(piece)))
+            if type(message) is PushRaw:
+                stop_watch(message.watch)
+            piece = encoder.encode(_instead_of(message, len(piece), most_sent, engine.revision))
         part.append(piece)
         size += len(piece)
     if part:
         yield packed(part), len(part)
+
+
+def _instead_of(message: SentMessage, size: int, most: int, revision: int) -> SentMessage:
+    match message:
+        case Answer(seq, result):
+            results = result.results if isinstance(result, TxnResult) else ()
+            has_written = any(isinstance(one, (PutDone, Deleted)) for one in results)
+            code = FailureCode.TOO_OLD if has_written else FailureCode.INVALID
+            limit = f"{size} bytes, and {most} at most can be sent: ask for less at once"
+            return Answer(seq, Failure(code, f"the answer is too large: {limit}"))
+        case PushRaw(number):
+            return WatchRefused(number, revision)
+        case _:
+            return Going("a message was too large")
 
 
 def pushed_bytes(messages: Sequence[SentMessage]) -> int:

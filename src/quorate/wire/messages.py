@@ -15,9 +15,11 @@ import msgspec
 from quorate.kv.types import Batch, Op, Result
 
 OLDEST_VERSION = 1
-NEWEST_VERSION = 3
-"""2: the server waits for keys (`Await`). 3: it says who makes a run when somebody joins (`MakeRun`)."""
+NEWEST_VERSION = 4
+"""2: the server waits for keys (`Await`). 3: it says who makes a run when somebody joins (`MakeRun`). 4: it says
+where a node stands in a few bytes, to whoever waits for that on a connection of its own (`Stand`, `Place`)."""
 TURNS_FROM = 3
+PLACES_FROM = 4
 NOW = -1
 
 
@@ -150,7 +152,18 @@ class Await(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
     within_s: float
 
 
-ClientMessage: TypeAlias = Do | WatchStart | WatchStop | Hold | Claim | AskStatus | Await
+class Stand(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
+    """Somebody waits on this connection for the place of a node, which `client` is on another one.
+
+    It is told by `Place`; what is pushed of that to the other connection goes out a moment later. Until the node is in,
+    or the connection is closed. From version 4 on.
+    """
+
+    client: str
+    node: str
+
+
+ClientMessage: TypeAlias = Do | WatchStart | WatchStop | Hold | Claim | AskStatus | Await | Stand
 
 
 class ClientFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -209,8 +222,26 @@ class MakeRun(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
     """The run does not exist, and the client that has just opened a session is to make it. From version 3 on."""
 
 
-ServerMessage: TypeAlias = Answer | Push | WatchRefused | Status | Going | MakeRun
-SentMessage: TypeAlias = Answer | PushRaw | WatchRefused | Status | Going | MakeRun
+class Place(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """Where a node stands: it has a place in an attempt, or that attempt is active. The first frame of what is sent.
+
+    What the node knows beforehand comes first, so that it can tell by comparing bytes. From version 4 on.
+    """
+
+    is_active: bool
+    number: int
+    join: int
+    incarnation: str
+    rank: int
+    size: int
+    revision: int = 0
+    """Of the node's key."""
+    addr: str = ""
+    port: int = 0
+
+
+ServerMessage: TypeAlias = Answer | Push | WatchRefused | Status | Going | MakeRun | Place
+SentMessage: TypeAlias = Answer | PushRaw | WatchRefused | Status | Going | MakeRun | Place
 
 encoder = msgspec.msgpack.Encoder()
 knock_decoder = msgspec.msgpack.Decoder(Knock)
@@ -218,3 +249,4 @@ hello_decoder = msgspec.msgpack.Decoder(Hello)
 welcome_decoder = msgspec.msgpack.Decoder(Welcome | Refused)
 client_decoder = msgspec.msgpack.Decoder(ClientFrame)
 server_decoder = msgspec.msgpack.Decoder(tuple[ServerMessage, ...])
+place_decoder = msgspec.msgpack.Decoder(tuple[Place])

@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import NamedTuple
 
+from quorate.backends.contract import Lane
 from quorate.kv.types import Op, Put, Txn
 from quorate.rendezvous.membership import Joined
 from quorate.rendezvous.node import Node
@@ -28,6 +29,12 @@ class _Caller:
 
     def prepare(self) -> None:
         """There is nothing to make."""
+
+    def lend(self, lane: Lane) -> None:
+        """There is no other thread that could use it."""
+
+    def enter(self, joined: Joined) -> object:
+        raise AssertionError("nobody was lent anything")
 
     def __call__(self, joined: Joined) -> None:
         session = self._node._presence.session

@@ -1,0 +1,249 @@
+"""A connection on which the one who waits for a node's place is told it, on its own thread.
+
+Between the bytes on the node's own connection and a caller that blocks there are the event loop, another thread to
+wake, and all that the loop does about a push. So whoever waits has a connection of its own (`DirectPool`), on which the
+server says in a few bytes what there is to know (`Stand`, `Place`): it can tell by comparing them, confirms with bytes
+that were made for it beforehand, and goes on when it is in. The loop hears of the same things a moment later.
+
+Two threads, and no lock: the handler of a signal may ask for anything at any point of the caller's thread. What both
+may take is taken out of a container in one step, and who has it acts. The loop asks for what was taken here (`account`)
+before it does anything about a round.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from quorate.backends.contract import Done, Terms
+from quorate.backends.tcp_direct import DirectConnection, DirectPool
+from quorate.errors import BackendError
+from quorate.kv.types import Op
+from quorate.wire.frames import HEADER_BYTES, frame
+from quorate.wire.messages import Do, Place, Stand, encoder, place_decoder
+
+OPEN_S = 1.0
+"""A connection that takes longer is none."""
+_CHUNK = 1 << 12
+_ANSWER = b"\x91\x93\x01"
+"""How the payload begins that holds an answer, and nothing else."""
+_UNKNOWN = 5
+"""How many bytes of a `Place` are behind what a node knows beforehand, if those are nothing: the rank is first."""
+
+
+class _Prepared(NamedTuple):
+    """The bytes that terms need on this connection."""
+
+    number: int
+    terms: Terms
+    forming: bytes
+    active: bytes
+    confirmation: bytes
+    as_zero: bytes | None
+
+
+class Stander:
+    """A connection that somebody waits on, and nobody else uses meanwhile."""
+
+    def __init__(self, pool: DirectPool, one: DirectConnection) -> None:
+        self.is_owed = True
+        """Whether something may still come on it."""
+        self._pool = pool
+        self._one = one
+
+    def tell(self, message: Stand, deadline: float) -> bool:
+        return self._one.tell(message, deadline)
+
+    @property
+    def sock(self) -> socket.socket | None:
+        return self._one.sock
+
+    def frame_of(self, op: Op) -> bytes:
+        """The next request, as it is sent."""
+        seq = self._one.seq + 1
+        return frame(encoder.encode((seq - 1, (Do(seq, op),))))
+
+    def count(self) -> None:
+        """The next request was sent."""
+        self._one.seq += 1
+
+    def leave(self) -> None:
+        """Nobody waits on it any more."""
+        self._one.is_owed = self.is_owed
+        self._pool.give_back(self._one)
+
+
+def stand(pool: DirectPool, message: Stand, deadline: float) -> Stander | None:
+    """A connection on which the server says where a node stands; None: it does not. OSError, BackendError."""
+    stander = Stander(pool, pool.take())
+    try:
+        if stander.tell(message, deadline):
+            return stander
+        stander.is_owed = False
+    except BaseException:
+        stander.leave()
+        raise
+    stander.leave()
+    return None
+
+
+class TcpLane:
+    """For one node, and one caller at a time."""
+
+    def __init__(self, pool: DirectPool, client: str, node_id: str) -> None:
+        self._pool = pool
+        self._client = client
+        self._node_id = node_id
+        self._terms: dict[int, Terms] = {}
+        """What is offered, by its number. Whoever takes it out of here decides whether it is confirmed."""
+        self._number = 0
+        self._is_offered = False
+        """Whether something was offered whose fate nobody has asked for."""
+        self._place = b""
+        """What the caller has confirmed, or was about to."""
+        self._seat: list[None] = []
+        """Whoever takes what is in it decides whether the caller is in."""
+        self._entered: Place | None = None
+        # The caller's:
+        self._stander: Stander | None = None
+        self._failed = False
+        self._prepared: _Prepared | None = None
+        self._is_confirmed = False
+
+    # --- the loop's ---------------------------------------------------------------------------------------------------
+
+    def offer(self, terms: Terms) -> None:
+        """The caller may do this by itself from now on. What was offered before has to be accounted for first."""
+        self._number += 1
+        self._place, self._entered = b"", None
+        self._seat[:] = [None]
+        self._is_offered = True
+        self._terms = {self._number: terms}
+
+    def account(self) -> Done | None:
+        """What the caller has done by itself; None: nothing. It may do nothing more."""
+        if not self._is_offered:
+            return None
+        self._is_offered = False
+        if self._terms.pop(self._number, None) is not None:
+            return None
+        confirmed = _place_of(self._place)  # which it noted before it took it
+        try:
+            self._seat.pop()
+        except IndexError:
+            place = self._entered  # as above
+            assert place is not None
+            return Done(place.rank, place.revision, place.number, place.size, place.addr, place.port)
+        return Done(confirmed.rank)
+
+    # --- the caller's -------------------------------------------------------------------------------------------------
+
+    def wait(self, bell: int, within_s: float) -> object | None:
+        """Until the bell rings, or for so long; what the caller goes on with, if it is in.
+
+        One function, with everything at hand that it needs: what a process does when it is woken it does with cold
+        caches, where every attribute and every call takes its time. In pieces it took three times as long.
+        """
+        prepared, poll, wait_ms = self._prepared_now(), select.poll(), within_s * 1000
+        poll.register(bell, select.POLLIN)
+        stander = self._stander
+        if prepared is None or stander is None or stander.sock is None:
+            poll.poll(wait_ms)
+            return None
+        poll.register(stander.sock, select.POLLIN)
+        number, terms, forming, active, ordinary, as_zero = prepared
+        recv, send, session, held_s, deadline = (
+            stander.sock.recv,
+            stander.sock.send,
+            terms.session,
+            terms.held_s,
+            terms.deadline,
+        )
+        at_rank, dont_wait, monotonic = HEADER_BYTES + len(forming), socket.MSG_DONTWAIT, time.monotonic
+        try:
+            if not self._is_confirmed:
+                ready = poll.poll(wait_ms)
+                if not ready or ready[0][0] == bell:
+                    return None
+                data = recv(_CHUNK, dont_wait)
+                confirmation = ordinary if data[at_rank : at_rank + 1] != b"\0" else as_zero
+                until = monotonic() + held_s
+                if (
+                    not data.startswith(forming, HEADER_BYTES)
+                    or not confirmation
+                    or until > deadline
+                    or until > session.expires_at
+                    or session.lost.reason is not None
+                ):
+                    return self._at_a_loss()
+                self._place = data  # before it is taken: who finds it taken looks here
+                if self._terms.pop(number, None) is None:
+                    return self._at_a_loss()
+                if send(confirmation, dont_wait) != len(confirmation):
+                    return self._at_a_loss()
+                self._is_confirmed = True
+                stander.count()
+            while True:
+                ready = poll.poll(wait_ms)
+                if not ready or ready[0][0] == bell:
+                    return None
+                data = recv(_CHUNK, dont_wait)
+                if data.startswith(active, HEADER_BYTES):
+                    break
+                if not data.startswith(_ANSWER, HEADER_BYTES):  # to the confirmation: what is waited for comes next
+                    return self._at_a_loss()
+            place = self._entered = _place_of(data)  # before the seat is taken, as above
+            if session.expires_at <= monotonic() or session.lost.reason is not None:
+                return self._at_a_loss()  # this process stood still, most likely
+            self._seat.pop()
+        except (OSError, IndexError, msgspec.DecodeError):
+            return self._at_a_loss()
+        stander.is_owed = not data.startswith(_ANSWER, 2 * HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big"))
+        return terms.enter(place.number, place.rank, place.size, place.addr, place.port, place.revision)
+
+    def leave(self) -> None:
+        """Wait no more."""
+        stander, self._stander, self._prepared = self._stander, None, None
+        if stander is not None:
+            stander.leave()
+
+    def _at_a_loss(self) -> object | None:
+        """Whatever was read, or is not: without this connection the node is told of it at once, and sees to it."""
+        self.leave()
+        return None
+
+    def _prepared_now(self) -> _Prepared | None:
+        """What is offered, made ready; None: nothing is, or there is no connection."""
+        number, terms = next(iter(self._terms.items()), (0, None))
+        known = self._prepared
+        if self._failed or (terms is None or (known is not None and known.number == number)):
+            return known
+        if self._stander is None:
+            self._open()
+        if self._stander is None:
+            return None
+        self._is_confirmed = False
+        forming, active = (
+            encoder.encode((Place(is_active, terms.number, terms.join, terms.incarnation, 0, 0),))[:-_UNKNOWN]
+            for is_active in (False, True)
+        )
+        as_zero = self._stander.frame_of(terms.as_zero) if terms.as_zero is not None else None
+        confirmation = self._stander.frame_of(terms.op)
+        self._prepared = _Prepared(number, terms, forming, active, confirmation, as_zero)
+        return self._prepared
+
+    def _open(self) -> None:
+        with suppress(OSError, BackendError):
+            self._stander = stand(self._pool, Stand(self._client, self._node_id), time.monotonic() + OPEN_S)
+        self._failed = self._stander is None
+
+
+def _place_of(data: bytes) -> Place:
+    """What the first frame says. DecodeError if it is not whole."""
+    length = int.from_bytes(data[:HEADER_BYTES], "big")
+    return place_decoder.decode(data[HEADER_BYTES : HEADER_BYTES + length])[0]

@@ -1,0 +1,167 @@
+"""Those who wait for the place of a node on a connection of their own, and are told in a few bytes.
+
+A node that waits has nothing to do with most of what is pushed to it: it wants to know its place in an attempt, and
+that the attempt is active. Said by itself, on a connection that the waiting thread reads, that wakes nobody else and is
+known by its first bytes. Meanwhile the node's own connection holds back what it has to push, for a moment: whatever
+else is to be sent there takes it along.
+
+What is said is taken from the keys as they are when the node's connection has something to send: never ahead of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, cast
+
+from quorate.errors import RendezvousStateError
+from quorate.kv.engine import Engine
+from quorate.kv.types import Item
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import AssignRecord, RoundPhase, RoundRecord, decode, prepare
+from quorate.server.runs import PREFIX
+from quorate.wire.frames import frame
+from quorate.wire.messages import Place, encoder
+
+if TYPE_CHECKING:
+    from quorate.server.house import House
+
+HELD_S = 0.1
+"""How long the node's own connection holds back what was said here."""
+MOST_CONNECTIONS = 4_096
+"""With more connections than these nobody is told that way: each node would need two."""
+
+_ACTIVE = RoundPhase.ACTIVE
+
+
+class Line(Protocol):
+    """A connection."""
+
+    stands: Stands | None
+
+    @property
+    def run(self) -> str:
+        """The run that its client comes for; empty: none."""
+
+    def say(self, first: bytes) -> None:
+        """Send a frame, and behind it whatever else is to be sent."""
+
+    def flush_soon(self) -> None:
+        """Send what waits."""
+
+
+class Stands:
+    """What one connection has to do with it: somebody waits on it, or on another one for the place of its node."""
+
+    def __init__(self, line: Line, house: House) -> None:
+        self._line = line
+        self._house = house
+        self._told: Standing | None = None
+        """Who is told on another connection where this one's node stands."""
+        self._held: asyncio.TimerHandle | None = None
+        """What waits to be sent here was told there."""
+        self._for: Stands | None = None
+        """The node's, for whose place somebody waits here, or has waited."""
+
+    def wait_for(self, client_id: str, node_id: str) -> None:
+        """Somebody waits on this connection for the place of a node, which is that client."""
+        other = cast("Line | None", self._house.clients.line_of(client_id))
+        if other is None or other is self._line or not other.run or len(self._house.connections) > MOST_CONNECTIONS:
+            return
+        if other.stands is None:
+            other.stands = Stands(other, self._house)
+        self._for = other.stands
+        other.stands._told = Standing(self._house.hub.engine, other.run, node_id, self._line)
+
+    @property
+    def is_holding(self) -> bool:
+        """What waits to be sent was told elsewhere, a moment ago."""
+        return self._held is not None
+
+    def holds(self) -> bool:
+        """Whether what is about to be sent is told elsewhere, and can wait a moment. If not, nothing is held back."""
+        if self._told is None or (place := self._told.tells()) is None:
+            self._unhold()
+            return False
+        if place.is_active:
+            self._told = None
+        if self._held is None:
+            self._held = asyncio.get_running_loop().call_later(HELD_S, self._release)
+        return True
+
+    def end(self) -> None:
+        """The connection is closed. If somebody waited on it, nobody has heard what was held back for that."""
+        other, self._for, self._told = self._for, None, None
+        self._unhold()
+        if other is not None:
+            if other._told is not None and other._told.line is self._line:
+                other._told = None
+            if other.is_holding:
+                other._release()
+
+    def _release(self) -> None:
+        told, self._told = self._told, None  # which has nothing to say about what is held already
+        self._unhold()
+        self._line.flush_soon()
+        self._told = told
+
+    def _unhold(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+
+
+class Standing:
+    """One who waits, for one node of one run."""
+
+    _decoded: tuple[Item | None, RoundRecord | None] = (None, None)
+    """The `state/round` that was read last, for all of them."""
+
+    def __init__(self, engine: Engine, run_id: str, node_id: str, line: Line) -> None:
+        prepare(RoundRecord, AssignRecord)
+        keys = RunKeys(PREFIX, run_id)
+        self._items = engine.items
+        self._round_key, self._assign_key, self._node_key = keys.round, keys.assign(node_id), keys.node(node_id)
+        self.line = line
+        known = self._items.get(self._round_key)
+        self._told = known.mod_revision if known is not None else 0
+
+    def tells(self) -> Place | None:
+        """Say what is new about the place, and here; None: nothing is."""
+        place = self._place()
+        if place is not None:
+            self.line.say(frame(encoder.encode((place,))))
+        return place
+
+    def _place(self) -> Place | None:
+        item = self._items.get(self._round_key)
+        if item is None or item.mod_revision == self._told:
+            return None
+        self._told = item.mod_revision
+        assigned, own = self._items.get(self._assign_key), self._items.get(self._node_key)
+        if assigned is None or own is None:
+            return None
+        try:
+            record, assign = self._read(item), decode(AssignRecord, assigned)
+        except RendezvousStateError:
+            return None  # whoever reads it says so
+        if assign.number != record.number:
+            return None
+        return Place(
+            record.phase is _ACTIVE,
+            record.number,
+            assign.join,
+            record.incarnation,
+            assign.rank,
+            record.size,
+            own.mod_revision,
+            record.addr,
+            record.port,
+        )
+
+    @staticmethod
+    def _read(item: Item) -> RoundRecord:
+        known, record = Standing._decoded
+        if known is not item or record is None:
+            record = decode(RoundRecord, item)
+            Standing._decoded = (item, record)
+        return record
