@@ -489,7 +489,14 @@ MUTANTS = (
     Mutant(
         "whoever was released is told of those who waited in the round before",
         ("Release",),
-        (Edit(Node, "waiting_count", "is_in = self._express.joined or self.current", "is_in = None"),),
+        (
+            Edit(
+                Node,
+                "waiting_count",
+                "is_in = self._express.early or self._express.joined or self.current",
+                "is_in = None",
+            ),
+        ),
         is_wired=True,
     ),
     # --- its data -----------------------------------------------------------------------------------------------------

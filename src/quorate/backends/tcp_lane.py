@@ -15,6 +15,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -92,56 +93,68 @@ def stand(pool: DirectPool, message: Stand, deadline: float) -> Stander | None:
     return None
 
 
-class TcpLane:
-    """For one node, and one caller at a time."""
+class Offers:
+    """What a caller may do by itself, and has done: what the loop and the caller have in common."""
 
-    def __init__(self, pool: DirectPool, client: str, node_id: str) -> None:
-        self._pool = pool
-        self._client = client
-        self._node_id = node_id
-        self._terms: dict[int, Terms] = {}
+    def __init__(self) -> None:
+        self.terms: dict[int, Terms] = {}
         """What is offered, by its number. Whoever takes it out of here decides whether it is confirmed."""
+        self.place = b""
+        """The frame with the place that the caller has confirmed, or was about to: noted before it takes the terms."""
+        self.seat: list[None] = []
+        """Whoever takes what is in it decides whether the caller is in."""
+        self.entered: Place | None = None
+        """Where it is: noted before it takes the seat."""
         self._number = 0
         self._is_offered = False
         """Whether something was offered whose fate nobody has asked for."""
-        self._place = b""
-        """What the caller has confirmed, or was about to."""
-        self._seat: list[None] = []
-        """Whoever takes what is in it decides whether the caller is in."""
-        self._entered: Place | None = None
-        # The caller's:
-        self._stander: Stander | None = None
-        self._failed = False
-        self._prepared: _Prepared | None = None
-        self._is_confirmed = False
-
-    # --- the loop's ---------------------------------------------------------------------------------------------------
 
     def offer(self, terms: Terms) -> None:
         """The caller may do this by itself from now on. What was offered before has to be accounted for first."""
         self._number += 1
-        self._place, self._entered = b"", None
-        self._seat[:] = [None]
+        self.place, self.entered = b"", None
+        self.seat[:] = [None]
         self._is_offered = True
-        self._terms = {self._number: terms}
+        self.terms = {self._number: terms}
 
     def account(self) -> Done | None:
         """What the caller has done by itself; None: nothing. It may do nothing more."""
         if not self._is_offered:
             return None
         self._is_offered = False
-        if self._terms.pop(self._number, None) is not None:
+        if self.terms.pop(self._number, None) is not None:
             return None
-        confirmed = _place_of(self._place)  # which it noted before it took it
+        confirmed = place_of(self.place)
         try:
-            self._seat.pop()
+            self.seat.pop()
         except IndexError:
-            place = self._entered  # as above
+            place = self.entered
             assert place is not None
             return Done(place.rank, place.revision, place.number, place.size, place.addr, place.port)
         return Done(confirmed.rank)
 
-    # --- the caller's -------------------------------------------------------------------------------------------------
+
+class OfferedLane(Offers, ABC):
+    """A lane, for the loop and for the caller."""
+
+    @abstractmethod
+    def wait(self, bell: int, within_s: float) -> object | None: ...
+
+    @abstractmethod
+    def leave(self) -> None: ...
+
+
+class TcpLane(OfferedLane):
+    """For one node, and one caller at a time: what is here is the caller's, and is called on its thread."""
+
+    def __init__(self, pool: DirectPool, client: str, node_id: str) -> None:
+        super().__init__()
+        self._pool = pool
+        self._stand = Stand(client, node_id)
+        self._stander: Stander | None = None
+        self._failed = False
+        self._prepared: _Prepared | None = None
+        self._is_confirmed = False
 
     def wait(self, bell: int, within_s: float) -> object | None:
         """Until the bell rings, or for so long; what the caller goes on with, if it is in.
@@ -181,8 +194,8 @@ class TcpLane:
                     or session.lost.reason is not None
                 ):
                     return self._at_a_loss()
-                self._place = data  # before it is taken: who finds it taken looks here
-                if self._terms.pop(number, None) is None:
+                self.place = data  # before it is taken: who finds it taken looks here
+                if self.terms.pop(number, None) is None:
                     return self._at_a_loss()
                 if send(confirmation, dont_wait) != len(confirmation):
                     return self._at_a_loss()
@@ -197,10 +210,10 @@ class TcpLane:
                     break
                 if not data.startswith(_ANSWER, HEADER_BYTES):  # to the confirmation: what is waited for comes next
                     return self._at_a_loss()
-            place = self._entered = _place_of(data)  # before the seat is taken, as above
+            place = self.entered = place_of(data)  # before the seat is taken, as above
             if session.expires_at <= monotonic() or session.lost.reason is not None:
                 return self._at_a_loss()  # this process stood still, most likely
-            self._seat.pop()
+            self.seat.pop()
         except (OSError, IndexError, msgspec.DecodeError):
             return self._at_a_loss()
         stander.is_owed = not data.startswith(_ANSWER, 2 * HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big"))
@@ -219,7 +232,7 @@ class TcpLane:
 
     def _prepared_now(self) -> _Prepared | None:
         """What is offered, made ready; None: nothing is, or there is no connection."""
-        number, terms = next(iter(self._terms.items()), (0, None))
+        number, terms = next(iter(self.terms.items()), (0, None))
         known = self._prepared
         if self._failed or (terms is None or (known is not None and known.number == number)):
             return known
@@ -239,11 +252,11 @@ class TcpLane:
 
     def _open(self) -> None:
         with suppress(OSError, BackendError):
-            self._stander = stand(self._pool, Stand(self._client, self._node_id), time.monotonic() + OPEN_S)
+            self._stander = stand(self._pool, self._stand, time.monotonic() + OPEN_S)
         self._failed = self._stander is None
 
 
-def _place_of(data: bytes) -> Place:
+def place_of(data: bytes) -> Place:
     """What the first frame says. DecodeError if it is not whole."""
     length = int.from_bytes(data[:HEADER_BYTES], "big")
     return place_decoder.decode(data[HEADER_BYTES : HEADER_BYTES + length])[0]

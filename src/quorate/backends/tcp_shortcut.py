@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from quorate.backends.contract import Done, OnPush, Terms
-from quorate.backends.tcp_lane import TcpLane
+from quorate.backends.tcp_lane import OfferedLane
 from quorate.backends.tcp_requests import Pending, Ready, Requests
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.kv.types import Txn, TxnResult
@@ -41,9 +41,9 @@ class TcpShortcut:
         self._ask = ask
         self._look = look
         self._give = give
-        self.make_lane: Callable[[str], TcpLane | None] = lambda _: None
+        self.make_lane: Callable[[str], OfferedLane | None] = lambda _: None
         """Called with a node's id: where a caller on another thread may find its place by itself."""
-        self._lane: TcpLane | None = None
+        self._lane: OfferedLane | None = None
         self._on_done: Callable[[Done], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._op: Txn | None = None
@@ -58,7 +58,7 @@ class TcpShortcut:
         op: Txn | None,
         terms: Terms | None = None,
         on_done: Callable[[Done], None] | None = None,
-    ) -> TcpLane | None:
+    ) -> OfferedLane | None:
         """From now on, until `settle()` or until it says that it does not know what to do with something."""
         self.on_push = on_push
         self._op = op
@@ -105,7 +105,7 @@ class TcpShortcut:
             self.settle()
         return False
 
-    def _book(self, lane: TcpLane) -> bool:
+    def _book(self, lane: OfferedLane) -> bool:
         """Keep whoever waits on the lane from doing anything; whether it had, which was told."""
         done = lane.account()
         if done is None:

@@ -79,6 +79,8 @@ MOST_COLLECTED = 100
 """Old rounds whose data is removed at a time; what is left of more goes with its lease."""
 OTHER_COMPARES = 3
 """An activation compares the term, `state/round` and `state/closed`, and as many confirmations as there is room for."""
+LAST_ONES = 4
+"""Confirmations are taken in together, but for so many at the end: whoever waits for those waits for nothing else."""
 CATCH_UP_S = 5.0
 """A watch that is silent for so long after our own write is given up."""
 
@@ -213,10 +215,10 @@ class Coordinator:
         while (batch := self._feed.ready()) is not None:
             self._view.apply(batch.changes, batch.revision, self._loop.time())
 
-    async def _await_change(self, until: float | None) -> None:
-        """Until there is a batch to take in, or a moment."""
+    async def _await_change(self, until: float | None, several: int = 1) -> None:
+        """Until there is a batch to take in, or as many as are expected, or a moment."""
         assert self._feed is not None
-        await self._feed.wait(until)
+        await self._feed.wait(until, several)
 
     # --- deciding and acting ------------------------------------------------------------------------------------------
 
@@ -257,7 +259,8 @@ class Coordinator:
             case Wait(_, until):
                 tell_at = await self._tell(decision, now)
                 moments = [at for at in (until, tell_at) if at is not None]
-                await self._await_change(min(moments, default=None))
+                due = len(view.plan.pending) - LAST_ONES if view.plan is not None else 1
+                await self._await_change(min(moments, default=None), due)
 
     async def _form(self, decision: Form, now: float) -> None:
         view, keys = self._view, self._keys

@@ -68,6 +68,8 @@ class Express:
     ) -> None:
         self.joined: Joined | None = None
         """Where the node is by this way, until its call ends."""
+        self.early: Joined | None = None
+        """Where whoever waits elsewhere has found itself to be, perhaps before the node knows of it."""
         self._shortcut = shortcut
         self._round_key, self._waiting_key, self._assign_key = keys.round, keys.waiting, keys.assign(node_id)
         self._node_id = node_id
@@ -119,7 +121,8 @@ class Express:
         def enter(number: int, rank: int, size: int, addr: str, port: int, revision: int) -> object:
             if rank == 0 and zero is not None:
                 zero.let_go()
-            return released.enter(Joined(number, rank, size, addr, port, revision, waiter.data_lease))
+            self.early = joined = Joined(number, rank, size, addr, port, revision, waiter.data_lease)
+            return released.enter(joined)
 
         return Terms(
             node_id=self._node_id,
@@ -171,7 +174,7 @@ class Express:
     def end(self) -> None:
         """The call is over."""
         self.close()
-        self.joined = self._released = None
+        self.joined = self.early = self._released = None
         if self._zero is not None:
             self._zero.let_go()
 

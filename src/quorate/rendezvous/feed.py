@@ -8,6 +8,8 @@ from quorate.backends.contract import Watch
 from quorate.errors import Unavailable
 from quorate.kv.types import Batch
 
+MOMENT_S = 0.005
+"""How long a batch waits for others that are expected."""
 CLOSED = "the watch on the run was closed"
 
 
@@ -22,6 +24,8 @@ class Feed:
         self._next: asyncio.Task[Batch] | None = None
         """Who waits for a watch that does not call."""
         self._has_news = True
+        self._wanted = 1
+        """How many batches are worth a look."""
         self._is_called = watch.follow(self._called)
 
     def ready(self) -> Batch | None:
@@ -37,11 +41,16 @@ class Feed:
             raise Unavailable(CLOSED)
         return batch
 
-    async def wait(self, until: float | None) -> None:
-        """Until there may be a batch, or an instant."""
+    async def wait(self, until: float | None, several: int = 1) -> None:
+        """Until there may be a batch, or an instant.
+
+        Where the watch calls, for `several` batches, if they come within a moment of the first one: one look at all of
+        them costs what one look at one of them does.
+        """
         if self._is_called:
             if self._has_news:
                 return
+            self._wanted = several
         elif self._next is None:
             self._next = asyncio.create_task(self._take_next(), name=self._name)
             self._next.add_done_callback(lambda _: self._called())
@@ -65,8 +74,13 @@ class Feed:
         self._watch.cancel()
 
     def _called(self) -> None:
+        if self._wanted > 1 and self._waiter is not None:
+            self._wanted -= 1
+            if not self._has_news:
+                self._loop.call_later(MOMENT_S, self._wake)
+        else:
+            self._wake()
         self._has_news = True
-        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

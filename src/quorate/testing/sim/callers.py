@@ -10,6 +10,7 @@ from quorate.backends.contract import Lane
 from quorate.kv.types import Op, Put, Txn
 from quorate.rendezvous.membership import Joined
 from quorate.rendezvous.node import Node
+from quorate.testing.sim.lanes import WiredLane
 
 
 class Call(NamedTuple):
@@ -31,10 +32,12 @@ class _Caller:
         """There is nothing to make."""
 
     def lend(self, lane: Lane) -> None:
-        """There is no other thread that could use it."""
+        assert isinstance(lane, WiredLane)
+        lane.attend()
 
     def enter(self, joined: Joined) -> object:
-        raise AssertionError("nobody was lent anything")
+        self(joined)
+        return joined
 
     def __call__(self, joined: Joined) -> None:
         session = self._node._presence.session

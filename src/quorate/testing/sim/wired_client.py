@@ -13,6 +13,7 @@ from quorate.backends.tcp_link import Link
 from quorate.backends.tcp_requests import Pending, Ready
 from quorate.errors import OutcomeUnknown
 from quorate.kv.types import Op, Txn
+from quorate.testing.sim.lanes import WiredLane
 from quorate.testing.sim.network import Weather
 from quorate.testing.sim.streams import Above, Stream
 from quorate.testing.sim.wired import ENDPOINT, UNREACHABLE, WiredServer
@@ -46,8 +47,13 @@ class WiredBackend(TcpBackend):
         self._cleared = asyncio.Event()
         self.stream: Stream | None = None
         self._rng_of_lines = random.Random(f"{plan.seed} lines of {process}")
+        self._writer = writer
+        self._aside: Stream | None = None
+        """The connection of a caller that waits, if it has one."""
         server.writers[self._client] = writer
         server.backends[self._client] = self
+        if writer:
+            self._shortcut.make_lane = lambda node_id: WiredLane(self, node_id)
 
     @property
     def weather(self) -> Weather:
@@ -57,28 +63,45 @@ class WiredBackend(TcpBackend):
     def weather(self, weather: Weather) -> None:
         self._above.weather = weather
         self._cleared.set()
-        if self.stream is not None:
-            self.stream.kick()
+        for stream in self._streams():
+            stream.kick()
 
     def reset(self) -> None:
         """What follows a fault: the connection breaks, or goes on where it was."""
-        if self.stream is not None and self._rng_of_lines.random() < 0.6:
-            self.stream.reset()
+        for stream in self._streams():
+            if self._rng_of_lines.random() < 0.6:
+                stream.reset()
 
     def crash(self, is_machine: bool) -> None:
         """The process is dead, and perhaps its machine with it. It is frozen already."""
         self.is_dead = True
-        if self.stream is None:
-            return
-        if is_machine:
-            self.stream.near.vanish()
-        else:
-            self.stream.near.die()
+        for stream in self._streams():
+            if is_machine:
+                stream.near.vanish()
+            else:
+                stream.near.die()
 
     def machine_is_back(self) -> None:
         """Another process runs on the machine that died: whoever sends to this one is told that it is gone."""
-        if self.stream is not None and self.stream.near.is_deaf:
-            self.stream.later(self._rng_of_lines.uniform(0.0, 1.0), self.stream.reset)
+        for stream in self._streams():
+            if stream.near.is_deaf:
+                stream.later(self._rng_of_lines.uniform(0.0, 1.0), stream.reset)
+
+    def speaks_as(self, client: str) -> None:
+        """What a client of this name writes is this process's doing."""
+        self.server.writers[client] = self._writer
+
+    def dawdle_s(self) -> float:
+        """How long a thread that was woken waits for a core: most often not at all."""
+        rng = self._rng_of_lines
+        return 0.0 if rng.random() < 0.7 else rng.uniform(0.0, 0.2)
+
+    def vanishes(self, op: Op) -> bool:
+        """Whether a request of a caller is never sent."""
+        return self._vanishes(op)
+
+    def _streams(self) -> list[Stream]:
+        return [stream for stream in (self.stream, self._aside) if stream is not None]
 
     def _asked(self, message: Do | AskStatus, changes: bool) -> Pending:
         if isinstance(message, Do) and self._vanishes(message.op):
@@ -107,6 +130,20 @@ class WiredBackend(TcpBackend):
         return self.swallow is not None and self.swallow(op)
 
     async def _dial(self, make: Callable[[], Link]) -> None:
+        def noted(stream: Stream) -> None:
+            self.stream = stream
+
+        await self._dial_and(make, noted)
+
+    async def dial_aside(self, make: Callable[[], Link]) -> None:
+        """Another connection, beside the one that the sessions hang on. OSError, TimeoutError."""
+
+        def noted(stream: Stream) -> None:
+            self._aside = stream
+
+        await self._dial_and(make, noted)
+
+    async def _dial_and(self, make: Callable[[], Link], noted: Callable[[Stream], None]) -> None:
         rng = self._rng_of_lines
         await asyncio.sleep(rng.uniform(*self.weather.delay_s))
         while not (self.weather.to_server and self.weather.from_server):
@@ -117,7 +154,8 @@ class WiredBackend(TcpBackend):
         if self.server.is_silent and not self.server.is_up:
             await asyncio.sleep(rng.uniform(0.5, 3.0))
             raise TimeoutError("no answer")
-        stream = self.stream = self.server.accept(self._process, self._above, rng, make())
+        stream = self.server.accept(self._process, self._above, rng, make())
+        noted(stream)
         try:
             await asyncio.sleep(rng.uniform(*self.weather.delay_s))
         except BaseException:
