@@ -77,7 +77,7 @@ def test_answer_is_looked_for_until_that_was_in_vain_a_few_times(house, monkeypa
 def test_look_that_took_long_because_others_needed_the_core_was_in_vain(monkeypatch):
     near, far = socket.socketpair()
     with near, far, pool_to(1) as pool:
-        one = tcp_direct._Direct(pool)
+        one = tcp_direct.DirectConnection(pool)
         monkeypatch.setattr(tcp_direct, "LOOK_S", 0.1)  # others do need the core now and then
 
         def others_run():
@@ -187,7 +187,7 @@ def test_closing_what_is_idle_while_others_ask_confuses_nobody(house):
 
 
 def test_connection_that_is_taken_while_the_idle_are_looked_for_has_one_owner(house):
-    class Taken(tcp_direct._Direct):
+    class Taken(tcp_direct.DirectConnection):
         """Somebody asks for it at the moment that one looks at it."""
 
         @property

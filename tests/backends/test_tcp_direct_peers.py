@@ -107,14 +107,14 @@ def test_deadline_that_has_passed_sends_nothing(house):
 def test_answer_that_is_there_is_taken_even_if_this_process_was_away(house, monkeypatch):
     with house.pool(house.port) as pool:
         add(pool, "/n")
-        receive = tcp_direct._Direct._receive
+        receive = tcp_direct.DirectConnection._receive
 
         def away(self, sock, seq, now, deadline, patience_s):
             until(lambda: house.items["/n"].value == b"2", "it is executed")
             time.sleep(max(0.0, deadline - time.monotonic()) + 0.1)
             return receive(self, sock, seq, now, deadline, patience_s)
 
-        monkeypatch.setattr(tcp_direct._Direct, "_receive", away)
+        monkeypatch.setattr(tcp_direct.DirectConnection, "_receive", away)
         # Bug that this found: the deadline was looked at first, and what had been done was told as not answered.
         assert pool.execute(Add("/n", 1), soon(0.5)).value == 2
 

@@ -34,6 +34,7 @@ from quorate.server.durable import DurableConnection
 from quorate.server.journal import Journal
 from quorate.store import AsyncStore
 from quorate.testing.exhaustive import Budget, Setup
+from quorate.testing.sim.lanes import WiredLane
 from tests.sim.edits import Edit, edited
 
 GUARANTEES = (
@@ -497,6 +498,28 @@ MUTANTS = (
                 "is_in = None",
             ),
         ),
+        is_wired=True,
+    ),
+    Mutant(
+        "a caller that has confirmed goes on although its node did so from there",
+        (
+            "Release",
+            "Agreement",
+            "Exclusivity",
+            "Freshness",
+            "Detection",
+            "Completion",
+            "Admission",
+            "Fencing",
+            "Barrier",
+        ),
+        (Edit(WiredLane, "_enters", "if not self.seats.pop(number, False):", "if False:"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "who is in before it has seen the round takes what it saw before for the end of it",
+        ("Release", "Completion", "Admission", "Detection"),
+        (Edit(Sight, "what_changed", "if not self.sees(current):", "if False:"),),
         is_wired=True,
     ),
     # --- its data -----------------------------------------------------------------------------------------------------

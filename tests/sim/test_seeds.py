@@ -5,8 +5,11 @@ import pytest
 from quorate.testing.sim.run import run_seed
 
 FOUND = {
+    93: "a caller that was in by itself was told of those who had waited in the round before",
     3404: "a round formed beside one of a short life of the server that nobody who had come back knew of",
+    11227: "a caller went in with an attempt that its node had gone on from, and the node did not know",
     13715: "a round formed because one who had come back knew of none",
+    25910: "the run was not open when the faults were over: a disk was out for longer than anybody tried",
     32139: "a simulated server that was paused, restarted and paused again never went on",
     33904: "a grant that was sent again was taken for a renewal",
     106859: "a confirmation from before the run was forgotten was taken for being in the new round of that number",

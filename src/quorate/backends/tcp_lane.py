@@ -101,8 +101,8 @@ class Offers:
         """What is offered, by its number. Whoever takes it out of here decides whether it is confirmed."""
         self.place = b""
         """The frame with the place that the caller has confirmed, or was about to: noted before it takes the terms."""
-        self.seat: list[None] = []
-        """Whoever takes what is in it decides whether the caller is in."""
+        self.seats: dict[int, bool] = {}
+        """Whoever takes the one under the same number decides whether the caller is in."""
         self.entered: Place | None = None
         """Where it is: noted before it takes the seat."""
         self._number = 0
@@ -113,7 +113,7 @@ class Offers:
         """The caller may do this by itself from now on. What was offered before has to be accounted for first."""
         self._number += 1
         self.place, self.entered = b"", None
-        self.seat[:] = [None]
+        self.seats = {self._number: True}
         self._is_offered = True
         self.terms = {self._number: terms}
 
@@ -125,13 +125,11 @@ class Offers:
         if self.terms.pop(self._number, None) is not None:
             return None
         confirmed = place_of(self.place)
-        try:
-            self.seat.pop()
-        except IndexError:
-            place = self.entered
-            assert place is not None
-            return Done(place.rank, place.revision, place.number, place.size, place.addr, place.port)
-        return Done(confirmed.rank)
+        if self.seats.pop(self._number, False):
+            return Done(confirmed.rank)
+        place = self.entered
+        assert place is not None
+        return Done(place.rank, place.revision, place.number, place.size, place.addr, place.port)
 
 
 class OfferedLane(Offers, ABC):
@@ -213,8 +211,9 @@ class TcpLane(OfferedLane):
             place = self.entered = place_of(data)  # before the seat is taken, as above
             if session.expires_at <= monotonic() or session.lost.reason is not None:
                 return self._at_a_loss()  # this process stood still, most likely
-            self.seat.pop()
-        except (OSError, IndexError, msgspec.DecodeError):
+            if not self.seats.pop(number, False):
+                return self._at_a_loss()
+        except (OSError, msgspec.DecodeError):
             return self._at_a_loss()
         stander.is_owed = not data.startswith(_ANSWER, 2 * HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big"))
         return terms.enter(place.number, place.rank, place.size, place.addr, place.port, place.revision)

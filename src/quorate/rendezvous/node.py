@@ -234,9 +234,8 @@ class Node:
             return 0
         if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
             return 1  # whoever polls this has to join again to learn more
-        is_in = (
-            self._express.early or self._express.joined or self.current
-        )  # perhaps before the rest of the node has seen it
+        # Perhaps the caller, or the shortest way, is in before the rest of the node has seen it.
+        is_in = self._express.early or self._express.joined or self.current
         return self.sight.count_waiting(self.settings.min_nodes) if is_in is None or self.sight.sees(is_in) else 0
 
     # --- joining ------------------------------------------------------------------------------------------------------

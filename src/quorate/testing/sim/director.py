@@ -293,8 +293,8 @@ class Director:
         if action.target % 3:
             await self._operate(lambda operator: operator.reopen("a fault"))
 
-    async def _operate(self, act: Callable[[Entry], Awaitable[object]]) -> None:
-        for _ in range(5):
+    async def _operate(self, act: Callable[[Entry], Awaitable[object]], tries: int = 5) -> None:
+        for _ in range(tries):
             try:
                 async with self._world.entry() as operator:
                     await act(operator)
@@ -316,7 +316,7 @@ class Director:
             self._start(f"n{index:02d}")
         for process in world.processes.values():
             process.wants = ""
-        await self._operate(lambda operator: operator.reopen("healed"))
+        await self._operate(lambda operator: operator.reopen("healed"), tries=100)  # a disk may be out for longer
         self._healed_at = self._loop.time()
         world.note("heal", "-", "")
 

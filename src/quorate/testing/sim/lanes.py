@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from quorate.backends.contract import Terms
@@ -45,7 +44,7 @@ class WiredLane(OfferedLane):
         self._opening: asyncio.Task[None] | None = None
         self._lives = 0
         self._seq = 0
-        self._confirmed: Terms | None = None
+        self._confirmed: tuple[int, Terms] | None = None
 
     def attend(self) -> None:
         """There may be something new to wait for."""
@@ -95,7 +94,7 @@ class WiredLane(OfferedLane):
 
     def _told(self, place: Place) -> None:
         confirmed = self._confirmed
-        if not (self._enters(confirmed, place) if confirmed is not None else self._confirms(place)):
+        if not (self._enters(*confirmed, place) if confirmed is not None else self._confirms(place)):
             self.leave()
 
     def _confirms(self, place: Place) -> bool:
@@ -108,25 +107,24 @@ class WiredLane(OfferedLane):
         self.place = frame(encoder.encode((place,)))
         if self.terms.pop(number, None) is None:
             return False
-        self._confirmed = terms
+        self._confirmed = number, terms
         self._seq += 1
         if not self._backend.vanishes(op):
             self._send(Do(self._seq, op))
         return True
 
-    def _enters(self, terms: Terms, place: Place) -> bool:
+    def _enters(self, number: int, terms: Terms, place: Place) -> bool:
         session = terms.session
         if not place.is_active or not _is_expected(terms, place):
             return False
         if session.expires_at <= self._loop.time() or session.lost.reason is not None:
             return False
         self.entered = place
-        with suppress(IndexError):
-            self.seat.pop()
-            self.leave()
-            terms.enter(place.number, place.rank, place.size, place.addr, place.port, place.revision)
-            return True
-        return False
+        if not self.seats.pop(number, False):
+            return False
+        self.leave()
+        terms.enter(place.number, place.rank, place.size, place.addr, place.port, place.revision)
+        return True
 
 
 def _is_expected(terms: Terms, place: Place) -> bool:

@@ -1,0 +1,268 @@
+"""A caller that finds its place by itself: what it confirms, when it goes on, and when it leaves that to its node."""
+
+import socket
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from quorate._bell import Bell
+from quorate.backends.contract import Done, Terms
+from quorate.backends.lost import Lost
+from quorate.backends.tcp_lane import TcpLane
+from quorate.kv.types import ModRevisionIs, Put, Txn, TxnResult
+from quorate.wire.frames import GREETING, Framer, frame
+from quorate.wire.messages import (
+    PLACES_FROM,
+    Answer,
+    ClientFrame,
+    Do,
+    Hello,
+    Place,
+    Stand,
+    Welcome,
+    client_decoder,
+    encoder,
+    hello_decoder,
+)
+from tests.patience import PATIENCE_S, in_thread, result_of, until
+from tests.server.threaded import listening, pool_to
+
+SHORT_S = 0.05
+CONFIRMATION = Txn((ModRevisionIs("/node", 3),), (Put("/node", b"member", 1),))
+AS_ZERO = Txn((ModRevisionIs("/node", 3),), (Put("/node", b"member, rank 0", 1),))
+
+
+class LastingSession:
+    """As much of a session as a caller looks at."""
+
+    def __init__(self, lasts_s=60.0):
+        self.expires_at = time.monotonic() + lasts_s
+        self.lost = Lost()
+
+
+def terms(session=None, number=7, as_zero=AS_ZERO, lasts_s=60.0):
+    return Terms(
+        node_id="node",
+        number=number,
+        join=2,
+        incarnation="life",
+        op=CONFIRMATION,
+        as_zero=as_zero,
+        session=session or LastingSession(),
+        held_s=0.2,
+        deadline=time.monotonic() + lasts_s,
+        enter=lambda *place: place,
+    )
+
+
+def place(is_active=False, number=7, join=2, incarnation="life", rank=4):
+    return Place(is_active, number, join, incarnation, rank, 9, 1 << 40, "zero" if is_active else "", 1234)
+
+
+class Peer:
+    """The server's end of the lane's connection."""
+
+    def __init__(self, sock):
+        self._sock = sock
+        self._framer = Framer(1 << 20)
+        self._frames = []
+        sock.settimeout(PATIENCE_S)
+        assert isinstance(hello_decoder.decode(self._next()), Hello)
+
+    def _next(self):
+        while not self._frames:
+            data = self._sock.recv(1 << 16)
+            assert data, "the connection was closed"
+            self._frames += self._framer.feed(data)
+        return self._frames.pop(0)
+
+    def hear(self):
+        """The next message."""
+        received = client_decoder.decode(self._next())
+        assert isinstance(received, ClientFrame)
+        (message,) = received.messages
+        return message
+
+    def say(self, *messages):
+        """Each in a frame of its own, all at once."""
+        self._sock.sendall(b"".join(frame(encoder.encode((message,))) for message in messages))
+
+    def hears_the_end(self):
+        assert self._sock.recv(1) == b""
+
+
+@contextmanager
+def lane_with(offered, version=PLACES_FROM):
+    """A lane to somebody who speaks the protocol, with something on offer; and, once it stands, the other end."""
+    welcome = Welcome(version=version, generation="g", max_frame=1 << 20)
+    with listening(GREETING + frame(encoder.encode(welcome))) as (port, came), pool_to(port) as pool:
+        lane = TcpLane(pool, "client", "node")
+        lane.offer(offered)
+        bell = Bell()
+        assert lane.wait(bell.fileno, SHORT_S) is None
+        until(lambda: came, "it came")
+        yield lane, bell, came
+        lane.leave()
+
+
+@contextmanager
+def standing(offered):
+    with lane_with(offered) as (lane, bell, came):
+        peer = Peer(came[0])
+        assert peer.hear() == Stand("client", "node")
+        yield lane, bell, peer
+
+
+def wait(lane, bell):
+    return lane.wait(bell.fileno, PATIENCE_S)
+
+
+def test_a_place_is_confirmed_at_once_and_the_caller_goes_on_when_the_round_is_active():
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        assert peer.hear() == Do(1, CONFIRMATION)
+        peer.say(place(is_active=True), Answer(1, TxnResult(True, 1 << 40, ())))
+        assert result_of(waits) == (7, 4, 9, "zero", 1234, 1 << 40)
+        assert lane.account() == Done(4, 1 << 40, 7, 9, "zero", 1234)
+        assert lane.account() is None, "it is told once"
+
+
+def test_an_answer_to_the_confirmation_that_comes_first_is_passed_over():
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        peer.hear()
+        peer.say(Answer(1, TxnResult(True, 1 << 40, ())))
+        peer.say(place(is_active=True))
+        assert result_of(waits)[:2] == (7, 4)
+
+
+def test_rank_zero_is_confirmed_with_what_it_publishes():
+    with standing(terms()) as (lane, bell, peer):
+        in_thread(lambda: wait(lane, bell))
+        peer.say(place(rank=0))
+        assert peer.hear() == Do(1, AS_ZERO)
+
+
+@pytest.mark.parametrize(
+    ("told", "offered"),
+    [
+        (place(number=8), terms()),
+        (place(join=1), terms()),
+        (place(incarnation="another"), terms()),
+        (place(is_active=True), terms()),
+        (place(rank=0), terms(as_zero=None)),
+        (place(), terms(session=LastingSession(lasts_s=0.1))),
+        (place(), terms(lasts_s=0.1)),
+    ],
+    ids=["number", "join", "life", "active", "rank 0 prepares", "session ends soon", "deadline is near"],
+)
+def test_whatever_is_not_expected_is_left_to_the_node_which_is_told_by_the_end_of_the_connection(told, offered):
+    with standing(offered) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(told)
+        assert result_of(waits) is None
+        peer.hears_the_end()
+        assert lane.account() is None
+
+
+def test_a_session_that_is_known_to_be_lost_confirms_nothing_and_enters_nothing():
+    session = LastingSession()
+    with standing(terms(session)) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        peer.hear()
+        session.lost.set("gone")
+        peer.say(place(is_active=True))
+        assert result_of(waits) is None
+        assert lane.account() == Done(4), "it has confirmed, and is not in"
+
+
+def test_a_process_that_stood_still_beyond_its_session_does_not_go_on():
+    session = LastingSession()
+    with standing(terms(session)) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        peer.hear()
+        session.expires_at = time.monotonic() - 1.0
+        peer.say(place(is_active=True))
+        assert result_of(waits) is None
+
+
+def test_what_was_accounted_for_is_not_done_any_more():
+    with standing(terms()) as (lane, bell, peer):
+        assert lane.account() is None
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        assert result_of(waits) is None
+        peer.hears_the_end()
+
+
+def test_a_node_that_goes_on_from_the_confirmation_keeps_its_caller_from_going_on():
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        peer.hear()
+        assert lane.account() == Done(4)
+        peer.say(place(is_active=True))
+        assert result_of(waits) is None
+
+
+def test_the_end_of_an_attempt_that_was_accounted_for_does_not_count_for_the_next_offer():
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        peer.hear()
+        assert lane.account() == Done(4)
+        lane.offer(terms(number=8))
+        peer.say(place(is_active=True))
+        assert result_of(waits) is None
+        assert lane.account() is None
+
+
+def test_the_bell_ends_the_waiting_and_what_is_offered_then_is_made_ready():
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        lane.account()
+        lane.offer(terms(number=8))
+        bell.ring()
+        assert result_of(waits) is None
+        bell.hush()
+        in_thread(lambda: wait(lane, bell))
+        peer.say(place(number=8))
+        assert peer.hear() == Do(1, CONFIRMATION)
+
+
+def test_a_connection_that_ends_is_made_again():
+    with lane_with(terms()) as (lane, bell, came):
+        came[0].shutdown(socket.SHUT_RDWR)
+        assert wait(lane, bell) is None
+        assert lane.wait(bell.fileno, SHORT_S) is None
+        until(lambda: len(came) == 2, "it came again")
+        in_thread(lambda: wait(lane, bell))
+        peer = Peer(came[1])
+        assert peer.hear() == Stand("client", "node")
+        peer.say(place())
+        assert peer.hear() == Do(1, CONFIRMATION)
+
+
+def test_a_server_that_does_not_know_of_places_is_not_waited_for():
+    with lane_with(terms(), version=PLACES_FROM - 1) as (lane, bell, came):
+        began_at = time.monotonic()
+        assert lane.wait(bell.fileno, SHORT_S) is None
+        assert time.monotonic() - began_at >= SHORT_S / 2, "only the bell is"
+        assert len(came) == 1
+
+
+def test_a_connection_that_is_owed_nothing_serves_the_next_call():
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        peer.hear()
+        peer.say(place(is_active=True), Answer(1, TxnResult(True, 1 << 40, ())))
+        assert result_of(waits) is not None
+        lane.leave()
+        (one,) = lane._pool._free
+        assert one.sock is not None

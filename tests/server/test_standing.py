@@ -1,0 +1,193 @@
+"""Who waits for a node's place on a connection of its own is told it there; the node's connection holds that back."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from quorate.kv.types import Put, Txn
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import AssignRecord, NodePhase, NodeRecord, RoundPhase, RoundRecord, encode
+from quorate.server import standing
+from quorate.wire.frames import GREETING, frame
+from quorate.wire.messages import (
+    NEWEST_VERSION,
+    NOW,
+    Answer,
+    Do,
+    Hello,
+    Place,
+    Push,
+    Stand,
+    WatchStart,
+    Welcome,
+    encoder,
+    welcome_decoder,
+)
+from tests.server.kit import Raw, eventually, run, serving
+
+KEYS = RunKeys("quorate", "run")
+NODE = "n1"
+
+
+def state(phase, number=1):
+    record = RoundRecord(number=number, phase=phase, incarnation="life", size=3, term=1, addr="zero", port=5)
+    return Put(KEYS.round, encode(record))
+
+
+def assign(number=1):
+    return Put(KEYS.assign(NODE), encode(AssignRecord(number=number, rank=2, join=4)))
+
+
+def own_key(number):
+    record = NodeRecord(id=NODE, name="n", addr="a", session=1, join=4, phase=NodePhase.MEMBER, round=number)
+    return Put(KEYS.node(NODE), encode(record))
+
+
+class Scene:
+    """A server on which nothing is decided but here; a node's connection, and one on which somebody waits for it."""
+
+    def __init__(self, server, node, other):
+        self.server, self.node, self.other = server, node, other
+
+    def write(self, *puts):
+        """As the coordinator would; the revision."""
+        return self.server.hub.execute(Txn((), puts)).revision
+
+    def form(self):
+        self.write(own_key(0))
+        return self.write(state(RoundPhase.FORMING), assign())
+
+    def activate(self):
+        return self.write(state(RoundPhase.ACTIVE))
+
+
+async def come(server, client, run_id=""):
+    raw = await Raw.open(server)
+    hello = Hello(oldest=NEWEST_VERSION, newest=NEWEST_VERSION, client=client, run=run_id)
+    raw.send_bytes(GREETING + frame(encoder.encode(hello)))
+    assert isinstance(welcome_decoder.decode(await raw.next_frame()), Welcome)
+    return raw
+
+
+@asynccontextmanager
+async def scene(monkeypatch, held_s=60.0):
+    monkeypatch.setattr(standing, "HELD_S", held_s)
+    async with serving() as server:
+        node = await come(server, "node", "run")
+        node.send(WatchStart(1, KEYS.round, NOW), WatchStart(2, KEYS.assign(NODE), NOW))
+        other = await come(server, "other")
+        other.send(Stand("node", NODE))
+        await eventually(lambda: any(one.stands for one in server.connections), "somebody stands")
+        yield Scene(server, node, other)
+
+
+async def nothing(raw):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await raw.next_message()
+
+
+def test_a_place_and_the_end_of_the_attempt_are_said_where_somebody_waits_and_held_back_elsewhere(monkeypatch):
+    async def main():
+        async with scene(monkeypatch) as there:
+            there.form()
+            told = await there.other.next_message()
+            assert told == Place(False, 1, 4, "life", 2, 3, told.revision, "zero", 5)
+            await nothing(there.node)
+            confirmed = there.write(own_key(1))
+            active = there.activate()
+            assert await there.other.next_message() == Place(True, 1, 4, "life", 2, 3, confirmed, "zero", 5)
+            await nothing(there.node)
+            there.node.send(Do(1, Txn((), (Put("/x", b""),))))  # what is asked is answered, behind all of it
+            seen = [await there.node.next_message() for _ in range(4)]
+            assert [type(one) for one in seen] == [Push, Push, Push, Answer]
+            assert seen[2].batch.revision == active
+
+    run(main())
+
+
+def test_what_was_held_back_goes_out_after_a_moment(monkeypatch):
+    async def main():
+        async with scene(monkeypatch, held_s=0.05) as there:
+            formed = there.form()
+            assert isinstance(await there.other.next_message(), Place)
+            assert (await there.node.next_message()).batch.revision == formed
+
+    run(main())
+
+
+def test_what_was_held_back_goes_out_at_once_when_the_one_who_waited_is_gone(monkeypatch):
+    async def main():
+        async with scene(monkeypatch) as there:
+            formed = there.form()
+            assert isinstance(await there.other.next_message(), Place)
+            there.other.close()
+            assert (await there.node.next_message()).batch.revision == formed
+            active = there.activate()
+            assert (await there.node.next_message()).batch.revision == formed  # the assignment
+            assert (await there.node.next_message()).batch.revision == active, "nothing is held back any more"
+
+    run(main())
+
+
+def test_the_same_is_so_when_it_is_gone_after_the_end_of_the_attempt(monkeypatch):
+    async def main():
+        async with scene(monkeypatch) as there:
+            there.form()
+            await there.other.next_message()
+            there.activate()
+            await there.other.next_message()
+            there.other.close()
+            assert isinstance(await there.node.next_message(), Push)
+
+    run(main())
+
+
+def test_somebody_who_was_told_the_end_waits_no_more(monkeypatch):
+    async def main():
+        async with scene(monkeypatch) as there:
+            there.form()
+            await there.other.next_message()
+            there.activate()
+            await there.other.next_message()
+            there.write(state(RoundPhase.FORMING, 2), assign(2))
+            await nothing(there.other)
+            seen = [await there.node.next_message() for _ in range(5)]
+            assert all(isinstance(one, Push) for one in seen)
+
+    run(main())
+
+
+def test_what_is_no_news_of_the_place_is_pushed_as_ever(monkeypatch):
+    async def main():
+        async with scene(monkeypatch) as there:
+            revision = there.write(state(RoundPhase.FORMING), own_key(0))  # and no place for this node
+            assert (await there.node.next_message()).batch.revision == revision
+            await nothing(there.other)
+
+    run(main())
+
+
+@pytest.mark.parametrize("client", ["nobody", "other"])
+def test_waiting_for_nobody_or_for_oneself_changes_nothing(monkeypatch, client):
+    async def main():
+        async with scene(monkeypatch) as there:
+            one = await come(there.server, "third")
+            one.send(Stand(client, NODE))
+            there.form()
+            assert isinstance(await there.other.next_message(), Place)
+            await nothing(one)
+
+    run(main())
+
+
+def test_with_very_many_connections_nobody_is_told_that_way(monkeypatch):
+    async def main():
+        monkeypatch.setattr(standing, "MOST_CONNECTIONS", 1)
+        async with scene(monkeypatch) as there:
+            formed = there.form()
+            assert (await there.node.next_message()).batch.revision == formed
+            await nothing(there.other)
+
+    run(main())

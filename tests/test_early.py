@@ -1,0 +1,52 @@
+"""Callers that find their place by themselves, through the blocking API on a real server."""
+
+import socket
+
+import quorate
+from quorate._marks import collect
+from tests.patience import PATIENCE_S, in_thread, result_of, until
+from tests.server.threaded import House
+
+
+def test_callers_that_have_waited_find_their_place_by_themselves_and_know_as_much_as_any_other():
+    with House() as house:
+        hits = collect()
+        handlers = [
+            quorate.create_handler(f"tcp://127.0.0.1:{house.port}/run?min_nodes=3&name=n{number}&admission_window=0")
+            for number in range(3)
+        ]
+        try:
+            for round_number in (1, 2):
+                calls = [in_thread(handler.next_rendezvous) for handler in handlers[:2]]
+                until(lambda: _standing(house) == 2, "two wait on connections of their own")
+                worlds = [handlers[2].next_rendezvous(), *(result_of(call) for call in calls)]
+                assert {world.round for world in worlds} == {round_number}
+                assert sorted(world.rank for world in worlds) == [0, 1, 2]
+                assert len({tuple(member.id for member in world.members) for world in worlds}) == 1
+                assert len({(info.master_addr, info.master_port) for info in map(_bootstrap, worlds)}) == 1
+                assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0, 0]
+                assert not any(world.changed.is_set() for world in worlds)
+                zero = next(world for world in worlds if world.rank == 0)
+                socket.create_server(("", _bootstrap(zero).master_port)).close()  # whoever needs the port can have it
+                for world in worlds:
+                    world.store.set(f"rank{world.rank}", b"here")
+                worlds[0].store.wait(["rank0", "rank1", "rank2"], 10.0)
+            assert "express.entered_elsewhere" in hits
+            handlers[0].leave()
+            for world in worlds[1:]:
+                assert world.changed.wait(PATIENCE_S)
+        finally:
+            for handler in handlers:
+                handler.close()
+
+
+def _standing(house):
+    def count():
+        known = [one.stands for one in house.server.connections if one.stands is not None]
+        return sum(stands._told is not None for stands in known)
+
+    return house.ask(count)
+
+
+def _bootstrap(world):
+    return world.bootstrap_store_info
