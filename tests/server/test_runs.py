@@ -15,7 +15,7 @@ from quorate.kv.types import Grant, Put, Revoke, Txn
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import ClaimRecord, ConfigRecord, decode, encode
-from quorate.server import runs
+from quorate.server import runs, soon
 from quorate.server import server as serving_module
 from quorate.server.server import Server
 from quorate.settings import Timing
@@ -32,6 +32,7 @@ from quorate.wire.messages import (
     MakeRun,
     WatchStart,
     encoder,
+    server_decoder,
     welcome_decoder,
 )
 from tests.patience import PATIENCE_S as PROCESS_PATIENCE_S
@@ -162,6 +163,36 @@ def test_nobody_is_told_to_make_a_run_who_got_no_session():
             one.send(Hold(1, 1.0), Do(1, Txn((), ())), Do(2, Txn((), ())))
             assert [type(await one.next_message()) for _ in range(2)] == [Answer, Answer]
             assert await told_on_joining(other, 1) == [Answer, MakeRun, Answer]
+
+    run(main())
+
+
+def test_the_first_session_of_a_run_is_answered_at_once(monkeypatch):
+    async def main():
+        monkeypatch.setattr(soon, "QUIET_S", 600.0)
+        monkeypatch.setattr(soon, "MOST_QUIET_S", 600.0)
+        async with serving() as server:
+            one = await coming(server, "a", version=2, makes_run=True)  # told so when it came, and nothing else now
+            one.send(Do(1, Grant(60, 1)), Hold(1, 1.0))
+            assert (await one.answer(1)).alive
+
+    run(main())
+
+
+def test_a_node_that_opens_its_session_and_joins_is_woken_once_with_what_comes_next(monkeypatch):
+    async def main():
+        monkeypatch.setattr(soon, "QUIET_S", 600.0)
+        monkeypatch.setattr(soon, "MOST_QUIET_S", 600.0)
+        async with serving() as server:
+            one = await coming(server, "a", version=2, makes_run=True)
+            join = Txn((), (Put(RunKeys("quorate", "run").node("a"), b"{}", 1),))
+            one.send(Do(1, Grant(60, 1)), Hold(1, 1.0), Do(2, join))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await one.next_frame()
+            one.send(Do(3, Txn((), ())))
+            told = server_decoder.decode(await one.next_frame())
+            assert [(type(message), message.seq) for message in told] == [(Answer, 1), (Answer, 2), (Answer, 3)]
 
     run(main())
 
