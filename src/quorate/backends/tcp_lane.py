@@ -150,7 +150,8 @@ class TcpLane(OfferedLane):
         self._pool = pool
         self._stand = Stand(client, node_id)
         self._stander: Stander | None = None
-        self._failed = False
+        self._failed_for = 0
+        """For which offer there was no connection."""
         self._prepared: _Prepared | None = None
         self._is_confirmed = False
 
@@ -233,11 +234,13 @@ class TcpLane(OfferedLane):
         """What is offered, made ready; None: nothing is, or there is no connection."""
         number, terms = next(iter(self.terms.items()), (0, None))
         known = self._prepared
-        if self._failed or (terms is None or (known is not None and known.number == number)):
+        if terms is None or number == self._failed_for or (known is not None and known.number == number):
             return known
         if self._stander is None:
-            self._open()
+            with suppress(OSError, BackendError):
+                self._stander = stand(self._pool, self._stand, time.monotonic() + OPEN_S)
         if self._stander is None:
+            self._failed_for = number
             return None
         self._is_confirmed = False
         forming, active = (
@@ -248,11 +251,6 @@ class TcpLane(OfferedLane):
         confirmation = self._stander.frame_of(terms.op)
         self._prepared = _Prepared(number, terms, forming, active, confirmation, as_zero)
         return self._prepared
-
-    def _open(self) -> None:
-        with suppress(OSError, BackendError):
-            self._stander = stand(self._pool, self._stand, time.monotonic() + OPEN_S)
-        self._failed = self._stander is None
 
 
 def place_of(data: bytes) -> Place:

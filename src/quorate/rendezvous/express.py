@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from quorate._marks import mark
@@ -102,7 +103,8 @@ class Express:
         self._ahead = ahead = self._presence.prepare_ahead(number)
         self._ahead_as_zero = None
         if self._zero is not None:
-            self._ahead_as_zero = self._presence.prepare_ahead(number, self._zero.hold())
+            with suppress(OSError):  # no port, or no file left for it: the ordinary way says so if it comes to that
+                self._ahead_as_zero = self._presence.prepare_ahead(number, self._zero.hold())
         until = float("inf") if deadline is None else deadline
         self._waiter = waiter = _Waiter(own, session, door.config.incarnation, data_lease, patience.task, until)
         if ahead is None:

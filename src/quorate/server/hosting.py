@@ -15,7 +15,6 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from quorate.backends.aside import resolve
@@ -162,7 +161,7 @@ class HostingBackend(TcpBackend):
             if self._pool is None and not self._is_closed:
                 self._pool = DirectPool(
                     self.endpoint,
-                    partial(connect, self._host, self._port),
+                    self._dial_direct,
                     lambda: self._credentials.token,
                     self.limits,
                     loop_thread=self._loop_thread,
@@ -170,6 +169,13 @@ class HostingBackend(TcpBackend):
                 )
                 self._loop.call_soon_threadsafe(self._close_idle)
             return self._pool
+
+    def _dial_direct(self, until: float, check: Callable[[], None]) -> socket.socket:
+        """To where the session's connection leads, for which nobody has to look up a name; else to the endpoint."""
+        link = self._link
+        goes_to = link.goes_to if link is not None else ""
+        host, port = parse_endpoint(goes_to, self._port) if goes_to else (self._host, self._port)
+        return connect(host, port, until, check)
 
     def _make_lane(self, node_id: str) -> TcpLane | None:
         pool = self.direct()
