@@ -9,7 +9,8 @@ import pytest
 from quorate._bell import Bell
 from quorate.backends.contract import Done, Terms
 from quorate.backends.lost import Lost
-from quorate.backends.tcp_lane import TcpLane
+from quorate.backends.tcp_lane import TcpLane, stand
+from quorate.errors import Unavailable
 from quorate.kv.types import ModRevisionIs, Put, Txn, TxnResult
 from quorate.wire.frames import GREETING, Framer, frame
 from quorate.wire.messages import (
@@ -26,7 +27,7 @@ from quorate.wire.messages import (
     hello_decoder,
 )
 from tests.patience import PATIENCE_S, in_thread, result_of, until
-from tests.server.threaded import listening, pool_to
+from tests.server.threaded import listening, pool_to, soon
 
 SHORT_S = 0.05
 CONFIRMATION = Txn((ModRevisionIs("/node", 3),), (Put("/node", b"member", 1),))
@@ -266,3 +267,13 @@ def test_a_connection_that_is_owed_nothing_serves_the_next_call():
         lane.leave()
         (one,) = lane._pool._free
         assert one.sock is not None
+
+
+def test_a_connection_whose_last_call_was_given_up_can_be_waited_on():
+    welcome = Welcome(version=PLACES_FROM, generation="g", max_frame=1 << 20)
+    with listening(GREETING + frame(encoder.encode(welcome))) as (port, _), pool_to(port) as pool:
+        with pytest.raises(Unavailable):
+            pool.await_keys(("/k",), soon(), soon(), given_up=lambda: "it left")
+        found = stand(pool, Stand("client", "node"), soon())
+        assert found is not None
+        found.leave()

@@ -169,8 +169,8 @@ def test_what_is_no_news_of_the_place_is_pushed_as_ever(monkeypatch):
     run(main())
 
 
-@pytest.mark.parametrize("client", ["nobody", "other"])
-def test_waiting_for_nobody_or_for_oneself_changes_nothing(monkeypatch, client):
+@pytest.mark.parametrize("client", ["nobody", "third", "other"])
+def test_waiting_for_nobody_for_oneself_or_for_one_without_a_run_changes_nothing(monkeypatch, client):
     async def main():
         async with scene(monkeypatch) as there:
             one = await come(there.server, "third")

@@ -274,7 +274,7 @@ class DirectConnection:
 
     def tell(self, message: Stand, deadline: float) -> bool:
         """Send something that is not answered; False: the server does not know it. OSError, BackendError."""
-        before, self.used_at = self.used_at, time.monotonic()
+        before, self.used_at, self._given_up = self.used_at, time.monotonic(), None
         if self.used_at - before > STALE_S:
             self._drop_if_closed()
         sock = self._sock or self._open(deadline)
