@@ -130,3 +130,70 @@ def test_watch_that_was_closed_with_its_backend_is_told(make):
         feed.stop()
 
     run(main())
+
+
+def test_batches_are_taken_while_somebody_waits_until_one_needs_more():
+    async def main():
+        backend, taken = calling(), []
+        feed = Feed(backend.watch("/a/", 0), "feed")
+        assert values(feed) == []
+
+        def takes(batch):
+            taken.extend(change.item.value for change in batch.changes)
+            return taken[-1] != b"stop"
+
+        waits = asyncio.create_task(feed.wait(None, takes))
+        await asyncio.sleep(0)
+        for value in (b"1", b"2"):
+            await put(backend, value)
+        assert taken == [b"1", b"2"]
+        assert not waits.done()
+        await put(backend, b"stop")
+        await put(backend, b"3")
+        async with asyncio.timeout(SOON_S):
+            await waits
+        assert taken == [b"1", b"2", b"stop"]
+        assert values(feed) == [b"3"]
+        feed.stop()
+
+    run(main())
+
+
+def test_batches_that_are_taken_do_not_put_off_the_instant():
+    async def main():
+        backend, taken, loop = calling(), [], asyncio.get_running_loop()
+        feed = Feed(backend.watch("/a/", 0), "feed")
+        assert values(feed) == []
+        waits = asyncio.create_task(feed.wait(loop.time() + 0.05, lambda batch: taken.append(batch) is None))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(SOON_S):
+            while not waits.done():
+                await put(backend, b"1")
+                await asyncio.sleep(0.01)
+        assert taken
+        values(feed)
+        feed.stop()
+
+    run(main())
+
+
+def test_error_that_is_met_while_taking_is_raised_when_somebody_asks():
+    async def main():
+        backend = calling()
+        feed = Feed(backend.watch("/a/", 0), "feed")
+        assert values(feed) == []
+
+        def takes(batch):
+            raise RuntimeError("cannot be taken")
+
+        waits = asyncio.create_task(feed.wait(None, takes))
+        await asyncio.sleep(0)
+        await put(backend, b"1")
+        async with asyncio.timeout(SOON_S):
+            await waits
+        with pytest.raises(RuntimeError, match="cannot be taken"):
+            feed.ready()
+        assert values(feed) == []
+        feed.stop()
+
+    run(main())

@@ -30,6 +30,7 @@ from quorate.events import (
     RoundOver,
 )
 from quorate.kv.types import (
+    Batch,
     BranchOp,
     Delete,
     DeleteRange,
@@ -79,8 +80,6 @@ MOST_COLLECTED = 100
 """Old rounds whose data is removed at a time; what is left of more goes with its lease."""
 OTHER_COMPARES = 3
 """An activation compares the term, `state/round` and `state/closed`, and as many confirmations as there is room for."""
-LAST_ONES = 4
-"""Confirmations are taken in together, but for so many at the end: whoever waits for those waits for nothing else."""
 CATCH_UP_S = 5.0
 """A watch that is silent for so long after our own write is given up."""
 
@@ -215,10 +214,18 @@ class Coordinator:
         while (batch := self._feed.ready()) is not None:
             self._view.apply(batch.changes, batch.revision, self._loop.time())
 
-    async def _await_change(self, until: float | None, several: int = 1) -> None:
-        """Until there is a batch to take in, or as many as are expected, or a moment."""
+    def _takes(self, batch: Batch) -> bool:
+        """Take in a batch while an attempt waits; whether it only confirms: then the attempt waits on, as it did."""
+        view, plan = self._view, self._view.plan
+        due = len(plan.pending) if plan is not None else 0
+        view.apply(batch.changes, batch.revision, self._loop.time())
+        left = len(plan.pending) if plan is not None and view.plan is plan else 0
+        return 0 < left == due - len(batch.changes) and not view.facts
+
+    async def _await_change(self, until: float | None) -> None:
+        """Until there is a batch to take in, or a moment. Confirmations are taken in meanwhile, but for the last."""
         assert self._feed is not None
-        await self._feed.wait(until, several)
+        await self._feed.wait(until, self._takes if self._view.plan is not None else None)
 
     # --- deciding and acting ------------------------------------------------------------------------------------------
 
@@ -259,8 +266,7 @@ class Coordinator:
             case Wait(_, until):
                 tell_at = await self._tell(decision, now)
                 moments = [at for at in (until, tell_at) if at is not None]
-                due = len(view.plan.pending) - LAST_ONES if view.plan is not None else 1
-                await self._await_change(min(moments, default=None), due)
+                await self._await_change(min(moments, default=None))
 
     async def _form(self, decision: Form, now: float) -> None:
         view, keys = self._view, self._keys

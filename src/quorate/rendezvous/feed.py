@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from quorate.backends.contract import Watch
 from quorate.errors import Unavailable
 from quorate.kv.types import Batch
 
-MOMENT_S = 0.005
-"""How long a batch waits for others that are expected."""
 CLOSED = "the watch on the run was closed"
 
 
@@ -24,12 +23,17 @@ class Feed:
         self._next: asyncio.Task[Batch] | None = None
         """Who waits for a watch that does not call."""
         self._has_news = True
-        self._wanted = 1
-        """How many batches are worth a look."""
+        self._takes: Callable[[Batch], bool] | None = None
+        """Who takes batches meanwhile."""
+        self._error: Exception | None = None
+        """What the watch ended with while somebody waited."""
         self._is_called = watch.follow(self._called)
 
     def ready(self) -> Batch | None:
         """The next batch, if it is here. Raises what the watch ended with."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         if self._next is not None:
             if not self._next.done():
                 return None
@@ -41,16 +45,16 @@ class Feed:
             raise Unavailable(CLOSED)
         return batch
 
-    async def wait(self, until: float | None, several: int = 1) -> None:
+    async def wait(self, until: float | None, takes: Callable[[Batch], bool] | None = None) -> None:
         """Until there may be a batch, or an instant.
 
-        Where the watch calls, for `several` batches, if they come within a moment of the first one: one look at all of
-        them costs what one look at one of them does.
+        Where the watch calls, `takes` is given the batches meanwhile, as they come: the wait goes on while it says that
+        there was no more to do about them. It must not execute anything.
         """
         if self._is_called:
             if self._has_news:
                 return
-            self._wanted = several
+            self._takes = takes
         elif self._next is None:
             self._next = asyncio.create_task(self._take_next(), name=self._name)
             self._next.add_done_callback(lambda _: self._called())
@@ -61,7 +65,7 @@ class Feed:
         try:
             await waiter
         finally:
-            self._waiter = None
+            self._waiter = self._takes = None
             if timer is not None:
                 timer.cancel()
 
@@ -74,13 +78,22 @@ class Feed:
         self._watch.cancel()
 
     def _called(self) -> None:
-        if self._wanted > 1 and self._waiter is not None:
-            self._wanted -= 1
-            if not self._has_news:
-                self._loop.call_later(MOMENT_S, self._wake)
-        else:
-            self._wake()
+        if self._takes is not None and self._has_taken(self._takes):
+            return
         self._has_news = True
+        self._wake()
+
+    def _has_taken(self, takes: Callable[[Batch], bool]) -> bool:
+        """Whether all that is here was taken, and there is no more to do about it."""
+        try:
+            while (batch := self.ready()) is not None:
+                if not takes(batch):
+                    self._takes = None  # who waits goes on, and takes what comes next itself
+                    return False
+        except Exception as error:  # for whoever asks next
+            self._error = error
+            return False
+        return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
