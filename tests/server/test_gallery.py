@@ -6,7 +6,7 @@ import random
 import pytest
 
 from quorate.kv.types import KeepAlive, Put, Txn
-from quorate.server import connection, gallery
+from quorate.server import gallery, outbox
 from quorate.server.connection import Connection
 from quorate.testing.disk import MemoryDisk
 from quorate.wire.messages import NOW, Answer, Do, Going, WatchRefused, WatchStart, WatchStop, encoder
@@ -205,7 +205,7 @@ def test_those_who_do_not_keep_up_do_not_cost_an_encoding_each(monkeypatch):
 
     async def main():
         async with serving() as server:
-            monkeypatch.setattr(connection, "encoder", Counting())
+            monkeypatch.setattr(outbox, "encoder", Counting())
             readers = [Connection(server) for _ in range(5)]
             for reader in readers:
                 reader.pause_writing()

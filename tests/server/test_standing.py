@@ -9,6 +9,7 @@ from quorate.kv.types import Put, Txn
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import AssignRecord, NodePhase, NodeRecord, RoundPhase, RoundRecord, encode
 from quorate.server import standing
+from quorate.testing.loop import run as virtual
 from quorate.wire.frames import GREETING, frame
 from quorate.wire.messages import (
     NEWEST_VERSION,
@@ -191,3 +192,32 @@ def test_with_very_many_connections_nobody_is_told_that_way(monkeypatch):
             await nothing(there.other)
 
     run(main())
+
+
+def test_all_who_hold_something_back_let_it_go_in_time_with_one_timer(monkeypatch):
+    class One:
+        def __init__(self, held):
+            self.released_at, self.entry = [], held.add(self)
+
+        def is_held(self, entry):
+            return entry is self.entry
+
+        def release(self):
+            self.released_at.append(asyncio.get_running_loop().time())
+
+    async def main():
+        monkeypatch.setattr(standing, "HELD_S", 0.1)
+        loop, held = asyncio.get_running_loop(), standing.Held()
+        begun = loop.time()
+        first, again = One(held), One(held)
+        await asyncio.sleep(0.06)
+        again.entry = held.add(again)  # what it held back before has gone out meanwhile
+        last = One(held)
+        await asyncio.sleep(0.2)
+        assert [round(at - begun, 3) for one in (first, again, last) for at in one.released_at] == [0.1, 0.16, 0.16]
+        await asyncio.sleep(0.2)
+        assert One(held).released_at == []
+        await asyncio.sleep(0.2)
+        assert not held._waiting
+
+    virtual(main())

@@ -24,7 +24,8 @@ from quorate.server.clients import Client
 from quorate.server.door import Door, peer_of, shown
 from quorate.server.gallery import Pushed
 from quorate.server.house import House
-from quorate.server.parcels import parcels, pushed_bytes
+from quorate.server.outbox import raw_of, settled
+from quorate.server.parcels import SEVERAL, parcels, pushed_bytes
 from quorate.server.refusals import Refusal
 from quorate.server.soon import is_of_a_node
 from quorate.server.standing import Stands
@@ -42,6 +43,7 @@ from quorate.wire.messages import (
     Going,
     Hold,
     MakeRun,
+    Push,
     PushRaw,
     RefusalCode,
     Refused,
@@ -58,8 +60,6 @@ from quorate.wire.messages import (
 
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
-SEVERAL = 16
-"""More messages than these are not put together at once."""
 _SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 """Ends of a connection that say nothing about the process at the other side."""
 
@@ -68,9 +68,6 @@ class Connection(asyncio.Protocol):
     """From accepting a connection until it is closed."""
 
     _last: ClientMessage | None = None  # of the frame that is taken in
-
-    _encoded: tuple[Batch | None, msgspec.Raw] = (None, msgspec.Raw(b""))
-    """The batch that was encoded last, for all connections: one that goes to many is encoded once."""
     is_stranger = True
     """Whoever is at the other side has to show that it may come in."""
 
@@ -141,7 +138,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._is_taking = False
             if self._flush_due:
-                self._flush()
+                self.flush()
 
     def eof_received(self) -> bool:
         return False
@@ -152,7 +149,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._flush()
+        self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over = True
@@ -241,7 +238,7 @@ class Connection(asyncio.Protocol):
         if self._client is None:
             self._refuse(Refused(RefusalCode.MALFORMED, why))
         else:
-            self._flush()  # what was executed before is answered
+            self.flush()  # what was executed before is answered
             self._send_away(frame(encoder.encode([Going(why)])), why, kind)
 
     def filenos(self) -> list[int]:
@@ -369,10 +366,10 @@ class Connection(asyncio.Protocol):
 
     def push(self, number: int, batch: Batch) -> None:
         """A batch for a watch of this connection."""
-        last, raw = Connection._encoded
-        if last is not batch:
-            raw = msgspec.Raw(encoder.encode(batch))
-            Connection._encoded = (batch, raw)
+        if self.stands is not None and not self._is_paused:
+            self.send(Push(number, batch))  # told elsewhere, most often: then it is not urgent, and encoded when sent
+            return
+        raw = raw_of(batch)
         self.send(PushRaw(number, raw))
         if self._is_paused:
             self._waiting_bytes += len(raw)
@@ -389,7 +386,7 @@ class Connection(asyncio.Protocol):
         if not (self._is_over or self._is_paused or self._transport is None):
             if len(self._out) > SEVERAL:
                 self._write(first)
-                self._flush()
+                self.flush()
             else:
                 out, self._out = self._out, []
                 self._write(first + frame(encoder.encode(out)) if out else first)
@@ -417,7 +414,7 @@ class Connection(asyncio.Protocol):
                 return
             self._flush_due = True
             if not self._is_taking:
-                self._loop.call_soon(self._flush)
+                self._house.hub.outbox.add(self)
 
     def _send_soon(self, message: SentMessage) -> None:
         """Send with what comes next, or in a moment: most often a push follows, and the peer is woken once for both."""
@@ -434,15 +431,18 @@ class Connection(asyncio.Protocol):
     def flush_soon(self) -> None:
         self._soon_due = False
         if self.stands is None or not self.stands.is_holding:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what is to be sent, unless the peer has to read first or it was told elsewhere."""
         self._flush_due = False
         out = self._out
         if self._is_over or not out or self._transport is None or self._is_paused:
             return
-        if self.stands is not None and self.stands.holds():
-            return
+        if self.stands is not None:
+            if self.stands.holds():
+                return
+            out = settled(out)
         self._out = []
         payload = encoder.encode(out) if len(out) <= SEVERAL else b""
         length = len(payload)
@@ -480,7 +480,7 @@ class Connection(asyncio.Protocol):
         """The server stops: say so and close."""
         if self._is_over or self._transport is None:
             return
-        self._flush()
+        self.flush()
         self._dropped_here = self._is_over = True
         if self._client is not None:
             self._write(frame(encoder.encode([Going(why)])))

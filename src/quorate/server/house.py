@@ -12,6 +12,7 @@ from quorate.server.near import Near
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
 from quorate.server.soon import Soon
+from quorate.server.standing import Held
 from quorate.server.traffic import Traffic
 from quorate.wire.handshake import Versions
 
@@ -31,6 +32,7 @@ class House(Protocol):
     door: Door
     quota: Quota
     soon: Soon
+    held: Held
     near: Near
     generation: str
     software: str

@@ -27,6 +27,7 @@ from quorate.kv.types import (
     WatchStarted,
     WatchTooOld,
 )
+from quorate.server.outbox import Outbox
 
 OPERATIONS: tuple[type[Op], ...] = (Txn, Add, Grant, KeepAlive, Revoke, Shorten, Tick)
 
@@ -46,6 +47,8 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[int, Listener] = {}
         self._watch_ids = count(1)
+        self.outbox = Outbox()
+        """Who has something to send because of what was told."""
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         """When the timer is due. Not every loop's timers can be asked."""

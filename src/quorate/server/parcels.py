@@ -10,6 +10,8 @@ from quorate.wire.frames import MOST_PACKED, packed
 from quorate.wire.messages import Answer, Going, PushRaw, SentMessage, WatchRefused, encoder
 
 SMALL_FRAME = 256 * 1024
+SEVERAL = 16
+"""More messages than these are not put together at once."""
 
 
 def parcels(

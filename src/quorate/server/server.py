@@ -36,6 +36,7 @@ from quorate.server.refusals import Refusal
 from quorate.server.rest import Rest
 from quorate.server.runs import Runs
 from quorate.server.soon import Soon
+from quorate.server.standing import Held
 from quorate.server.traffic import Traffic
 from quorate.urls import format_endpoint
 from quorate.wire.handshake import Versions
@@ -95,6 +96,7 @@ class Server:
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
         self.soon = Soon()
+        self.held = Held()
         self.near = Near()
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
         self.first_revision = self.hub.engine.revision

@@ -50,11 +50,12 @@ class Soon:
         self._asked += 1
         self._waiting.append(one)
         if not self._is_armed:
+            self._is_armed = True
             self._since = self._loop.time()
-            self._arm(min(max(QUIET_EACH_S * connections, QUIET_S), MOST_QUIET_S))
+            quiet_s = min(max(QUIET_EACH_S * connections, QUIET_S), MOST_QUIET_S)
+            self._loop.call_soon(self._arm, quiet_s)  # not while somebody waits for what this request brings about
 
     def _arm(self, quiet_s: float) -> None:
-        self._is_armed = True
         self._seen = self._asked
         self._loop.call_at(self._loop.time() + quiet_s, self._look, quiet_s, self._loop.time() + 2 * quiet_s)
 

@@ -11,6 +11,7 @@ What is said is taken from the keys as they are when the node's connection has s
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
 from quorate.errors import RendezvousStateError
@@ -57,8 +58,8 @@ class Stands:
         self._house = house
         self._told: Standing | None = None
         """Who is told on another connection where this one's node stands."""
-        self._held: asyncio.TimerHandle | None = None
-        """What waits to be sent here was told there."""
+        self._held: tuple[float, Stands] | None = None
+        """What waits to be sent here was told there: its place in the list of those."""
         self._for: Stands | None = None
         """The node's, for whose place somebody waits here, or has waited."""
 
@@ -80,34 +81,59 @@ class Stands:
     def holds(self) -> bool:
         """Whether what is about to be sent is told elsewhere, and can wait a moment. If not, nothing is held back."""
         if self._told is None or (place := self._told.tells()) is None:
-            self._unhold()
+            self._held = None
             return False
         if place.is_active:
             self._told = None
         if self._held is None:
-            self._held = asyncio.get_running_loop().call_later(HELD_S, self._release)
+            self._held = self._house.held.add(self)
         return True
 
     def end(self) -> None:
         """The connection is closed. If somebody waited on it, nobody has heard what was held back for that."""
         other, self._for, self._told = self._for, None, None
-        self._unhold()
+        self._held = None
         if other is not None:
             if other._told is not None and other._told.line is self._line:
                 other._told = None
             if other.is_holding:
-                other._release()
+                other.release()
 
-    def _release(self) -> None:
+    def is_held(self, since: tuple[float, Stands]) -> bool:
+        """Whether it still holds back what it did then."""
+        return self._held is since
+
+    def release(self) -> None:
+        """Hold nothing back any more."""
         told, self._told = self._told, None  # which has nothing to say about what is held already
-        self._unhold()
+        self._held = None
         self._line.flush_soon()
         self._told = told
 
-    def _unhold(self) -> None:
-        if self._held is not None:
-            self._held.cancel()
-            self._held = None
+
+class Held:
+    """Who holds something back, and until when. One timer for all: they are told together, and wait equally long."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[float, Stands]] = deque()
+
+    def add(self, one: Stands) -> tuple[float, Stands]:
+        """Have it released in a moment, if it still holds something back then."""
+        if not self._waiting:
+            self._loop.call_later(HELD_S, self._look)
+        entry = (self._loop.time() + HELD_S, one)
+        self._waiting.append(entry)
+        return entry
+
+    def _look(self) -> None:
+        now, waiting = self._loop.time(), self._waiting
+        while waiting and waiting[0][0] <= now:
+            entry = waiting.popleft()
+            if entry[1].is_held(entry):
+                entry[1].release()
+        if waiting:
+            self._loop.call_at(waiting[0][0], self._look)
 
 
 class Standing:

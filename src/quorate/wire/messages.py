@@ -241,7 +241,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
 
 
 ServerMessage: TypeAlias = Answer | Push | WatchRefused | Status | Going | MakeRun | Place
-SentMessage: TypeAlias = Answer | PushRaw | WatchRefused | Status | Going | MakeRun | Place
+SentMessage: TypeAlias = Answer | Push | PushRaw | WatchRefused | Status | Going | MakeRun | Place
 
 encoder = msgspec.msgpack.Encoder()
 knock_decoder = msgspec.msgpack.Decoder(Knock)

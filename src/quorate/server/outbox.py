@@ -1,0 +1,69 @@
+"""The connections that have something to send, until they send it: all of them in one go.
+
+When a round is decided every node is told, and all of them wait for it. So whoever has caused that (a coordinator, in
+`local.py`) has it sent at once; otherwise it goes out when the loop has run everything that is due. Either way it is
+one thing to do, however many connections there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+
+from quorate.kv.types import Batch
+from quorate.wire.messages import Push, PushRaw, SentMessage, encoder
+
+MOST_KNOWN = 8
+"""Of so many batches it is remembered how they are encoded: one that goes to many is encoded once."""
+
+
+class Sender(Protocol):
+    """A connection."""
+
+    def flush(self) -> None:
+        """Send what is to be sent, if anything still is."""
+
+
+class Outbox:
+    """Those who have something to send. Belongs to the loop it is made on."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due: list[Sender] = []
+
+    def add(self, one: Sender) -> None:
+        """Have it flushed, in this turn of the loop or the next one."""
+        if not self._due:
+            self._loop.call_soon(self.flush)
+        self._due.append(one)
+
+    def flush(self) -> None:
+        """Everybody sends what is to be sent."""
+        due, self._due = self._due, []
+        for one in due:
+            try:
+                one.flush()
+            except Exception as error:  # a defect costs the connection that met it, not those behind it
+                self._loop.call_exception_handler({"message": "a connection could not be flushed", "exception": error})
+
+
+_known: dict[int, tuple[Batch, msgspec.Raw]] = {}
+
+
+def raw_of(batch: Batch) -> msgspec.Raw:
+    """A batch as it is sent."""
+    known = _known.get(id(batch))
+    if known is not None:
+        return known[1]
+    if len(_known) >= MOST_KNOWN:
+        _known.clear()
+    raw = msgspec.Raw(encoder.encode(batch))
+    _known[id(batch)] = (batch, raw)  # which is kept, so that no other one can have its id
+    return raw
+
+
+def settled(messages: list[SentMessage]) -> list[SentMessage]:
+    """The messages as they are sent: what was pushed while it could wait is encoded now."""
+    return [PushRaw(one.watch, raw_of(one.batch)) if type(one) is Push else one for one in messages]
