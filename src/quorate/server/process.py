@@ -19,6 +19,7 @@ from quorate.backends.tls import TlsFiles
 from quorate.errors import QuorateError
 from quorate.events import Emitter, Event, SecurityNotice, Sink
 from quorate.server.credentials import Credentials
+from quorate.server.later import Later
 from quorate.server.limits import ServerLimits, fit_open_files
 from quorate.server.server import Server, first_revision
 from quorate.settings import DEFAULT_PORTS
@@ -59,40 +60,41 @@ async def serve_until_told(
     one = bind_to(bind)
     notices = credentials.warnings() + _exposed(one, credentials, insecure)
     fitted, too_few = fit_open_files(limits or ServerLimits())
-    gc.disable()  # what is read now stays
-    emit = Emitter(print_event, *sinks)
-    make: Callable[..., Server] = Server if data is None else _with_data(data, sync, emit)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT)
-    gc.enable()
-    server = make(
-        token=credentials.tokens,
-        tls=credentials.server_context(),
-        limits=fitted,
-        emit=emit,
-        is_dedicated=True,
-    )
-    attach(server)
-    told = asyncio.Event()
-    why = ["it was told to"]
+    with Later(print_event) as later:
+        gc.disable()  # what is read now stays
+        emit = Emitter(later, *sinks)
+        make: Callable[..., Server] = Server if data is None else _with_data(data, sync, emit)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*COLLECT)
+        gc.enable()
+        server = make(
+            token=credentials.tokens,
+            tls=credentials.server_context(),
+            limits=fitted,
+            emit=emit,
+            is_dedicated=True,
+        )
+        attach(server)
+        told = asyncio.Event()
+        why = ["it was told to"]
 
-    def tell(number: signal.Signals) -> None:
-        why[0] = f"it got {number.name}"
-        told.set()
+        def tell(number: signal.Signals) -> None:
+            why[0] = f"it got {number.name}"
+            told.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, tell, number)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, credentials.read_soon)
-    await server.listen([one])
-    for notice in [*notices, *([too_few] if too_few else [])]:
-        server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
-    keeps_fresh = credentials.keep_fresh(server)
-    async with beside(server, credentials) if beside is not None else nullcontext():
-        await told.wait()
-    if keeps_fresh is not None:
-        keeps_fresh.cancel()
-    await server.stop(why[0])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, tell, number)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, credentials.read_soon)
+        await server.listen([one])
+        for notice in [*notices, *([too_few] if too_few else [])]:
+            server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
+        keeps_fresh = credentials.keep_fresh(server)
+        async with beside(server, credentials) if beside is not None else nullcontext():
+            await told.wait()
+        if keeps_fresh is not None:
+            keeps_fresh.cancel()
+        await server.stop(why[0])
 
 
 def _exposed(one: socket.socket, credentials: Credentials, insecure: bool) -> list[str]:
