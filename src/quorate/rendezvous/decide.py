@@ -129,9 +129,8 @@ def _gather(view: View, rules: Rules, now: float) -> Decision:
     """No round is current: are there enough for the next?"""
     joined = len(view.candidates)
     size = rules.usable(joined)
-    names = _names(view.candidates.values(), joined)
     if size < rules.min_nodes:
-        listed = f": {names}" if joined else ""
+        listed = f": {_names(view.candidates.values(), joined)}" if joined else ""
         why = f"{joined} of at least {rules.min_nodes} nodes joined{listed}{_absent(view)}"
         return Wait(why, until=_earliest(None, view, now))
     if size == rules.max_nodes:
@@ -145,14 +144,14 @@ def _gather(view: View, rules: Rules, now: float) -> Decision:
         return _form(view, rules, size, f"the last call of {rules.timing.last_call_timeout_s:g} s is over")
     why = (
         f"last call of {rules.timing.last_call_timeout_s:g} s: {joined} of at most {rules.max_nodes} nodes joined: "
-        f"{names}; more may still come{_absent(view)}"
+        f"{_names(view.candidates.values(), joined)}; more may still come{_absent(view)}"
     )
     return Wait(why, until=_earliest(ends_at, view, now))
 
 
 def _form(view: View, rules: Rules, size: int, why: str) -> Form:
     pool = [_candidate(view, node) for node in view.candidates.values()]
-    ranked = rank(choose(pool, size), rules.ranks, rules.rank0)
+    ranked = rank(choose(pool, size) if size < len(pool) else pool, rules.ranks, rules.rank0)
     return Form(view.next_number(), tuple(ranked), why)
 
 

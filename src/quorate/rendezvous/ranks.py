@@ -27,12 +27,15 @@ their order; under `topology` its groups go to the front with it, so that neighb
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
 
 NaturalKey: TypeAlias = tuple[tuple[tuple[str, int, str], ...], str]
 
+MOST_KNOWN = 16_384
+"""Of so many texts the key is remembered."""
 _TEXT_THEN_DIGITS = re.compile(r"([^0-9]*)([0-9]*)")
 
 
@@ -50,6 +53,7 @@ class Candidate(msgspec.Struct, frozen=True):
     held_back: bool = False
 
 
+@lru_cache(maxsize=MOST_KNOWN)
 def natural_key(text: str) -> NaturalKey:
     """A sort key that puts host9 before host10: runs of ASCII digits compare as numbers, the rest as text.
 
@@ -58,6 +62,12 @@ def natural_key(text: str) -> NaturalKey:
     # A number is compared by its length and then its digits: int() refuses very long runs.
     runs = ((word, digits and (digits.lstrip("0") or "0")) for word, digits in _TEXT_THEN_DIGITS.findall(text))
     return tuple((word, len(number), number) for word, number in runs), text
+
+
+def get_ready(*texts: str) -> None:
+    """These will be ranked by: their keys are made now, and not when everybody waits for the ranks."""
+    for text in texts:
+        natural_key(text)
 
 
 def choose(candidates: Iterable[Candidate], places: int) -> list[Candidate]:
@@ -117,6 +127,8 @@ def _claims(
 
 def _sticky(candidates: Sequence[Candidate], taken: Mapping[int, Candidate]) -> list[Candidate]:
     """The candidates seated around those who have taken their ranks already (which are below the total)."""
+    if not taken and all(c.last_rank is None for c in candidates):
+        return _in_natural_order(candidates)  # as below, in less time: everybody waits for a first round
     size = len(candidates) + len(taken)
     survivors, newcomers = _claims(candidates, lambda c: c.last_rank)
     kept = {old: c for old, c in survivors.items() if old < size and old not in taken}

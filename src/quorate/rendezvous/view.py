@@ -24,6 +24,7 @@ from quorate.errors import RendezvousStateError
 from quorate.kv.types import Change, Item
 from quorate.rendezvous.holdback import HoldBack
 from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.ranks import get_ready
 from quorate.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
@@ -259,16 +260,13 @@ class View:
             if before is not None:
                 self._remove(node_id, before, now)
             return
-        same_join = before is not None and before.record.join == record.join
-        seen = SeenNode(
-            record,
-            item.lease,
-            item.mod_revision,
-            before.order if before is not None and same_join else item.mod_revision,
-            before.joined_at if before is not None and same_join else now,
-        )
+        same_join = before if before is not None and before.record.join == record.join else None
+        order, joined_at = (same_join.order, same_join.joined_at) if same_join else (item.mod_revision, now)
+        seen = SeenNode(record, item.lease, item.mod_revision, order, joined_at)
         self.nodes[node_id] = seen
         self._ids_of.setdefault(record.name, {})[node_id] = None
+        if before is None:
+            get_ready(record.name, record.addr)
         if record.phase is _LEFT and (before is None or before.record.phase is not _LEFT):
             self._note_departure(before or seen, record.why or "it said goodbye", left=True, now=now)
         if self.plan is not None:
@@ -488,7 +486,7 @@ class View:
 
     def next_number(self) -> int:
         """A number that nobody has ever seen."""
-        floors = (max(node.record.floor, node.record.round) for node in self.nodes.values())
+        floors = [max(node.record.floor, node.record.round) for node in self.nodes.values()]
         shown = self.returning.floor if self.returning is not None else 0
         return 1 + max(self.round.number if self.round else 0, shown, max(floors, default=0))
 
