@@ -245,8 +245,8 @@ MUTANTS = (
             Edit(
                 Coordinator,
                 "_form",
-                "plan = Plan(",
-                "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    plan = Plan(",
+                "def formed(",
+                "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    def formed(",
             ),
         ),
         rule=10,

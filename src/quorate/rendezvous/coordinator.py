@@ -299,25 +299,28 @@ class Coordinator:
         for rank, member in enumerate(members):
             assign = AssignRecord(number=decision.number, rank=rank, join=member.join)
             writes.ops.append(Put(keys.assign(member.id), encode(assign), view.nodes[member.id].lease))
-        plan = Plan(
-            number=decision.number,
-            ranks={member.id: (member.join, rank) for rank, member in enumerate(members)},
-            pending=dict.fromkeys(member.id for member in members),
-            started_at=now,
-            why=decision.why,
-        )
-        try:
-            await self._writer.write_round(
-                view.round_revision, view.closed_revision, writes, lambda at: self._formed(plan, record, waiting, at)
+
+        def formed(revision: int) -> None:  # when the nodes know: they wait for what comes before this
+            plan = Plan(
+                number=decision.number,
+                ranks={member.id: (member.join, rank) for rank, member in enumerate(members)},
+                pending=dict.fromkeys([member.id for member in members]),
+                started_at=now,
+                why=decision.why,
             )
+            self._formed(plan, record, waiting, revision)
+
+        try:
+            await self._writer.write_round(view.round_revision, view.closed_revision, writes, formed)
         except BaseException:
             mark("coordinator.burnt")
-            if view.plan is plan:
+            if view.plan is not None:
                 why = "not all of its members could be told of their places"
-                self._emit(RoundGivenUp(run_id=keys.run_id, by=self._name, round=plan.number, reason=why))
+                self._emit(RoundGivenUp(run_id=keys.run_id, by=self._name, round=decision.number, reason=why))
             view.plan = None  # this number is burnt
             raise
-        plan.started_at = self._loop.time()
+        assert view.plan is not None
+        view.plan.started_at = self._loop.time()
         await self._catch_up()
 
     def _formed(self, plan: Plan, record: RoundRecord, waiting: WaitingRecord, revision: int) -> None:
@@ -337,8 +340,7 @@ class Coordinator:
         assert plan is not None
         assert forming is not None
         assert view.rules is not None
-        by_rank = sorted(plan.ranks, key=lambda node_id: plan.ranks[node_id][1])
-        first = view.nodes[by_rank[0]].record
+        first = view.nodes[next(iter(plan.ranks))].record
         record = RoundRecord(
             number=plan.number,
             phase=RoundPhase.ACTIVE,
@@ -362,11 +364,9 @@ class Coordinator:
             reason=active_sentence(plan.number, forming.size, forming.size),
         )
         report = self._reports.activated(plan, record, view, now)
-        still_confirmed = [ModRevisionIs(keys.node(node_id), view.nodes[node_id].mod_revision) for node_id in by_rank]
         room = self._backend.limits.max_txn_ops - OTHER_COMPARES
-        members = [
-            RosterMember(i, plan.ranks[i][0], view.nodes[i].record.name, view.nodes[i].record.addr) for i in by_rank
-        ]
+        confirmed = [(node_id, view.nodes[node_id]) for node_id in plan.ranks]
+        still_confirmed = [ModRevisionIs(keys.node(node_id), node.mod_revision) for node_id, node in confirmed]
         writes = Writes(
             [
                 DeleteRange(keys.store(plan.number)),  # of an earlier life that had the number, too
@@ -378,6 +378,7 @@ class Coordinator:
         )
 
         def activated(revision: int) -> None:
+            members = [RosterMember(i, plan.ranks[i][0], node.record.name, node.record.addr) for i, node in confirmed]
             view.set_roster(plan.number, members)
             self._note_told(waiting, revision)
             self._announce(record)

@@ -67,7 +67,7 @@ class Plan:
 
     number: int
     ranks: dict[str, tuple[int, int]]
-    """id -> (join, rank)"""
+    """id -> (join, rank), in order of rank"""
     pending: dict[str, None]
     """Who has not confirmed yet."""
     started_at: float
