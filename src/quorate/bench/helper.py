@@ -24,6 +24,7 @@ T = TypeVar("T")
 M = TypeVar("M")
 
 _PR_SET_PDEATHSIG = 1
+_MADV_POPULATE_WRITE = 23
 _CHUNK = 1 << 16
 
 
@@ -122,6 +123,30 @@ def fork(work: Callable[[socket.socket], None]) -> Helper:
         work(theirs)
     finally:
         os._exit(0)  # nothing of the parent's is to be cleaned up here
+
+
+def own_memory() -> bool:
+    """Have a copy of all memory that this process shares with the one it was forked from; whether it has.
+
+    Else every page is copied when something on it is first written to, a reference count most often: some microseconds
+    each, in the middle of what is measured, which a process that was not forked never pays for. Linux can, from 5.14
+    on; elsewhere nothing happens.
+    """
+    if sys.platform != "linux":
+        return False
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        spans = [_span(line) for line in maps if line.split()[1] == "rw-p"]
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    is_own = True
+    for begin, end in spans:
+        is_own &= advise(begin, end - begin, _MADV_POPULATE_WRITE) == 0
+    return is_own
+
+
+def _span(line: str) -> tuple[int, int]:
+    begin, _, end = line.split()[0].partition("-")
+    return int(begin, 16), int(end, 16)
 
 
 def with_a_stack_of_its_own(work: Callable[[socket.socket], None]) -> Callable[[socket.socket], None]:

@@ -6,7 +6,8 @@ import socket
 import time
 
 from quorate.bench.crew import REPORT_S, Command, Do, Report, What
-from quorate.bench.helper import Gone, Line
+from quorate.bench.helper import Gone, Line, own_memory
+from quorate.bench.plan import OWN_MEMORY_UP_TO
 from quorate.bench.sides import Client
 
 LONGEST_ERROR = 300
@@ -16,6 +17,8 @@ def be_node(sock: socket.socket, number: int, client: Client, most: int) -> None
     """Until the other end is gone, or a call fails. `most`: the size of a whole world."""
     line = Line(sock, Command)
     try:
+        if most <= OWN_MEMORY_UP_TO:
+            own_memory()
         client.rehearse()
         line.send([Report(number, What.READY, time.monotonic())])
         while True:

@@ -9,6 +9,8 @@ import msgspec
 
 MOST_PROCESSES = 128
 """Up to here every node is a process of its own; above, four drivers share the nodes."""
+OWN_MEMORY_UP_TO = 33
+"""Up to here each of them has a copy of all its memory: of more there would not be room for every side's."""
 DRIVERS = 4
 LIMIT_S = 60.0
 """How long one sample may take before it counts as none."""
