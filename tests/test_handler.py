@@ -600,7 +600,7 @@ def test_rounds_yield_new_worlds_and_end_when_asked_to_go(place):
 def test_rounds_end_when_another_thread_leaves(place):
     with quorate.join(place.url, min_nodes=1, **FAST) as run:
         rounds = in_thread(lambda: [world.round for world in run.rounds()])
-        until(lambda: run.handler._core._changed, "it is a member")
+        until(lambda: run.handler._core.changed, "it is a member")
         run.handler.leave("enough")
         assert result_of(rounds) == [1]
 

@@ -25,6 +25,7 @@ from quorate.backends.contract import Lane
 from quorate.errors import RendezvousError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 Settle: TypeAlias = Callable[[], None]
 
@@ -39,12 +40,30 @@ class Release(Protocol[T_contra]):
         """The caller may come to the outcome by itself, on this; `settle` does nothing before that."""
 
 
+class Begins(Protocol[T_co]):
+    """What a caller may begin a call with, on its own thread."""
+
+    lane: Lane
+
+    @property
+    def shown(self) -> T_co:
+        """What it goes on with, if it `begin`s and has come to the end."""
+
+    def begin(self) -> bool:
+        """Whether it has come to the end."""
+
+    def give_up(self) -> bool:
+        """It was interrupted: what was begun is to be taken back; whether anything was."""
+
+
 INTERRUPTED_S = 6.0
 """How long an interrupted call may take to clean up before the interruption goes on."""
 EXIT_S = 2.0
 """How long all users together may take to clean up when the process ends."""
 LANE_AFTER_S = 0.05
 """Whoever waits longer than this goes on by itself: to make that possible takes time when all begin together."""
+LATER_S = 0.01
+"""When the rest of a call is done whose caller has come to its end by itself."""
 LISTEN_S = 1.0
 """How long a thread blocks at most before it looks for signals."""
 ENDED = "the handler was shut down, or the process is ending: the call did not finish"
@@ -109,6 +128,30 @@ class BackgroundLoop:
         call.start(make(call))
         return self._wait(call)
 
+    def call_begun(self, ready: Begins[T], make: Callable[[Release[T]], Coroutine[Any, Any, T]]) -> T:
+        """As `call_released`, for a call that its caller begins by itself, and perhaps comes to the end of."""
+        if threading.current_thread() is self._thread:
+            return self.call_released(make)
+        try:
+            is_in = ready.begin()
+        except BaseException:
+            if ready.give_up():
+                call = self._begun(ready, make)
+                with suppress(RendezvousError):
+                    self._submit(call)
+                call.wait(INTERRUPTED_S)
+            raise
+        call = self._begun(ready, make)
+        if not is_in:
+            return self._wait(call)
+        self._submit(call, self._start_later)
+        return ready.shown
+
+    def _begun(self, ready: Begins[T], make: Callable[[Release[T]], Coroutine[Any, Any, T]]) -> _LentCall[T]:
+        call: _LentCall[T] = _LentCall(self._unsettled, ready.lane)
+        call.start(make(call))
+        return call
+
     def _wait(self, call: _Call[T]) -> T:
         if threading.current_thread() is self._thread:
             call.fail(RuntimeError())
@@ -151,14 +194,23 @@ class BackgroundLoop:
         for task in asyncio.all_tasks(self._loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
 
-    def _submit(self, call: _Call[Any]) -> None:
+    def _submit(self, call: _Call[Any], start: Callable[[_Call[Any]], None] | None = None) -> None:
         with self._lock:
             if not self._ended:
                 self._calls.add(call)
-                self._loop.call_soon_threadsafe(self._start, call)
+                self._loop.call_soon_threadsafe(start or self._start, call)
                 return
         call.fail(RendezvousError(ENDED))
         raise RendezvousError(ENDED)
+
+    def _start_later(self, call: _Call[Any]) -> None:
+        """Its caller is in a round: others need the cores now, to get there. Before anything else that is asked."""
+        self._unsettled[call] = lambda: self._start_now(call)
+        self._loop.call_later(LATER_S, self._start_now, call)
+
+    def _start_now(self, call: _Call[Any]) -> None:
+        if self._unsettled.pop(call, None) is not None:
+            self._start(call)
 
     def _start(self, call: _Call[T]) -> None:
         try:
@@ -271,10 +323,12 @@ class _Call(Generic[T]):
 class _LentCall(_Call[T]):
     """One whose caller may be released before it has ended, or see to that by itself."""
 
-    def __init__(self, unsettled: dict[_Call[Any], Settle]) -> None:
+    def __init__(self, unsettled: dict[_Call[Any], Settle], begun_on: Lane | None = None) -> None:
+        """`begun_on`: where the caller stands already."""
         super().__init__(None)
         self._unsettled = unsettled
         self._bell = Bell()
+        self._begun_on = begun_on
         self._lane: Lane | None = None
 
     def start(self, coro: Coroutine[Any, Any, T]) -> None:
@@ -300,8 +354,8 @@ class _LentCall(_Call[T]):
         bell = self._bell.fileno
         poll = select.poll()
         poll.register(bell, select.POLLIN)
-        used: Lane | None = None
-        worth_it_at = time.monotonic() + LANE_AFTER_S
+        used = self._begun_on
+        worth_it_at = time.monotonic() + (LANE_AFTER_S if used is None else 0.0)
         try:
             while not self.is_over:
                 now = time.monotonic()
@@ -319,6 +373,7 @@ class _LentCall(_Call[T]):
                     if outcome is not None:
                         self._outcome = cast(T, outcome)
                         self.is_over = True
+                        used = None  # who is in has left it
                         return
                 self._bell.hush()
         finally:

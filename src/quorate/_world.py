@@ -8,7 +8,7 @@ from collections.abc import Callable
 from quorate.api import RendezvousStoreInfo
 from quorate.errors import BackendError, RendezvousConnectionError
 from quorate.events import logger
-from quorate.rendezvous.membership import Cause, Joined
+from quorate.rendezvous.membership import Cause
 from quorate.rendezvous.node import Node
 from quorate.rendezvous.records import RosterMember
 from quorate.store import AsyncStore
@@ -59,35 +59,28 @@ class AsyncChanged:
 class AsyncWorld:
     """A place in a round."""
 
-    _joined: Joined
-
     def __init__(self, node: Node, store: AsyncStore) -> None:
-        """Made while there is time; nobody gets it before it has its `place`."""
+        """Made while there is time; nobody gets it before its store has its place."""
         self.store = store
         self.changed = AsyncChanged()
         self._node = node
 
-    def place(self, joined: Joined) -> None:
-        """This is the place."""
-        self._joined = joined
-        self.store.place(joined)
-
     @property
     def rank(self) -> int:
-        return self._joined.rank
+        return self.store.rank
 
     @property
     def world_size(self) -> int:
-        return self._joined.size
+        return self.store.world_size
 
     @property
     def round(self) -> int:
-        return self._joined.number
+        return self.store.round
 
     @property
     def bootstrap_store_info(self) -> RendezvousStoreInfo:
         """Where rank 0 can be reached."""
-        return RendezvousStoreInfo(self._joined.addr, self._joined.port)
+        return RendezvousStoreInfo(self.store.joined.addr, self.store.joined.port)
 
     def settle(self) -> None:
         """Let the node go on with what it has left for later."""
@@ -104,7 +97,7 @@ class AsyncWorld:
             async with asyncio.timeout(limit_s):
                 while True:
                     try:
-                        return await self._node.roster(self._joined)
+                        return await self._node.roster(self.store.joined)
                     except BackendError as error:
                         trouble = str(error)
                         await asyncio.sleep(RETRY_S)

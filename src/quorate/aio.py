@@ -19,10 +19,10 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from quorate._address import FreePort, own_address
-from quorate._early import Early
+from quorate._early import Early, Ready
 from quorate._ending import drop, end, tell_left
 from quorate._world import RETRY_S, AsyncChanged
 from quorate._world import AsyncWorld as AsyncWorld
@@ -91,7 +91,8 @@ class AsyncHandler:
         """Whether the run was closed when this handler last let go of it."""
         self._backend: Backend | None = None
         self._node: Node | None = None
-        self._changed: AsyncChanged | None = None
+        self.changed: AsyncChanged | None = None
+        """Of the world that the node is in."""
         self._joining: _Joining | None = None
         self._stores: list[weakref.ref[AsyncStore]] = []
         self._shutting_down: asyncio.Future[bool | None] | None = None
@@ -104,19 +105,21 @@ class AsyncHandler:
 
     async def next_rendezvous(self) -> AsyncWorld:
         """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
-        joined, node = await self._join(None)
+        joined, node = await self._join(None, None)
         world = self.new_world(node)
         self.place(world, joined)
         node.listen(world.changed.set)
         return world
 
-    async def next_released(self, release: Release[W], face: Callable[[AsyncWorld], W]) -> W:
+    async def next_released(
+        self, release: Release[W], face: Callable[[AsyncWorld], W], ready: Ready[W] | None = None
+    ) -> W:
         """`next_rendezvous` for one who waits on another thread and may be released before the call is over.
 
-        `face` makes what that one gets of a world that has no place in a round yet.
+        `face` makes what that one gets of a world that has no place in a round yet. `ready` is what it has begun with.
         """
-        early = Early(self, release, face)
-        joined, node = await self._join(early)
+        early = Early(self, release, face, ready)
+        joined, node = await self._join(early, ready)
         early.prepare()
         world, shown = early.made[0]
         if not early.is_released:
@@ -135,19 +138,30 @@ class AsyncHandler:
 
     def place(self, world: AsyncWorld, joined: Joined) -> None:
         """That is the place of it."""
-        self._changed = world.changed
-        world.place(joined)
+        self.changed = world.changed
+        world.store.place(joined)
 
-    async def _join(self, released: Released | None) -> tuple[Joined, Node]:
+    async def stand_by(self, face: Callable[[AsyncWorld], W]) -> Ready[W] | None:
+        """For one who has looked at the run, and may call from another thread next: what to begin that call with."""
+        node = self._node
+        lane = node.starts.stand_by(node.identity.id) if node is not None else None
+        if node is None or lane is None:
+            return None
+        world = self.new_world(node)
+        return Ready(self, node, lane, world, face(world))
+
+    async def _join(self, released: Released | None, ready: Ready[Any] | None) -> tuple[Joined, Node]:
         if self._joining is not None:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.has_left = False
-        self._leave_stores("it joins again")
+        begun = ready.begun if ready is not None and ready.node is self._node else None
+        if begun is None:  # else there was no round before, and the store is the next one's
+            self._leave_stores("it joins again")
         call = self._joining = _Joining()
-        started_at = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time() if begun is None else begun.sent_at
         try:
             node = await self._open_within(self.settings.join_timeout_s)
-            return await node.next_round(started_at, released), node
+            return await node.next_round(started_at, released, begun), node
         except asyncio.CancelledError:
             if call.left_because is None or call.task.uncancel() > 0:
                 raise
@@ -212,7 +226,7 @@ class AsyncHandler:
         await self._stop_joining(why)
         if self._node is not None:
             await self._node.leave(why)
-        changed, self._changed = self._changed, None
+        changed, self.changed = self.changed, None
         tell_left(changed, why)
 
     async def shutdown(self, why: str = "shutdown() was called") -> bool:
@@ -265,7 +279,7 @@ class AsyncHandler:
         await self._stop_joining(why)
         async with self._opening:
             node, backend = self._let_go()
-            changed, self._changed = self._changed, None
+            changed, self.changed = self.changed, None
             for known in self._stores:
                 if (store := known()) is not None:
                     store.end(why)

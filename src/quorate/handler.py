@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from quorate import _background
+from quorate._early import Ready
 from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker, check_process, end_of_block, settings_of
 from quorate.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from quorate.backends.schemes import BackendOpener
@@ -85,11 +86,11 @@ class World(RendezvousInfo):
 
     @property
     def rank(self) -> int:
-        return self._world.rank
+        return self._world.store.rank
 
     @property
     def world_size(self) -> int:
-        return self._world.world_size
+        return self._world.store.world_size
 
     @property
     def bootstrap_store_info(self) -> RendezvousStoreInfo:
@@ -126,6 +127,8 @@ class Handler(RendezvousHandler):
         """What ends it, on as many threads; no lock, which the handler of a signal could not take."""
         self._has_ended = False
         self._has_looked = False
+        self._ready: Ready[World] | None = None
+        """What the next call may begin with."""
         self._finalizer = weakref.finalize(self, _let_go, core, loop, user, self._pid)
         self._finalizer.atexit = False  # the background loop cleans up at exit itself
 
@@ -143,18 +146,19 @@ class Handler(RendezvousHandler):
     def next_rendezvous(self) -> World:
         """Leave the current round, if any, and block for a place in the next. Ctrl-C withdraws the node."""
         self._check_usable()
+        ready, self._ready = self._ready, None
 
         def call(release: _background.Release[World]) -> Coroutine[Any, Any, World]:
-            return self._core.next_released(release, self._face)
+            return self._core.next_released(release, self._face, ready)
 
-        return self._loop.call_released(call)
+        return self._loop.call_released(call) if ready is None else self._loop.call_begun(ready, call)
 
     def num_nodes_waiting(self) -> int:
         """From what was pushed last. Only the first look may block, up to `read_timeout`; 0 once it was shut down."""
         self._check_process()
         if self._core.closed_now is None and not self._has_looked and self.in_use:
             self._has_looked = True
-            self._call(self._core.observe())
+            self._look(self._core.observe())
         return self._core.num_nodes_waiting()
 
     def is_closed(self) -> bool:
@@ -163,7 +167,7 @@ class Handler(RendezvousHandler):
         closed = self._core.closed_now
         if closed is not None:
             return closed
-        return self._call(self._core.is_closed()) if self.in_use else any(self._answers) or self._core.last_closed
+        return self._look(self._core.is_closed()) if self.in_use else any(self._answers) or self._core.last_closed
 
     def set_closed(self, reason: str = "set_closed() was called") -> None:
         self._call(self._core.set_closed(reason))
@@ -227,6 +231,14 @@ class Handler(RendezvousHandler):
                 self._enders.remove(coro)
             if self._has_ended and not self._enders:
                 self._finalizer()
+
+    def _look(self, coro: Coroutine[Any, Any, T]) -> T:
+        """A first look at the run, after which a node joins, most often: so that can be made ready."""
+        seen = self._call(coro)
+        ready = self._ready = self._call(self._core.stand_by(self._face))
+        if ready is not None:
+            ready.lane.stand_by()
+        return seen
 
     def _call(self, coro: Coroutine[Any, Any, T]) -> T:
         try:

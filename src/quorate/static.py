@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quorate._early import Ready
 from quorate.aio import AsyncHandler, AsyncWorld, BootstrapMaker, W
 from quorate.backends.schemes import BackendOpener
 from quorate.errors import RendezvousError, SettingsError
@@ -49,7 +50,12 @@ class StaticHandler(AsyncHandler):
             )
         return world
 
-    async def next_released(self, release: Release[W], face: Callable[[AsyncWorld], W]) -> W:
+    async def stand_by(self, face: Callable[[AsyncWorld], W]) -> None:
+        """Nobody begins by itself."""
+
+    async def next_released(
+        self, release: Release[W], face: Callable[[AsyncWorld], W], ready: Ready[W] | None = None
+    ) -> W:
         """Nobody is released before the rank was checked."""
         return face(await self.next_rendezvous())
 

@@ -81,7 +81,7 @@ class AsyncStore:
 
     def place(self, joined: Joined) -> Self:
         """Be the store of a round, for the member in this place of it."""
-        self._joined = joined
+        self.joined = joined
         self.round, self.rank, self.world_size = joined.number, joined.rank, joined.size
         self._lease = joined.data_lease
         return self
@@ -92,7 +92,7 @@ class AsyncStore:
 
     @property
     def _fence(self) -> ModRevisionIs:
-        return ModRevisionIs(self._keys.node(self._node_id), self._joined.own_revision)
+        return ModRevisionIs(self._keys.node(self._node_id), self.joined.own_revision)
 
     def direct(self) -> Direct | None:
         """A way to the same keys that blocks, if the backend has one."""
@@ -102,7 +102,7 @@ class AsyncStore:
         """Be the store of the same member, by way of another backend."""
         self.timeout_s = other.timeout_s
         self._backend, self._keys, self._node_id = backend, other._keys, other._node_id
-        self.place(other._joined)
+        self.place(other.joined)
 
     def end(self, why: str) -> None:
         """The connection is about to go: whatever waits ends with a StoreError, and so does every later call."""

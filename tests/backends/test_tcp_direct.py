@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quorate.backends import tcp_direct
+from quorate.backends import dial_direct, tcp_direct
 from quorate.backends.dial_direct import TICK_S
 from quorate.errors import OutcomeUnknown, Unavailable
 from quorate.kv.types import Add, Exists, Put, Txn, ValueIs
@@ -84,7 +84,7 @@ def test_look_that_took_long_because_others_needed_the_core_was_in_vain(monkeypa
             time.sleep(2 * tcp_direct.LOOK_S)
             far.send(b"answer")
 
-        monkeypatch.setattr(tcp_direct.os, "sched_yield", others_run)
+        monkeypatch.setattr(dial_direct.os, "sched_yield", others_run)
         for vain in range(tcp_direct.LOOK_VAIN):
             assert one._vain == vain
             assert one._look(near) == b"answer"

@@ -7,18 +7,21 @@ from contextlib import contextmanager
 import pytest
 
 from quorate._bell import Bell
-from quorate.backends.contract import Done, Terms
+from quorate.backends import tcp_lane
+from quorate.backends.contract import Begun, Done, Terms
 from quorate.backends.lost import Lost
 from quorate.backends.tcp_lane import TcpLane, stand
 from quorate.errors import Unavailable
-from quorate.kv.types import ModRevisionIs, Put, Txn, TxnResult
+from quorate.kv.types import Failure, FailureCode, Grant, LeaseResult, ModRevisionIs, Put, Txn, TxnResult
 from quorate.wire.frames import GREETING, Framer, frame
 from quorate.wire.messages import (
+    JOINS_FROM,
     PLACES_FROM,
     Answer,
     ClientFrame,
     Do,
     Hello,
+    Hold,
     Place,
     Stand,
     Welcome,
@@ -53,7 +56,7 @@ def terms(session=None, number=7, as_zero=AS_ZERO, lasts_s=60.0):
         session=session or LastingSession(),
         held_s=0.2,
         deadline=time.monotonic() + lasts_s,
-        enter=lambda *place: place,
+        enter=lambda seat: (seat.number, seat.rank, seat.size, seat.addr, seat.port, seat.revision),
     )
 
 
@@ -85,6 +88,14 @@ class Peer:
         (message,) = received.messages
         return message
 
+    def hear_all(self):
+        """All messages of the next frame."""
+        return client_decoder.decode(self._next()).messages
+
+    def say_together(self, *messages):
+        """In one frame."""
+        self._sock.sendall(frame(encoder.encode(messages)))
+
     def say(self, *messages):
         """Each in a frame of its own, all at once."""
         self._sock.sendall(b"".join(frame(encoder.encode((message,))) for message in messages))
@@ -98,7 +109,7 @@ def lane_with(offered, version=PLACES_FROM):
     """A lane to somebody who speaks the protocol, with something on offer; and, once it stands, the other end."""
     welcome = Welcome(version=version, generation="g", max_frame=1 << 20)
     with listening(GREETING + frame(encoder.encode(welcome))) as (port, came), pool_to(port) as pool:
-        lane = TcpLane(pool, "client", "node")
+        lane = TcpLane(pool, "client", "node", 1.0)
         lane.offer(offered)
         bell = Bell()
         assert lane.wait(bell.fileno, SHORT_S) is None
@@ -277,3 +288,161 @@ def test_a_connection_whose_last_call_was_given_up_can_be_waited_on():
         found = stand(pool, Stand("client", "node"), soon())
         assert found is not None
         found.leave()
+
+
+# --- beginning by oneself ---------------------------------------------------------------------------------------------
+
+JOIN = Txn((ModRevisionIs("/node", 0),), (Put("/node", b"joining", 77),))
+
+
+class Starting:
+    """How a node joins, as far as a lane is concerned."""
+
+    lease, ttl_s, number, join, incarnation, held_s, join_timeout_s = 77, 5.0, 7, 2, "life", 0.2, 60.0
+
+    def __init__(self, ttl_s=5.0, confirms=True):
+        self.ttl_s = ttl_s
+        self._confirms = confirms
+
+    def joins(self):
+        return JOIN
+
+    def confirms(self, rank, revision):
+        return CONFIRMATION if self._confirms and revision == 1 << 40 else None
+
+
+@contextmanager
+def beginning(version=JOINS_FROM, **start):
+    """Somebody who begins, with a connection to somebody who speaks the protocol: the call, how far it is, the peer."""
+    welcome = Welcome(version=version, generation="g", max_frame=1 << 20)
+    with listening(GREETING + frame(encoder.encode(welcome))) as (port, came), pool_to(port) as pool:
+        lane, begun = TcpLane(pool, "client", "node", 1.5), Begun(Starting(**start))
+        opens = in_thread(lane.stand_by)
+        until(lambda: came, "it came")
+        peer = Peer(came[0])
+        assert peer.hear() == Do(1, Txn((), ())), "a connection is made ready by using it"
+        peer.say(Answer(1, TxnResult(True, 1, ())))
+        result_of(opens)
+        yield in_thread(lambda: lane.begin(begun)), begun, peer, lane
+        lane.leave()
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    monkeypatch.setattr(tcp_lane, "ALONE_S", PATIENCE_S)
+
+
+def test_a_session_and_a_join_go_out_together_for_the_node_that_is_stood_for(patient):
+    with beginning() as (_, begun, peer, _):
+        assert peer.hear_all() == (
+            Stand("client", "node"),
+            Do(2, Grant(5.0, 77)),
+            Hold(77, 1.5),
+            Do(3, JOIN),
+        )
+        assert begun.sent_at > 0
+
+
+def test_one_who_begins_confirms_its_place_and_is_in(patient):
+    with beginning() as (call, begun, peer, lane):
+        peer.hear_all()
+        peer.say(place())
+        assert peer.hear() == Do(4, CONFIRMATION)
+        peer.say(Answer(4, TxnResult(True, 1 << 40, ())))
+        peer.say(place(is_active=True))
+        assert result_of(call) == Done(4, 1 << 40, 7, 9, "zero", 1234)
+        assert begun.done == Done(4, 1 << 40, 7, 9, "zero", 1234)
+        assert begun.revision == 1 << 40
+        assert lane._stander is None
+
+
+def test_one_who_begins_and_has_to_wait_is_told_that_it_has_joined_and_may_wait_there(patient):
+    with beginning() as (call, begun, peer, lane):
+        peer.hear_all()
+        peer.say_together(Answer(2, LeaseResult(77, 5.0, True)), Answer(3, TxnResult(True, 30, ())))
+        assert result_of(call) is None
+        assert (begun.revision, begun.done) == (30, None)
+        lane.offer(terms())
+        bell = Bell()
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        assert peer.hear() == Do(4, CONFIRMATION), "on the connection where it stands already"
+        peer.say(place(is_active=True))
+        assert result_of(waits)[:2] == (7, 4)
+
+
+def test_answers_that_come_when_nobody_waits_for_them_any_more_are_passed_over(monkeypatch):
+    monkeypatch.setattr(tcp_lane, "ALONE_S", 0.0)
+    with beginning() as (call, begun, peer, lane):
+        peer.hear_all()
+        assert result_of(call) is None
+        assert begun.revision == 0
+        lane.offer(terms())
+        bell = Bell()
+        peer.say_together(Answer(2, LeaseResult(77, 5.0, True)), Answer(3, TxnResult(True, 30, ())))
+        assert wait(lane, bell) is None
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        assert peer.hear() == Do(4, CONFIRMATION)
+        peer.say(place(is_active=True))
+        assert result_of(waits)[:2] == (7, 4)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [Answer(3, TxnResult(False, 30, ())), Answer(3, Failure(FailureCode.LEASE_GONE, "gone", 77)), place(number=8)],
+    ids=["door", "lease", "another attempt"],
+)
+def test_a_join_that_did_not_go_as_expected_is_left_to_the_node(patient, refused):
+    with beginning() as (call, begun, peer, _):
+        peer.hear_all()
+        peer.say(refused)
+        assert result_of(call) is None
+        assert (begun.revision, begun.done) == (0, None)
+        assert begun.sent_at > 0
+        peer.hears_the_end()
+
+
+@pytest.mark.parametrize("start", [{"ttl_s": 0.1}, {"confirms": False}], ids=["session", "confirmation"])
+def test_a_place_that_cannot_be_confirmed_is_left_to_the_node(patient, start):
+    with beginning(**start) as (call, begun, peer, _):
+        peer.hear_all()
+        peer.say(place())
+        assert result_of(call) is None
+        assert (begun.revision, begun.done) == (1 << 40, None)
+        peer.hears_the_end()
+
+
+@pytest.mark.parametrize("told", [place(), None], ids=["something else", "nothing"])
+def test_one_who_has_confirmed_and_is_not_told_that_the_round_is_active_leaves_that_to_the_node(patient, told):
+    with beginning() as (call, begun, peer, _):
+        peer.hear_all()
+        peer.say(place())
+        peer.hear()
+        if told is not None:
+            peer.say(told)
+        assert result_of(call) is None
+        assert begun.done == Done(4)
+        peer.hears_the_end()
+
+
+def test_a_connection_that_ends_after_the_join_leaves_it_to_the_node(patient):
+    with beginning() as (call, begun, peer, _):
+        peer.hear_all()
+        peer._sock.shutdown(socket.SHUT_RDWR)
+        assert result_of(call) is None
+        assert begun.sent_at > 0
+        assert begun.revision == 0
+
+
+def test_nothing_is_begun_with_a_server_that_does_not_know_of_it():
+    with beginning(version=JOINS_FROM - 1) as (call, begun, _, _):
+        assert result_of(call) is None
+        assert begun.sent_at == 0
+
+
+def test_nothing_is_begun_without_a_connection_that_is_there_already():
+    with pool_to(1) as pool:
+        begun = Begun(Starting())
+        assert TcpLane(pool, "client", "node", 1.0).begin(begun) is None
+        assert begun.sent_at == 0

@@ -23,6 +23,7 @@ from quorate.rendezvous.candidate import Candidate
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.entry import Entry
 from quorate.rendezvous.fenced import FencedWriter
+from quorate.rendezvous.head_start import HeadStarts
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.node import Node
 from quorate.rendezvous.patience import Patience
@@ -300,7 +301,7 @@ MUTANTS = (
             Edit(
                 AsyncStore,
                 "_fence",
-                "ModRevisionIs(self._keys.node(self._node_id), self._joined.own_revision)",
+                "ModRevisionIs(self._keys.node(self._node_id), self.joined.own_revision)",
                 'ModRevisionIs(self._keys.control + "nowhere", 0)',
             ),
         ),
@@ -518,8 +519,20 @@ MUTANTS = (
     ),
     Mutant(
         "who is in before it has seen the round takes what it saw before for the end of it",
-        ("Release", "Completion", "Admission", "Detection"),
+        ("Release", "Completion", "Admission", "Detection", "OutageTolerance"),
         (Edit(Sight, "what_changed", "if not self.sees(current):", "if False:"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "a node does not say that a session which its caller has opened is its own",
+        ("OutageTolerance", "Detection", "Completion", "Admission"),
+        (Edit(TcpBackend, "_take_session", "self._send(Hold(lease, self._grace_s))", "pass"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "a node takes it for granted that what its caller has sent was executed",
+        ("Completion", "Admission", "Release"),
+        (Edit(HeadStarts, "take_over", "if not begun.revision:", "if False:"),),
         is_wired=True,
     ),
     # --- its data -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tests.sim.edits import Edit, edited
 from tests.sim.mutants import GUARANTEES, MUTANTS, RULES, Mutant
 
 CAUGHT = Path(__file__).with_name("caught.json")
-SEEDS = range(2_000)
+SEEDS = range(4_000)
 MOST_EVENTS = 10_000
 """A world that goes on for longer before it is judged is no quick test."""
 IN_SIMULATION = [mutant for mutant in MUTANTS if mutant.world is None]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypedDict, Unpack
 
 from quorate.backends.lost import Lost
 from quorate.errors import BackendError, Unavailable
@@ -123,6 +123,14 @@ class Session(ABC):
         """
 
 
+class Renewing(TypedDict):
+    """How a session is renewed, as `Backend.open_session` is told."""
+
+    interval_s: float | None
+    renew_timeout_s: float | None
+    on_missed: Callable[[str], None] | None
+
+
 class Late(Exception):
     """The deadline of a direct request has passed; whether it was executed is not known."""
 
@@ -163,8 +171,83 @@ class Sent(Protocol):
         """As `Backend.txn` returns it, or raises."""
 
 
+class Done(NamedTuple):
+    """What somebody has done on a lane by itself."""
+
+    rank: int
+    """The place that it has confirmed. What was answered to that is not known, unless it has gone on since."""
+    revision: int = 0
+    """Of the confirmation, if it has; 0: it has not."""
+    number: int = 0
+    size: int = 0
+    addr: str = ""
+    port: int = 0
+
+
+class Seat(Protocol):
+    """A place in an active round."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def addr(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def revision(self) -> int:
+        """Of the confirmation."""
+
+
+class Start(Protocol):
+    """How a node joins, for a caller that does it by itself. Used once."""
+
+    lease: int
+    """Of the session to be opened."""
+    ttl_s: float
+    number: int
+    """Of the attempt that is expected."""
+    join: int
+    incarnation: str
+    held_s: float
+    """For so long the session has to last, and the call to be allowed, when a place is confirmed."""
+    join_timeout_s: float
+
+    def joins(self) -> Txn:
+        """What is sent to join now."""
+
+    def confirms(self, rank: int, revision: int) -> Txn | None:
+        """What is sent to confirm a place, on top of a join of that revision; None: that takes the ordinary way."""
+
+
+@dataclass(slots=True)
+class Begun:
+    """How far a caller has come with a start. Noted before each step: one that is interrupted may have made it."""
+
+    start: Start
+    sent_at: float = 0.0
+    """When the join was sent; 0: it was not."""
+    revision: int = 0
+    """Of the node's key as it joined, if that is known."""
+    done: Done | None = None
+    is_given_up: bool = False
+    """The caller does not want a place any more."""
+
+
 class Lane(Protocol):
     """Where one who waits for a node's place may find it by itself, on its own thread."""
+
+    def stand_by(self) -> None:
+        """Make it likely that one can `begin`. Takes as long as connecting does, a second at most."""
+
+    def begin(self, begun: Begun) -> Done | None:
+        """Join, and go on for as long as the server says at once what is next: the place, if that went to the end.
+
+        If not, what was begun is gone on with in the ordinary way; afterwards one may `wait`.
+        """
 
     def wait(self, bell: int, within_s: float) -> object | None:
         """Until something can be read from `bell`, or for so long: what it goes on with, if it has found it.
@@ -193,22 +276,8 @@ class Terms(NamedTuple):
     held_s: float
     deadline: float
     """Nothing is confirmed that may be told to others only after this."""
-    enter: Callable[[int, int, int, str, int, int], object]
-    """With number, rank, size, address, port and the revision of the confirmation: what to go on with. Called on the
-    thread that waits."""
-
-
-class Done(NamedTuple):
-    """What somebody has done on a lane by itself."""
-
-    rank: int
-    """The place that it has confirmed. What was answered to that is not known, unless it has gone on since."""
-    revision: int = 0
-    """Of the confirmation, if it has; 0: it has not."""
-    number: int = 0
-    size: int = 0
-    addr: str = ""
-    port: int = 0
+    enter: Callable[[Seat], object]
+    """What to go on with, in that place. Called on the thread that waits."""
 
 
 class Shortcut(Protocol):
@@ -237,6 +306,12 @@ class Shortcut(Protocol):
     def settle(self) -> None:
         """Nobody is shown anything first any more; everybody sees now what was held. Idempotent."""
 
+    def lane(self, node_id: str) -> Lane | None:
+        """Where a caller may begin by itself, if it can."""
+
+    def take_session(self, lease: int, ttl_s: float, granted_at: float, **how: Unpack[Renewing]) -> Session:
+        """One that somebody has opened on a lane: as `Backend.open_session` has it."""
+
 
 class Backend(ABC):
     """A connection to where the keys of a run live. All methods may raise the three errors of the contract."""
@@ -256,6 +331,9 @@ class Backend(ABC):
     gives_way_s: tuple[float, float] = (2.0, 4.0)
     """How long, at random, one that is not to make the run waits for it before it makes it all the same. Who is elected
     does not wait: where the nodes elect a coordinator, that one makes it."""
+
+    rest_s: float = 0.0
+    """When a round has become active, for how long whoever decided that leaves the processor to its members."""
 
     @abstractmethod
     async def get(self, key: str) -> Got: ...

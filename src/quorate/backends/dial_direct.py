@@ -6,8 +6,11 @@ import errno
 import os
 import select
 import socket
+import struct
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from quorate.backends.dial import KEEPALIVE_S, ONE_ADDRESS_S
 
@@ -83,3 +86,25 @@ def _tune(one: socket.socket) -> None:
     one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+
+
+def look(sock: socket.socket, most_bytes: int, within_s: float) -> tuple[bytes | None, bool]:
+    """What arrives within that time, without sleeping, None if nothing does; and whether the time is over."""
+    until = time.monotonic() + within_s
+    data = None
+    while True:
+        with suppress(BlockingIOError):
+            data = sock.recv(most_bytes, socket.MSG_DONTWAIT)
+        is_late = time.monotonic() >= until
+        if data is not None or is_late:
+            return data, is_late
+        os.sched_yield()  # the server may need this very core
+
+
+def tick(sock: socket.socket, tick_s: float) -> None:
+    """Have every read end after that. Where it can be, by the kernel: Python's own costs another system call each."""
+    if sys.platform != "linux":
+        sock.settimeout(max(1e-6, tick_s))
+        return
+    micros = max(1, int(tick_s * 1e6))  # none at all would mean for ever
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(micros, 1_000_000)))

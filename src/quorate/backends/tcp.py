@@ -16,11 +16,12 @@ import random
 import secrets
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Unpack
 
 from quorate._marks import mark
 from quorate._version import SOFTWARE
 from quorate.backends.backoff import Backoff
-from quorate.backends.contract import BackendStatus, Limits, Session, Watch
+from quorate.backends.contract import BackendStatus, Limits, Renewing, Session, Watch
 from quorate.backends.ops import OpBackend, changes_something
 from quorate.backends.session import LeaseSession, draw_lease
 from quorate.backends.tcp_link import Connector, Link, cause_of, refusal_of, trouble_of
@@ -102,6 +103,7 @@ class TcpBackend(OpBackend):
         self._to_call: dict[Callable[[], None], None] = {}
         self._is_receiving = False
         self._shortcut = TcpShortcut(self._watches, self._requests, self._ask_now, self._lookout.arm, self._give)
+        self._shortcut.take_session = self._take_session
         self._sessions: dict[int, LeaseSession] = {}
         self._ungranted: dict[int, Pending] = {}
         """Sessions whose lease is asked for, and the request: a new connection may not know them."""
@@ -175,18 +177,18 @@ class TcpBackend(OpBackend):
                 raise
             finally:
                 self._ungranted.pop(lease, None)
-        session = LeaseSession(
-            self,
-            lease,
-            ttl_s,
-            asked.first_sent_at,  # connecting may have taken longer than the session lasts
-            interval_s=interval_s,
-            renew_timeout_s=renew_timeout_s,
-            on_missed=on_missed,
-            spread=True,
-            is_told=True,
-        )
+        how = Renewing(interval_s=interval_s, renew_timeout_s=renew_timeout_s, on_missed=on_missed)
+        # From when it was sent: connecting may have taken longer than the session lasts.
+        session = self._keep(lease, ttl_s, asked.first_sent_at, how)
         asked.answer.add_done_callback(lambda granting: self._lost_if_not_granted(session, granting))
+        return session
+
+    def _take_session(self, lease: int, ttl_s: float, granted_at: float, **how: Unpack[Renewing]) -> LeaseSession:
+        self._send(Hold(lease, self._grace_s))  # the connection may have been another one when it was opened
+        return self._keep(lease, ttl_s, granted_at, how)
+
+    def _keep(self, lease: int, ttl_s: float, granted_at: float, how: Renewing) -> LeaseSession:
+        session = LeaseSession(self, lease, ttl_s, granted_at, **how, spread=True, is_told=True)
         self._sessions[lease] = session
         session.lost.add_callback(lambda _: self._forget_session(lease))
         return session

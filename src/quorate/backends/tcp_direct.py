@@ -8,12 +8,10 @@ deadline, whatever the peer does. Connections that were not used for a while are
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -27,7 +25,7 @@ from quorate._version import SOFTWARE
 from quorate.backends import forks
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Late, Limits, TooOld
-from quorate.backends.dial_direct import TICK_S, connect_near, wait_for
+from quorate.backends.dial_direct import TICK_S, connect_near, look, tick, wait_for
 from quorate.backends.ops import changes_something
 from quorate.errors import OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Op, Result
@@ -143,6 +141,16 @@ class DirectPool:
             return one.request(Await(one.seq, tuple(keys), within_s), now, deadline, within_s + STALL_S, given_up)
         finally:
             self.give_back(one)
+
+    def take_open(self, version: int) -> DirectConnection | None:
+        """The same, if there is one on which a server of that version, or a later one, can be asked without delay."""
+        if not self.is_usable or not self._free:
+            return None
+        one = self.take()
+        if one.is_open(version):
+            return one
+        self.give_back(one)
+        return None
 
     def take(self) -> DirectConnection:
         """One that nobody else uses, until it is given back."""
@@ -274,14 +282,19 @@ class DirectConnection:
 
     def tell(self, message: Stand, deadline: float) -> bool:
         """Send something that is not answered; False: the server does not know it. OSError, BackendError."""
-        before, self.used_at, self._given_up = self.used_at, time.monotonic(), None
-        if self.used_at - before > STALE_S:
-            self._drop_if_closed()
+        self.is_open()
         sock = self._sock or self._open(deadline)
         if self._version < PLACES_FROM:
             return False
         self._send(sock, frame(encoder.encode((self.seq, (message,)))), 0, deadline)
         return True
+
+    def is_open(self, version: int = 0) -> bool:
+        """Whether it is connected to a server that speaks that version, as far as one can see."""
+        before, self.used_at, self._given_up = self.used_at, time.monotonic(), None
+        if self.used_at - before > STALE_S:
+            self._drop_if_closed()
+        return self._sock is not None and self._version >= version
 
     @property
     def sock(self) -> socket.socket | None:
@@ -384,26 +397,13 @@ class DirectConnection:
 
         In vain is also what took longer because others needed the core meanwhile: sleeping would have cost nothing.
         """
-        until = time.monotonic() + LOOK_S
-        data = None
-        while True:
-            with suppress(BlockingIOError):
-                data = sock.recv(_CHUNK, socket.MSG_DONTWAIT)
-            is_late = time.monotonic() >= until
-            if data is not None or is_late:
-                break
-            os.sched_yield()  # the server may need this very core
+        data, is_late = look(sock, _CHUNK, LOOK_S)
         self._vain = self._vain + 1 if is_late else 0 if self._vain < LOOK_VAIN else LOOK_VAIN - 1
         return data
 
     def _tick(self, sock: socket.socket, tick_s: float) -> None:
-        """Where it can be, a time-out of the kernel's: Python's own costs another system call for every answer."""
         self._tick_s = tick_s
-        if sys.platform != "linux":
-            sock.settimeout(max(1e-6, tick_s))
-            return
-        micros = max(1, int(tick_s * 1e6))  # none at all would mean for ever
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(micros, 1_000_000)))
+        tick(sock, tick_s)
 
     # --- the connection -----------------------------------------------------------------------------------------------
 

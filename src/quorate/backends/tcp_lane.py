@@ -5,6 +5,9 @@ wake, and all that the loop does about a push. So whoever waits has a connection
 server says in a few bytes what there is to know (`Stand`, `Place`): it can tell by comparing them, confirms with bytes
 that were made for it beforehand, and goes on when it is in. The loop hears of the same things a moment later.
 
+Whoever has looked at the run before it joins may begin there, too (`TcpLane.begin`): it opens the node's session and
+joins, and if it was the last one that was missing it is in without the loop. If not, the loop takes over.
+
 Two threads, and no lock: the handler of a signal may ask for anything at any point of the caller's thread. What both
 may take is taken out of a container in one step, and who has it acts. The loop asks for what was taken here (`account`)
 before it does anything about a round.
@@ -21,18 +24,32 @@ from typing import NamedTuple
 
 import msgspec
 
-from quorate.backends.contract import Done, Terms
+from quorate.backends.contract import Begun, Done, Late, Terms
 from quorate.backends.tcp_direct import DirectConnection, DirectPool
 from quorate.errors import BackendError
-from quorate.kv.types import Op
+from quorate.kv.types import Grant, Op, Txn, TxnResult
 from quorate.wire.frames import HEADER_BYTES, frame
-from quorate.wire.messages import Do, Place, Stand, encoder, place_decoder
+from quorate.wire.messages import (
+    JOINS_FROM,
+    Answer,
+    Do,
+    Hold,
+    Place,
+    Stand,
+    encoder,
+    place_decoder,
+    server_decoder,
+)
 
 OPEN_S = 1.0
 """A connection that takes longer is none."""
+ALONE_S = 0.005
+"""For so long a caller that has joined waits for its place before the loop takes over."""
 _CHUNK = 1 << 12
 _ANSWER = b"\x91\x93\x01"
 """How the payload begins that holds an answer, and nothing else."""
+_ANSWERS = b"\x92\x93\x01"
+"""The same for two, to a session and a join."""
 _UNKNOWN = 5
 """How many bytes of a `Place` are behind what a node knows beforehand, if those are nothing: the rank is first."""
 
@@ -55,28 +72,28 @@ class Stander:
         self.is_owed = True
         """Whether something may still come on it."""
         self._pool = pool
-        self._one = one
+        self.one = one
 
     def tell(self, message: Stand, deadline: float) -> bool:
-        return self._one.tell(message, deadline)
+        return self.one.tell(message, deadline)
 
     @property
     def sock(self) -> socket.socket | None:
-        return self._one.sock
+        return self.one.sock
 
     def frame_of(self, op: Op) -> bytes:
         """The next request, as it is sent."""
-        seq = self._one.seq + 1
+        seq = self.one.seq + 1
         return frame(encoder.encode((seq - 1, (Do(seq, op),))))
 
     def count(self) -> None:
         """The next request was sent."""
-        self._one.seq += 1
+        self.one.seq += 1
 
     def leave(self) -> None:
         """Nobody waits on it any more."""
-        self._one.is_owed = self.is_owed
-        self._pool.give_back(self._one)
+        self.one.is_owed = self.is_owed
+        self._pool.give_back(self.one)
 
 
 def stand(pool: DirectPool, message: Stand, deadline: float) -> Stander | None:
@@ -127,13 +144,18 @@ class Offers:
         confirmed = place_of(self.place)
         if self.seats.pop(self._number, False):
             return Done(confirmed.rank)
-        place = self.entered
-        assert place is not None
-        return Done(place.rank, place.revision, place.number, place.size, place.addr, place.port)
+        assert self.entered is not None
+        return done_at(self.entered)
 
 
 class OfferedLane(Offers, ABC):
     """A lane, for the loop and for the caller."""
+
+    @abstractmethod
+    def stand_by(self) -> None: ...
+
+    @abstractmethod
+    def begin(self, begun: Begun) -> Done | None: ...
 
     @abstractmethod
     def wait(self, bell: int, within_s: float) -> object | None: ...
@@ -145,15 +167,73 @@ class OfferedLane(Offers, ABC):
 class TcpLane(OfferedLane):
     """For one node, and one caller at a time: what is here is the caller's, and is called on its thread."""
 
-    def __init__(self, pool: DirectPool, client: str, node_id: str) -> None:
+    def __init__(self, pool: DirectPool, client: str, node_id: str, grace_s: float) -> None:
         super().__init__()
         self._pool = pool
+        self._grace_s = grace_s
         self._stand = Stand(client, node_id)
         self._stander: Stander | None = None
         self._failed_for = 0
         """For which offer there was no connection."""
         self._prepared: _Prepared | None = None
         self._is_confirmed = False
+
+    def stand_by(self) -> None:
+        if self._pool.is_usable:
+            with suppress(BackendError, Late):
+                self._pool.execute(Txn((), ()), time.monotonic() + OPEN_S)
+
+    def begin(self, begun: Begun) -> Done | None:
+        """As in the contract. One function, and what can be done while the server is busy is done then: see `wait`."""
+        one = self._pool.take_open(JOINS_FROM)
+        if one is None or one.sock is None:
+            return None
+        self._stander = stander = Stander(self._pool, one)
+        start, seq, sock, dont_wait = begun.start, one.seq, one.sock, socket.MSG_DONTWAIT
+        session, join = Do(seq + 1, Grant(start.ttl_s, start.lease)), Do(seq + 2, start.joins())
+        sent = frame(encoder.encode((seq, (self._stand, session, Hold(start.lease, self._grace_s), join))))
+        one.seq = seq + 2
+        begun.sent_at = time.monotonic()
+        try:
+            if sock.send(sent, dont_wait) != len(sent):
+                return self._at_a_loss()
+            forming, active = _beginnings(start.number, start.join, start.incarnation)
+            until = begun.sent_at + min(start.ttl_s, start.join_timeout_s) - start.held_s
+            poll = select.poll()
+            poll.register(sock, select.POLLIN)
+            if not poll.poll(ALONE_S * 1000):
+                return None  # others are waited for: the loop does the rest
+            data = sock.recv(_CHUNK, dont_wait)
+            if not data.startswith(forming, HEADER_BYTES):
+                begun.revision = _revision_of(data, seq + 2)
+                return None if begun.revision else self._at_a_loss()
+            place = place_of(data)
+            begun.revision = place.revision
+            op = start.confirms(place.rank, place.revision)
+            if op is None or time.monotonic() > until:
+                return self._at_a_loss()
+            sent = stander.frame_of(op)
+            begun.done = Done(place.rank)
+            if sock.send(sent, dont_wait) != len(sent):
+                return self._at_a_loss()
+            stander.count()
+            while True:
+                data = sock.recv(_CHUNK, dont_wait) if poll.poll(start.held_s * 1000) else b""
+                if data.startswith(active, HEADER_BYTES):
+                    break
+                if not data.startswith(_ANSWER, HEADER_BYTES):  # to the confirmation, as in `wait`
+                    return self._at_a_loss()
+            end = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
+            place = place_decoder.decode(data[HEADER_BYTES:end])[0]
+            if time.monotonic() >= begun.sent_at + start.ttl_s:
+                return self._at_a_loss()  # this process stood still, most likely
+            begun.done = done_at(place)
+        except (OSError, msgspec.DecodeError):
+            return self._at_a_loss()
+        self._stander = None
+        one.is_owed = not data.startswith(_ANSWER, HEADER_BYTES + end)
+        self._pool.give_back(one)
+        return begun.done
 
     def wait(self, bell: int, within_s: float) -> object | None:
         """Until the bell rings, or for so long; what the caller goes on with, if it is in.
@@ -183,6 +263,8 @@ class TcpLane(OfferedLane):
                 if not ready or ready[0][0] == bell:
                     return None
                 data = recv(_CHUNK, dont_wait)
+                if data.startswith(_ANSWERS, HEADER_BYTES) and not (data := _past_first(data)):
+                    return None  # to what was sent in `begin`
                 confirmation = ordinary if data[at_rank : at_rank + 1] != b"\0" else as_zero
                 until = monotonic() + held_s
                 if (
@@ -209,15 +291,18 @@ class TcpLane(OfferedLane):
                     break
                 if not data.startswith(_ANSWER, HEADER_BYTES):  # to the confirmation: what is waited for comes next
                     return self._at_a_loss()
-            place = self.entered = place_of(data)  # before the seat is taken, as above
+            end = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
+            place = self.entered = place_decoder.decode(data[HEADER_BYTES:end])[0]  # before the seat is taken, as above
             if session.expires_at <= monotonic() or session.lost.reason is not None:
                 return self._at_a_loss()  # this process stood still, most likely
             if not self.seats.pop(number, False):
                 return self._at_a_loss()
         except (OSError, msgspec.DecodeError):
             return self._at_a_loss()
-        stander.is_owed = not data.startswith(_ANSWER, 2 * HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big"))
-        return terms.enter(place.number, place.rank, place.size, place.addr, place.port, place.revision)
+        self._stander = self._prepared = None
+        stander.one.is_owed = not data.startswith(_ANSWER, HEADER_BYTES + end)
+        self._pool.give_back(stander.one)
+        return terms.enter(place)
 
     def leave(self) -> None:
         """Wait no more."""
@@ -225,7 +310,7 @@ class TcpLane(OfferedLane):
         if stander is not None:
             stander.leave()
 
-    def _at_a_loss(self) -> object | None:
+    def _at_a_loss(self) -> Done | None:
         """Whatever was read, or is not: without this connection the node is told of it at once, and sees to it."""
         self.leave()
         return None
@@ -243,10 +328,7 @@ class TcpLane(OfferedLane):
             self._failed_for = number
             return None
         self._is_confirmed = False
-        forming, active = (
-            encoder.encode((Place(is_active, terms.number, terms.join, terms.incarnation, 0, 0),))[:-_UNKNOWN]
-            for is_active in (False, True)
-        )
+        forming, active = _beginnings(terms.number, terms.join, terms.incarnation)
         as_zero = self._stander.frame_of(terms.as_zero) if terms.as_zero is not None else None
         confirmation = self._stander.frame_of(terms.op)
         self._prepared = _Prepared(number, terms, forming, active, confirmation, as_zero)
@@ -257,3 +339,30 @@ def place_of(data: bytes) -> Place:
     """What the first frame says. DecodeError if it is not whole."""
     length = int.from_bytes(data[:HEADER_BYTES], "big")
     return place_decoder.decode(data[HEADER_BYTES : HEADER_BYTES + length])[0]
+
+
+def done_at(place: Place) -> Done:
+    """Somebody is there."""
+    return Done(place.rank, place.revision, place.number, place.size, place.addr, place.port)
+
+
+def _beginnings(number: int, join: int, incarnation: str) -> tuple[bytes, bytes]:
+    """How what is said of a place begins: in an attempt, and when that is active."""
+    forming, active = (
+        encoder.encode((Place(is_active, number, join, incarnation, 0, 0),))[:-_UNKNOWN] for is_active in (False, True)
+    )
+    return forming, active
+
+
+def _past_first(data: bytes) -> bytes:
+    """What is behind the first frame."""
+    return data[HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big") :]
+
+
+def _revision_of(data: bytes, seq: int) -> int:
+    """Of a transaction that was committed, from a frame with the answer to it; 0: it is not known. DecodeError."""
+    length = int.from_bytes(data[:HEADER_BYTES], "big")
+    for message in server_decoder.decode(data[HEADER_BYTES : HEADER_BYTES + length]):
+        if isinstance(message, Answer) and message.seq == seq and isinstance(message.result, TxnResult):
+            return message.result.revision if message.result.committed else 0
+    return 0

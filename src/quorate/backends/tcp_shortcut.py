@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, Unpack
 
-from quorate.backends.contract import Done, OnPush, Terms
+from quorate.backends.contract import Done, OnPush, Renewing, Session, Terms
 from quorate.backends.tcp_lane import OfferedLane
 from quorate.backends.tcp_requests import Pending, Ready, Requests
 from quorate.backends.tcp_watch import TcpWatch
@@ -21,10 +22,18 @@ HELD_S = 0.1
 """What nobody asks for is given to everybody after this."""
 
 
+class TakeSession(Protocol):
+    """As `Shortcut.take_session` has it."""
+
+    def __call__(self, lease: int, ttl_s: float, granted_at: float, **how: Unpack[Renewing]) -> Session: ...
+
+
 class TcpShortcut:
     """Of one client. `ask` sends an operation now, `look` sees to its answer; `give` is how everybody sees messages."""
 
     held_s = HELD_S
+    take_session: TakeSession
+    """The client's."""
 
     def __init__(
         self,
@@ -66,11 +75,16 @@ class TcpShortcut:
         self._prepare()
         if terms is None:
             return None
-        lane = self._lane = self._lane or self.make_lane(terms.node_id)
+        lane = self.lane(terms.node_id)
         if lane is not None:
             self._book(lane)
             lane.offer(terms)
         return lane
+
+    def lane(self, node_id: str) -> OfferedLane | None:
+        """Of that node, which is the same one every time."""
+        self._lane = self._lane or self.make_lane(node_id)
+        return self._lane
 
     def send(self, op: Txn) -> Pending:
         """Send it now. What is shown next is shown with its answer, if that has come."""

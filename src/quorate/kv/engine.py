@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import cast
 
 from sortedcontainers import SortedList
 
@@ -167,6 +168,8 @@ class Engine:
         branch = op.then if committed else op.otherwise or tuple(_reader(compare) for compare in op.compares)
         if len(branch) == 1 and type(only := branch[0]) is Put:  # most often
             return self._put_alone(only, committed)
+        if set(map(type, branch)) == _PUTS:  # what a coordinator writes
+            return self._put_several(cast(tuple[Put, ...], branch), committed)
         if (failure := self._invalid(branch)) is not None:
             return failure
         changes: list[Change] = []
@@ -183,6 +186,29 @@ class Engine:
             return failure
         self._commit((self._put(put.key, put.value, put.lease, self.revision + 1),))
         return TxnResult(committed, self.revision, _ONE_PUT_DONE)
+
+    def _put_several(self, puts: tuple[Put, ...], committed: bool) -> Result:
+        """A branch that writes keys, and nothing else."""
+        keys, leases = {put.key for put in puts}, {put.lease for put in puts}
+        leases.discard(0)
+        if len(keys) < len(puts) or "" in keys or not self.leases.are_alive(leases):
+            failure = self._invalid(puts)
+            assert failure is not None
+            return failure
+        items, revision, changes = self.items, self.revision + 1, []
+        for put in puts:
+            key = put.key
+            if key in items:
+                changes.append(self._put(key, put.value, put.lease, revision))
+                continue
+            items[key] = item = Item(key, put.value, revision, revision, 1, put.lease)  # as in `_put`
+            changes.append(Change(key, item))
+            self._keys.add(key)
+            self.usage.change(key, 1, len(key) + len(put.value))
+            if put.lease:
+                self.leases.attach(put.lease, key)
+        self._commit(tuple(changes))
+        return TxnResult(committed, revision, _ONE_PUT_DONE * len(puts))
 
     def _add(self, op: Add) -> Result:
         if not self._hold(op.compares):
@@ -355,6 +381,7 @@ class Engine:
         self._keys.update(self.items.keys() - set(self._keys))
 
 
+_PUTS = {Put}
 _PUT_DONE = PutDone()
 _ONE_PUT_DONE = (_PUT_DONE,)
 

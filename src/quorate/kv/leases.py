@@ -43,6 +43,14 @@ class Leases:
         """The lease, if it is alive."""
         return self._alive.get(lease_id)
 
+    def are_alive(self, lease_ids: set[int]) -> bool:
+        """All of them."""
+        return lease_ids <= self._alive.keys()
+
+    def attach(self, lease_id: int, key: str) -> None:
+        """A key hangs on a lease that is alive."""
+        self._alive[lease_id].keys.add(key)
+
     def grant(self, ttl_s: float, now: float, wanted: int = 0) -> Lease:
         """A new lease, with the id that is wanted (which must be free) or any other."""
         if not wanted:

@@ -389,6 +389,7 @@ class Coordinator:
             writes,
             activated,
             still_confirmed[:room],
+            self._backend.rest_s,
         )
         await self._catch_up()
         await self._collect(forming, plan.number)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from quorate._marks import mark
-from quorate.backends.contract import Done, Lane, Session, Shortcut, Terms
+from quorate.backends.contract import Done, Lane, Seat, Session, Shortcut, Terms
 from quorate.errors import RendezvousStateError
 from quorate.kv.types import Batch, Item, TxnResult
 from quorate.rendezvous.entry import Door
@@ -52,6 +52,11 @@ class _Waiter(NamedTuple):
     data_lease: int
     task: asyncio.Task[object]
     deadline: float
+
+
+def joined_at(seat: Seat, data_lease: int) -> Joined:
+    """The same, in a node's words."""
+    return Joined(seat.number, seat.rank, seat.size, seat.addr, seat.port, seat.revision, data_lease)
 
 
 class Express:
@@ -117,13 +122,15 @@ class Express:
 
     def _terms(self, waiter: _Waiter, ahead: Ahead, released: Released) -> Terms:
         """What the one who waits may do by itself: what is done here, on the same conditions."""
-        shortcut, zero = self._shortcut, self._zero
+        shortcut, zero, data_lease = self._shortcut, self._zero, waiter.data_lease
         assert shortcut is not None
 
-        def enter(number: int, rank: int, size: int, addr: str, port: int, revision: int) -> object:
-            if rank == 0 and zero is not None:
+        def enter(seat: Seat) -> object:
+            self.early = joined = Joined(
+                seat.number, seat.rank, seat.size, seat.addr, seat.port, seat.revision, data_lease
+            )
+            if joined.rank == 0 and zero is not None:
                 zero.let_go()
-            self.early = joined = Joined(number, rank, size, addr, port, revision, waiter.data_lease)
             return released.enter(joined)
 
         return Terms(
@@ -152,9 +159,7 @@ class Express:
             mark("express.entered_elsewhere")
             self._presence.confirmed_ahead(ahead, done.revision)
             self._revision = done.revision
-            self.joined = Joined(
-                done.number, done.rank, done.size, done.addr, done.port, done.revision, waiter.data_lease
-            )
+            self.joined = joined_at(done, waiter.data_lease)
             self._enter_node(self.joined)
         self._wake()
 

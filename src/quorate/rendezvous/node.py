@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
-from quorate.backends.contract import Backend, Session
+from quorate.backends.contract import Backend, Begun, Session
 from quorate.errors import (
     BackendError,
     LeaseGone,
@@ -27,22 +27,12 @@ from quorate.errors import (
     Unavailable,
     UnreadableState,
 )
-from quorate.events import (
-    Confirmed,
-    Emitter,
-    JoinFailed,
-    JoinStarted,
-    NodeLeft,
-    RoundEntered,
-    RunClosed,
-    RunReopened,
-    WaitingFor,
-    WorldChanged,
-)
+from quorate.events import Emitter
 from quorate.kv.types import ModRevisionIs
 from quorate.rendezvous.duties import Duties
 from quorate.rendezvous.entry import Door, Entry, closed_sentence, drain_sentence
 from quorate.rendezvous.express import Express, Released
+from quorate.rendezvous.head_start import HeadStarts
 from quorate.rendezvous.insist import Insistence
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye, held_zero
@@ -57,6 +47,7 @@ from quorate.rendezvous.records import (
     encode,
 )
 from quorate.rendezvous.sight import Sight
+from quorate.rendezvous.voice import Voice
 from quorate.settings import Settings
 
 _MEMBER, _FORMING, _ACTIVE = NodePhase.MEMBER, RoundPhase.FORMING, RoundPhase.ACTIVE  # as in `view.py`
@@ -88,7 +79,7 @@ class Node:
         """The same, also when it has left it since: until it opens another session, and so enters another life."""
         self._listener: ChangeListener | None = None
         self._bootstrap = bootstrap
-        self._emit = emit
+        self._voice = Voice(emit, settings.run_id, identity.name)
         self._rng = rng
         self._wall = wall
         self._loop = asyncio.get_running_loop()
@@ -110,8 +101,13 @@ class Node:
             while_open=self._opened,
             on_lost=self._look_up,
         )
-        early = (self._is_in_early, held_zero(bootstrap), self._wake.set)
-        self._express = Express(backend.shortcut(), self.keys, identity.id, self._presence, *early)
+        zero, shortcut = held_zero(bootstrap), backend.shortcut()
+        early = (self._is_in_early, zero, self._wake.set)
+        self._express = Express(shortcut, self.keys, identity.id, self._presence, *early)
+        self.starts = HeadStarts(
+            shortcut, self.keys, settings, self._presence, self._entry, self.sight, self._reach, zero, rng, wall
+        )
+        """What a caller that has looked may do by itself before it asks for a round."""
         backend.listen(self._reached)
         backend.claim_by(self._claim)
         self._door: Door | None = None
@@ -121,7 +117,6 @@ class Node:
         self._duties.on_elected = self._wake.set
         self._told_cause: Cause | None = None
         self._told_reason = ""
-        self._said = ""
         self.is_joining = False
         self._shown_up_for = 0
         self.left_because: str | None = None
@@ -129,11 +124,14 @@ class Node:
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
 
-    async def next_round(self, started_at: float | None = None, released: Released | None = None) -> Joined:
+    async def next_round(
+        self, started_at: float | None = None, released: Released | None = None, begun: Begun | None = None
+    ) -> Joined:
         """Leave the current round, if any, and wait for a place in the next, from `started_at` (now) on.
 
-        `released` may be called with the place as soon as the node has it, in time for somebody who waits elsewhere;
-        this call returns the same soon after, or when it is told to `settle()`. Until then nothing else may be asked.
+        `begun` is what the caller has done of that by itself, with a start that it was given (`starts`). `released`
+        may be called with the place as soon as the node has it, in time for somebody who waits elsewhere; this call
+        returns the same soon after, or when it is told to `settle()`. Until then nothing else may be asked.
 
         Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or asked to go),
         RendezvousTimeoutError, RendezvousConnectionError, SettingsMismatchError, RendezvousStateError. After any of
@@ -145,11 +143,12 @@ class Node:
         self.current = None
         self._reach.restart()
         patience = Patience(self.settings, started_at)
+        self.starts.stop()
         self._express.begin(released)
         try:
             try:
                 async with patience.scope:
-                    return await self._join_until_in(patience)
+                    return await self._join_until_in(patience, begun)
             finally:
                 self._express.close()  # whoever says goodbye has to know what was confirmed
         except TimeoutError:
@@ -186,20 +185,20 @@ class Node:
             self.left_because = why
             self._wake.set()
         if await self._presence.end(why):
-            self._emit(NodeLeft(run_id=self.settings.run_id, by=self.identity.name, reason=why))
+            self._voice.left(why)
 
     async def close_run(self, why: str, started_at: float | None = None) -> None:
         """Close the run for everybody. RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
         if await self._insist(lambda: self._entry.close(why), "closed", started_at):
             await self.sight.wait_door(is_closed=True)
-            self._emit(RunClosed(run_id=self.settings.run_id, by=self.identity.name, reason=why))
+            self._voice.closed(why)
 
     async def reopen_run(self, why: str, started_at: float | None = None) -> bool:
         """Reopen a closed run; False if it is not closed. Time-out as in `close_run`."""
         reopened = await self._insist(lambda: self._entry.reopen(why), "reopened", started_at)
         if reopened:
             await self.sight.wait_door(is_closed=False)
-            self._emit(RunReopened(run_id=self.settings.run_id, by=self.identity.name, reason=why))
+            self._voice.reopened(why)
         return reopened
 
     async def stop(self) -> None:
@@ -222,6 +221,10 @@ class Node:
         """Begin to follow the run without joining it."""
         self.sight.start()
 
+    def entered_early(self, joined: Joined) -> None:
+        """The caller is in by itself. From its thread."""
+        self._express.early = joined
+
     def listen(self, listener: ChangeListener) -> None:
         """Call when the round that the node is in changes, and at once if it has. One listener; the last one counts."""
         self._listener = listener
@@ -240,18 +243,24 @@ class Node:
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    async def _join_until_in(self, patience: Patience) -> Joined:
+    async def _join_until_in(self, patience: Patience, begun: Begun | None) -> Joined:
         asked = 0
         while True:
             self._raise_if_left()
             patience.is_spare_no_more()
-            if (join := self._presence.new_join()) != asked:
+            if (join := self._presence.new_join() if begun is None else begun.start.join) != asked:
                 asked = join
-                self._emit(JoinStarted(run_id=self.settings.run_id, by=self.identity.name, join=join))
+                self._voice.joins(join)
             try:
-                session = await self._come()
-                self._raise_if_left()
-                await self._write_join()
+                if begun is not None:
+                    by_caller, begun = begun, None
+                    session, joined = await self._take_over(by_caller, patience)
+                    if joined is not None:
+                        return self._go_on(joined)
+                else:
+                    session = await self._come()
+                    self._raise_if_left()
+                    await self._write_join()
                 return await self._await_round(session, patience)
             except JoinAnew:
                 continue
@@ -264,6 +273,17 @@ class Node:
                 raise
             except Rejected as error:
                 raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
+
+    async def _take_over(self, begun: Begun, patience: Patience) -> tuple[Session, Joined | None]:
+        """Go on with what the caller has begun; where it is, if it is in. Then nothing is waited for."""
+        self._door = self.starts.door_of(begun)
+        session, joined = await self.starts.take_over(begun, self._write_join, self._write_confirmation)
+        self._duties.joined.set()
+        if joined is not None:
+            self._is_in_early(joined)
+        elif begun.done is not None:
+            patience.confirmed()
+        return session, joined
 
     async def _come(self) -> Session:
         """A session; meanwhile, the run is looked at."""
@@ -326,7 +346,7 @@ class Node:
                 continue  # there is more to see: most often the end
             is_spare, in_attempt = self.sight.standing(self._presence.record)
             patience.update(is_spare=is_spare, in_attempt=in_attempt)
-            self._say()
+            self._voice.waits(self.sight.reason())
             self.sight.raise_if_unreadable()  # what is only read to be said
             if self._door is not None and self.sight.closed is not None:
                 self._express.open(session, self._door, self._config().data_lease, patience, self.sight.round)
@@ -386,7 +406,7 @@ class Node:
 
     async def _write_confirmation(self, number: int, rank: int, zero: tuple[str, int]) -> None:
         if await self._presence.write(NodePhase.MEMBER, number, zero):
-            self._say_confirmed(number, rank)
+            self._voice.confirmed(number, rank)
         self._wake.set()
 
     def _enter(self, rank: int) -> Joined:
@@ -402,28 +422,21 @@ class Node:
             data_lease=self._config().data_lease,
         )
         self._entered(joined)
-        self._say_entered(joined)
+        self._voice.entered(joined)
         return joined
 
     def _entered(self, joined: Joined) -> None:
         self.current = self._was_in = joined
         self._told_cause = None
-        self._said = ""
-
-    def _say_confirmed(self, number: int, rank: int) -> None:
-        self._emit(Confirmed(run_id=self.settings.run_id, by=self.identity.name, round=number, rank=rank))
-
-    def _say_entered(self, joined: Joined) -> None:
-        run_id, by, size = self.settings.run_id, self.identity.name, joined.size
-        self._emit(RoundEntered(run_id=run_id, by=by, round=joined.number, rank=joined.rank, world_size=size))
+        self._voice.waits_no_more()
 
     def _is_in_early(self, joined: Joined) -> None:
         """By the shortest way: what follows from it is done when the call returns."""
         self._listener = None
         self._entered(joined)
-        if self._emit.is_heard(RoundEntered):
-            self._say_confirmed(joined.number, joined.rank)
-            self._say_entered(joined)
+        if self._voice.is_heard:
+            self._voice.confirmed(joined.number, joined.rank)
+            self._voice.entered(joined)
 
     def _go_on(self, joined: Joined) -> Joined:
         """What is new since is said when the caller has its place, which it has in the next turn."""
@@ -431,17 +444,12 @@ class Node:
         self._loop.call_soon(self._loop.call_soon, self._look_up)
         return joined
 
-    def _say(self) -> None:
-        reason = self.sight.reason()
-        if reason and reason != self._said:
-            self._said = reason
-            self._emit(WaitingFor(run_id=self.settings.run_id, by=self.identity.name, reason=reason))
-
     # --- what is pushed -----------------------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
         """Something was pushed: wake whoever waits, and tell a member once what changed (again if it gets worse)."""
         self._wake.set()
+        self.starts.refresh()
         if self.current is None:
             return
         lost = self._presence.lost_reason
@@ -451,8 +459,7 @@ class Node:
         if self._told_cause is not None and list(Cause).index(cause) > list(Cause).index(self._told_cause):
             return
         self._told_cause, self._told_reason = cause, reason
-        run_id, name, number = self.settings.run_id, self.identity.name, self.current.number
-        self._emit(WorldChanged(run_id=run_id, by=name, round=number, cause=cause.value, reason=reason))
+        self._voice.changed(self.current.number, cause, reason)
         if self._listener is not None:
             self._listener(cause, reason)
 
@@ -489,9 +496,5 @@ class Node:
     async def _failed(self, error: RendezvousError) -> RendezvousError:
         """Withdraw because of an error, and say so; the error, to be raised."""
         await self._presence.end(goodbye(error))
-        run_id, name = self.settings.run_id, self.identity.name
-        if isinstance(error, RendezvousGracefulExitError):
-            self._emit(NodeLeft(run_id=run_id, by=name, reason=str(error)))
-        else:
-            self._emit(JoinFailed(run_id=run_id, by=name, error=type(error).__name__, reason=str(error)))
+        self._voice.failed(error)
         return error

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
-from quorate.backends.contract import Backend, Sent, Session
+from quorate.backends.contract import Backend, Begun, Sent, Session, Shortcut
 from quorate.errors import BackendError, OutcomeUnknown, RendezvousStateError, Unavailable
 from quorate.events import Emitter, RenewalMissed, SessionLost
 from quorate.kv.types import Compare, GotItem, ModRevisionIs, Put, Txn
@@ -100,13 +100,41 @@ class Presence:
             return session
         if session is not None:
             await self.drop("it was lost")
-        settings, name = self._settings, self._identity.name
-        session = await self._backend.open_session(
-            settings.session_ttl_s,
-            interval_s=settings.keep_alive_interval_s,
-            renew_timeout_s=settings.heartbeat_timeout_s,
-            on_missed=lambda why: self._emit(RenewalMissed(run_id=settings.run_id, by=name, reason=why)),
+        settings = self._settings
+        return self._opened(
+            await self._backend.open_session(
+                settings.session_ttl_s,
+                interval_s=settings.keep_alive_interval_s,
+                renew_timeout_s=settings.heartbeat_timeout_s,
+                on_missed=self._missed,
+            )
         )
+
+    def take_over(self, shortcut: Shortcut, begun: Begun, record: NodeRecord) -> Session:
+        """The session that a caller has opened by itself, and the key that it has written as joining, or may have."""
+        settings = self._settings
+        session = self._opened(
+            shortcut.take_session(
+                record.session,
+                settings.session_ttl_s,
+                begun.sent_at,
+                interval_s=settings.keep_alive_interval_s,
+                renew_timeout_s=settings.heartbeat_timeout_s,
+                on_missed=self._missed,
+            )
+        )
+        self.join = self._sent_join = record.join
+        self._asked_at, self._has_sent = record.at, True
+        if begun.revision:
+            self._written(record, begun.revision)
+        return session
+
+    def took_place(self, record: NodeRecord, revision: int) -> None:
+        """That caller has confirmed a place, too."""
+        self.floor = record.floor
+        self._written(record, revision)
+
+    def _opened(self, session: Session) -> Session:
         self.session = session
         self._had_leases.add(session.lease)
         self.record, self.revision = None, 0
@@ -114,6 +142,9 @@ class Presence:
         session.lost.add_callback(lambda why: self._lost(session, why))
         self._tasks = self._while_open(session)
         return session
+
+    def _missed(self, why: str) -> None:
+        self._emit(RenewalMissed(run_id=self._settings.run_id, by=self._identity.name, reason=why))
 
     def entered(self) -> None:
         """The node is in a round: from now on it has to notice by itself that it is lost."""
@@ -187,6 +218,10 @@ class Presence:
             return None
         record = self._make(session, NodePhase.MEMBER, number, zero)
         return Ahead(record, encode(record), ModRevisionIs(self._key, self.revision))
+
+    def foresee(self, lease: int) -> NodeRecord:
+        """What is written to join, by a session that is yet to be opened."""
+        return self._record(lease, self._sent_join + 1, NodePhase.JOINING)
 
     def sent_ahead(self, ahead: Ahead) -> None:
         """It was sent; `write`, asked for the same, waits for its answer."""
@@ -262,13 +297,24 @@ class Presence:
     def _make(
         self, session: Session, phase: NodePhase, number: int = 0, zero: tuple[str, int] = ("", 0), why: str = ""
     ) -> NodeRecord:
+        return self._record(session.lease, self.join, phase, number, zero, why)
+
+    def _record(
+        self,
+        lease: int,
+        join: int,
+        phase: NodePhase,
+        number: int = 0,
+        zero: tuple[str, int] = ("", 0),
+        why: str = "",
+    ) -> NodeRecord:
         who = self._identity
         return NodeRecord(
             id=who.id,
             name=who.name,
             addr=who.addr,
-            session=session.lease,
-            join=self.join,
+            session=lease,
+            join=join,
             phase=phase,
             pid=who.pid,
             local_id=who.local_id,

@@ -8,8 +8,6 @@ peer that does not read is dropped when what waits for it passes a bound; it com
 from __future__ import annotations
 
 import asyncio
-import errno
-import ssl
 from typing import cast
 
 import msgspec
@@ -21,7 +19,7 @@ from quorate.backends.ops import changes_something
 from quorate.kv.types import Batch, Grant, KeepAlive, Origin, WatchStarted, WatchTooOld
 from quorate.server.awaiting import Awaiting
 from quorate.server.clients import Client
-from quorate.server.door import Door, peer_of, shown
+from quorate.server.door import Door, is_silent, peer_of, shown
 from quorate.server.gallery import Pushed
 from quorate.server.house import House
 from quorate.server.outbox import raw_of, settled
@@ -60,8 +58,6 @@ from quorate.wire.messages import (
 
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
-_SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
-"""Ends of a connection that say nothing about the process at the other side."""
 
 
 class Connection(asyncio.Protocol):
@@ -167,8 +163,7 @@ class Connection(asyncio.Protocol):
         self._out.clear()
         if self._client is not None:
             self._house.door.inside -= 1
-            silent = isinstance(error, (TimeoutError, ssl.SSLError)) or getattr(error, "errno", None) in _SILENT_ENDS
-            self._house.clients.gone(self._client, self, by_peer=not self._dropped_here and not silent)
+            self._house.clients.gone(self._client, self, by_peer=not self._dropped_here and not is_silent(error))
 
     # --- the handshake ------------------------------------------------------------------------------------------------
 
@@ -318,6 +313,8 @@ class Connection(asyncio.Protocol):
             case WatchStop(number):
                 self._stop_watch(number)
             case Hold(lease, grace_s):
+                if self.stands is not None and self.stands.holds_for_another(lease, grace_s):
+                    return
                 is_held = house.clients.hold(client, lease, grace_s)
                 if is_held and self._version >= TURNS_FROM and house.is_to_make(client.run, client.id):
                     self.send(MakeRun())
@@ -367,7 +364,11 @@ class Connection(asyncio.Protocol):
     def push(self, number: int, batch: Batch) -> None:
         """A batch for a watch of this connection."""
         if self.stands is not None and not self._is_paused:
-            self.send(Push(number, batch))  # told elsewhere, most often: then it is not urgent, and encoded when sent
+            self._out.append(Push(number, batch))  # told elsewhere, most often: so it is encoded when it is sent
+            if not self._flush_due:  # as `send`
+                self._flush_due = True
+                if not self._is_taking:
+                    self._house.hub.outbox.add(self)
             return
         raw = raw_of(batch)
         self.send(PushRaw(number, raw))

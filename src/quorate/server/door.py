@@ -8,6 +8,7 @@ that has been silent for longest has to go: a crowd of strangers keeps nobody ou
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Callable
@@ -32,6 +33,7 @@ _KINDS = {
     RefusalCode.MALFORMED: Refusal.MALFORMED,
     RefusalCode.BUSY: Refusal.BLOCKED,
 }
+_SILENT_ENDS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 TLS_ONLY = Refused(RefusalCode.TLS, "this server speaks TLS only: give tls_ca, the authority of its certificate")
 
 
@@ -123,6 +125,11 @@ class Door:
 def shown(peer: tuple[str, int]) -> str:
     """An address for people."""
     return (f"{peer[0]}:{peer[1]}" if peer[1] else peer[0]) or "a connection"
+
+
+def is_silent(error: Exception | None) -> bool:
+    """Whether the end of a connection says nothing about the process at the other side."""
+    return isinstance(error, (TimeoutError, ssl.SSLError)) or getattr(error, "errno", None) in _SILENT_ENDS
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> tuple[str, int]:

@@ -179,7 +179,7 @@ class HostingBackend(TcpBackend):
 
     def _make_lane(self, node_id: str) -> TcpLane | None:
         pool = self.direct()
-        return TcpLane(pool, self._client, node_id) if pool is not None else None
+        return TcpLane(pool, self._client, node_id, self._grace_s) if pool is not None else None
 
     def _near_now(self) -> str:
         """A shorter way to the server that the session is kept at: none while there is no connection to it."""

@@ -100,6 +100,7 @@ class LocalBackend(OpBackend):
     name = "local"
     limits = Limits(max_txn_ops=1_000_000, max_txn_bytes=1 << 30)
     has_coordinator = True
+    rest_s = 0.003
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -109,7 +110,7 @@ class LocalBackend(OpBackend):
         if self._is_closed:
             raise Unavailable("the server is stopping")
         result = self._hub.execute(op)
-        self._hub.outbox.flush()  # whoever is told of it waits for that, and for nothing else
+        self._hub.outbox.deliver()  # whoever is told of it waits for that, and for nothing else
         await asyncio.sleep(0)  # a coordinator must not keep the connections from being served
         return result
 

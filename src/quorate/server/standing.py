@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, cast
 
 from quorate.errors import RendezvousStateError
@@ -32,6 +33,12 @@ MOST_CONNECTIONS = 4_096
 """With more connections than these nobody is told that way: each node would need two."""
 
 _ACTIVE = RoundPhase.ACTIVE
+
+
+@lru_cache(maxsize=256)
+def _keys_of(run_id: str) -> RunKeys:
+    """Asked for again with every node of a run."""
+    return RunKeys(PREFIX, run_id)
 
 
 class Line(Protocol):
@@ -62,9 +69,12 @@ class Stands:
         """What waits to be sent here was told there: its place in the list of those."""
         self._for: Stands | None = None
         """The node's, for whose place somebody waits here, or has waited."""
+        self._client_id = ""
+        """Which is this client."""
 
     def wait_for(self, client_id: str, node_id: str) -> None:
         """Somebody waits on this connection for the place of a node, which is that client."""
+        self._client_id = client_id
         other = cast("Line | None", self._house.clients.line_of(client_id))
         if other is None or other is self._line or not other.run or len(self._house.connections) > MOST_CONNECTIONS:
             return
@@ -72,6 +82,13 @@ class Stands:
             other.stands = Stands(other, self._house)
         self._for = other.stands
         other.stands._told = Standing(self._house.hub.engine, other.run, node_id, self._line)
+
+    def holds_for_another(self, lease: int, grace_s: float) -> bool:
+        """Whether a session that was opened here is that client's; if that is away, it says so itself when it comes."""
+        client = self._house.clients.known(self._client_id)
+        if client is not None:
+            self._house.clients.hold(client, lease, grace_s)
+        return self._client_id != ""
 
     @property
     def is_holding(self) -> bool:
@@ -144,7 +161,7 @@ class Standing:
 
     def __init__(self, engine: Engine, run_id: str, node_id: str, line: Line) -> None:
         prepare(RoundRecord, AssignRecord)
-        keys = RunKeys(PREFIX, run_id)
+        keys = _keys_of(run_id)
         self._items = engine.items
         self._round_key, self._assign_key, self._node_key = keys.round, keys.assign(node_id), keys.node(node_id)
         self.line = line

@@ -15,11 +15,13 @@ import msgspec
 from quorate.kv.types import Batch, Op, Result
 
 OLDEST_VERSION = 1
-NEWEST_VERSION = 4
+NEWEST_VERSION = 5
 """2: the server waits for keys (`Await`). 3: it says who makes a run when somebody joins (`MakeRun`). 4: it says
-where a node stands in a few bytes, to whoever waits for that on a connection of its own (`Stand`, `Place`)."""
+where a node stands in a few bytes, to whoever waits for that on a connection of its own (`Stand`, `Place`). 5: whoever
+stands there may open the node's session there, too (`Hold`)."""
 TURNS_FROM = 3
 PLACES_FROM = 4
+JOINS_FROM = 5
 NOW = -1
 
 
@@ -123,7 +125,10 @@ class WatchStop(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """This lease is a session of this client: its time is shortened when the connection is closed."""
+    """This lease is a session of this client: its time is shortened when the connection is closed.
+
+    After a `Stand` on the same connection it is a session of the client that is named there. From version 5 on.
+    """
 
     lease: int
     grace_s: float

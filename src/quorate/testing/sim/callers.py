@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import NamedTuple
 
-from quorate.backends.contract import Lane
+from quorate.backends.contract import Begun, Lane
 from quorate.kv.types import Op, Put, Txn
+from quorate.rendezvous.express import joined_at
 from quorate.rendezvous.membership import Joined
 from quorate.rendezvous.node import Node
 from quorate.testing.sim.lanes import WiredLane
@@ -45,12 +47,56 @@ class _Caller:
         self.released.set_result((joined, in_time))
 
 
-async def join(node: Node, machine: str, waits_elsewhere: bool) -> tuple[Joined, Call | None]:
+LOOKS_S = 0.5
+"""How long one who looks at the run before it joins waits for what it sees."""
+ALONE_S = (0.0, 0.2)
+"""How long one who has joined by itself waits for its place."""
+
+
+async def look(node: Node, rng: random.Random) -> Lane | None:
+    """What some do before they join: they may begin by themselves then."""
+    if rng.random() < 0.5:
+        return None
+    node.observe()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOOKS_S):
+            await node.sight.wait_synced()
+    lane = node.starts.stand_by(node.identity.id)
+    if lane is not None:
+        assert isinstance(lane, WiredLane)
+        await lane.stands_by()
+    await asyncio.sleep(rng.uniform(0.0, LOOKS_S))
+    return lane
+
+
+async def _begin(node: Node, caller: _Caller, lane: Lane, rng: random.Random) -> Begun | None:
+    """What a caller has done by itself, if it did anything. It may lose interest while it does."""
+    start = node.starts.take()
+    if start is None:
+        return None
+    assert isinstance(lane, WiredLane)
+    begun = Begun(start)
+    done = await lane.begins(begun, rng.uniform(*ALONE_S))
+    if done is not None:
+        joined = joined_at(done, start.door.config.data_lease)
+        node.entered_early(joined)
+        in_time = asyncio.get_running_loop().time() < begun.sent_at + start.ttl_s
+        caller.released.set_result((joined, in_time))
+    elif rng.random() < 0.05:
+        begun.is_given_up = True
+    return begun if begun.sent_at else None
+
+
+async def join(
+    node: Node, machine: str, waits_elsewhere: bool, lane: Lane | None, rng: random.Random
+) -> tuple[Joined, Call | None]:
     """A place in a round; and the call, if whoever waits for it was released before it had ended."""
     if not waits_elsewhere:
         return await node.next_round(), None
     caller = _Caller(node)
-    task = asyncio.create_task(node.next_round(released=caller), name=f"{machine} joins")
+    begun = await _begin(node, caller, lane, rng) if lane is not None else None
+    began_at = begun.sent_at if begun is not None else None
+    task = asyncio.create_task(node.next_round(began_at, caller, begun), name=f"{machine} joins")
     await asyncio.wait((caller.released, task), return_when=asyncio.FIRST_COMPLETED)
     if not caller.released.done():
         return await task, None

@@ -10,17 +10,20 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quorate.backends.contract import Terms
-from quorate.backends.tcp_lane import OPEN_S, OfferedLane
+from quorate.backends.contract import Begun, Done, Start, Terms
+from quorate.backends.tcp_lane import OPEN_S, OfferedLane, done_at
 from quorate.backends.tcp_link import Link
+from quorate.kv.types import Grant, TxnResult
 from quorate.wire.frames import frame
 from quorate.wire.messages import (
     NEWEST_VERSION,
     OLDEST_VERSION,
+    Answer,
     ClientFrame,
     ClientMessage,
     Do,
     Hello,
+    Hold,
     Place,
     ServerMessage,
     Stand,
@@ -45,22 +48,92 @@ class WiredLane(OfferedLane):
         self._lives = 0
         self._seq = 0
         self._confirmed: tuple[int, Terms] | None = None
+        self._is_standing = False
+        self._heard: asyncio.Queue[Place | Answer] | None = None
+        """What is said to one who `begins`."""
 
     def attend(self) -> None:
         """There may be something new to wait for."""
-        if self._link is None and (self._opening is None or self._opening.done()):
+        if self._link is not None:
+            self._stand_there()
+        elif self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open(), name="lane")
 
     def leave(self) -> None:
         """Wait no more."""
-        link, self._link, self._confirmed = self._link, None, None
+        link, self._link, self._confirmed, self._is_standing = self._link, None, None, False
         if link is not None:
             link.close()
+
+    def stand_by(self) -> None:
+        raise AssertionError("nobody blocks in simulated time")
+
+    def begin(self, begun: Begun) -> Done | None:
+        raise AssertionError("nobody blocks in simulated time")
 
     def wait(self, bell: int, within_s: float) -> object | None:
         raise AssertionError("nobody blocks in simulated time")
 
-    async def _open(self) -> None:
+    async def stands_by(self) -> None:
+        """`stand_by`."""
+        if self._link is None:
+            await self._open(stands=False)
+
+    async def begins(self, begun: Begun, alone_s: float) -> Done | None:
+        """`begin`, for one who waits for its place for so long before the node takes over."""
+        self._heard = asyncio.Queue()
+        try:
+            return await self._begins(begun, begun.start, self._heard, alone_s)
+        finally:
+            self._heard = None
+
+    async def _begins(
+        self, begun: Begun, start: Start, heard: asyncio.Queue[Place | Answer], alone_s: float
+    ) -> Done | None:
+        if self._link is None or self._is_standing:
+            return None
+        begun.sent_at, join = self._loop.time(), start.joins()
+        until = begun.sent_at + min(start.ttl_s, start.join_timeout_s) - start.held_s
+        self._seq += 2
+        session = Do(self._seq - 1, Grant(start.ttl_s, start.lease)), Hold(start.lease, self._backend._grace_s)
+        if not self._backend.vanishes(join):
+            self._is_standing = True
+            self._send(self._stand, *session, Do(self._seq, join))
+        said = await self._next_said(heard, alone_s)
+        if isinstance(said, Answer):
+            result = said.result
+            begun.revision = result.revision if isinstance(result, TxnResult) and result.committed else 0
+        if not isinstance(said, Place) or said.is_active or not _is_expected(start, said):
+            if said is not None and not begun.revision:
+                self.leave()
+            return None
+        begun.revision = said.revision
+        op = start.confirms(said.rank, said.revision)
+        if op is None or self._loop.time() > until:
+            self.leave()
+            return None
+        begun.done = Done(said.rank)
+        self._seq += 1
+        if not self._backend.vanishes(op):
+            self._send(Do(self._seq, op))
+        while isinstance(said := await self._next_said(heard, start.held_s), Answer):
+            pass
+        is_in_time = self._loop.time() < begun.sent_at + start.ttl_s
+        if isinstance(said, Place) and said.is_active and _is_expected(start, said) and is_in_time:
+            begun.done = done_at(said)
+        self.leave()
+        return begun.done if begun.done.revision else None
+
+    async def _next_said(self, heard: asyncio.Queue[Place | Answer], within_s: float) -> Place | Answer | None:
+        try:
+            async with asyncio.timeout(within_s):
+                said = await heard.get()
+        except TimeoutError:
+            return None
+        await asyncio.sleep(self._backend.dawdle_s())
+        return said
+
+    async def _open(self, stands: bool = True) -> None:
         self._lives += 1
         client, self._seq = f"{self._stand.client} lane {self._lives}", 0
         self._backend.speaks_as(client)
@@ -74,21 +147,31 @@ class WiredLane(OfferedLane):
                 await self._backend.dial_aside(lambda: link)
                 if isinstance(await link.welcome, Welcome):
                     self._link = link
-                    self._send(self._stand)
+                    if stands:
+                        self._stand_there()
         except (OSError, TimeoutError):
             link.abort("given up")
+
+    def _stand_there(self) -> None:
+        if not self._is_standing:
+            self._is_standing = True
+            self._send(self._stand)
 
     def _closed(self, link: Link) -> None:
         if link is self._link:
             self._link = self._confirmed = None
+            self._is_standing = False
 
-    def _send(self, message: ClientMessage) -> None:
+    def _send(self, *messages: ClientMessage) -> None:
         if self._link is not None:
-            self._link.send(encoder.encode(ClientFrame(self._seq, (message,))))
+            self._link.send(encoder.encode(ClientFrame(0, messages)))
 
     def _received(self, messages: Sequence[ServerMessage]) -> None:
         for message in messages:
-            if isinstance(message, Place):
+            if self._heard is not None and isinstance(message, Place | Answer):
+                if isinstance(message, Place) or message.seq == self._seq:
+                    self._heard.put_nowait(message)
+            elif isinstance(message, Place):
                 # The thread is woken, and has to wait for a core.
                 self._loop.call_later(self._backend.dawdle_s(), self._told, message)
 
@@ -123,9 +206,9 @@ class WiredLane(OfferedLane):
         if not self.seats.pop(number, False):
             return False
         self.leave()
-        terms.enter(place.number, place.rank, place.size, place.addr, place.port, place.revision)
+        terms.enter(place)
         return True
 
 
-def _is_expected(terms: Terms, place: Place) -> bool:
+def _is_expected(terms: Terms | Start, place: Place) -> bool:
     return (terms.number, terms.join, terms.incarnation) == (place.number, place.join, place.incarnation)

@@ -40,7 +40,7 @@ from quorate.testing.checkers import (
     Safety,
 )
 from quorate.testing.loop import MACHINE, VirtualTimeLoop
-from quorate.testing.sim.callers import go_on, join
+from quorate.testing.sim.callers import go_on, join, look
 from quorate.testing.sim.network import SimBackend, SimServer, Weather
 from quorate.testing.sim.notes import Notes
 from quorate.testing.sim.plan import Plan
@@ -72,6 +72,7 @@ class SimProcess:
     """What the director asked for: "leave", "rejoin" or nothing."""
     waits_elsewhere: bool = False
     """Its caller is on another thread, so to say: it may be released before the call has ended."""
+    looks: random.Random = field(default_factory=random.Random)  # whether that caller looks first, and what it does
     paused_s: float = 0.0
     is_over: bool = False
 
@@ -199,6 +200,7 @@ class SimWorld:
             )
             process = SimProcess(name, machine, backend, node, rng, asyncio.Event())
             process.waits_elsewhere = random.Random(f"{self.plan.seed} {machine} waits").random() < 0.5
+            process.looks = random.Random(f"{self.plan.seed} {machine} looks")
             made.append(process)
             process.task = asyncio.create_task(self._live(process), name=machine)
 
@@ -341,9 +343,10 @@ class SimWorld:
         while True:
             process.joined = None
             process.changed.clear()
+            lane = await look(node, process.looks) if process.waits_elsewhere and not self.is_calm else None
             began_at, paused_s = self.loop.time(), process.paused_s
             try:
-                joined, call = await join(node, process.machine, process.waits_elsewhere)
+                joined, call = await join(node, process.machine, process.waits_elsewhere, lane, process.looks)
             except RendezvousGracefulExitError as error:
                 self.note("exit", process.machine, str(error)[:60])
                 await node.stop()

@@ -1,0 +1,197 @@
+"""Callers that have looked at their run and join by themselves, through the blocking API on a real server."""
+
+import socket
+from contextlib import contextmanager
+
+import pytest
+
+import quorate
+from quorate._marks import collect
+from quorate.backends import tcp_lane
+from quorate.backends.tcp_lane import TcpLane
+from quorate.errors import RendezvousClosedError
+from quorate.wire import messages
+from tests.patience import PATIENCE_S, in_thread, result_of, until
+from tests.server.threaded import House
+
+
+@contextmanager
+def run_of(size, *names, options=""):
+    """A server, and a handler for each name, all of one run."""
+    with House() as house:
+        url = f"tcp://127.0.0.1:{house.port}/run?min_nodes={size}&admission_window=0{options}"
+        handlers = [quorate.create_handler(f"{url}&name={name}") for name in names]
+        try:
+            yield house, *handlers
+        finally:
+            for handler in handlers:
+                handler.close()
+
+
+def look(handler):
+    """Look at a run that somebody has joined, until one can begin by oneself."""
+    assert handler.is_closed() is False
+    until(lambda: handler._core._node.starts._ready, "a start is ready")
+
+
+def nodes_of(house):
+    return house.ask(lambda: [key for key in house.items if "/nodes/" in key])
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Whoever begins by itself waits for its place, on however busy a machine."""
+    monkeypatch.setattr(tcp_lane, "ALONE_S", PATIENCE_S)
+
+
+def test_the_last_one_is_in_by_itself_and_everything_works_as_for_any_other(patient):
+    hits = collect()
+    with run_of(2, "a", "b") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        worlds = [last.next_rendezvous(), result_of(call)]
+        until(lambda: "node.began_and_entered" in hits, "its node has heard of it")
+        assert [(world.round, world.world_size) for world in worlds] == [(1, 2), (1, 2)]
+        assert {world.rank for world in worlds} == {0, 1}
+        assert worlds[0].bootstrap_store_info == worlds[1].bootstrap_store_info
+        assert last.num_nodes_waiting() == 0
+        assert [member.name for member in worlds[0].members] == [member.name for member in worlds[1].members]
+        worlds[0].store.set("k", b"v")
+        assert worlds[1].store.get("k", 10.0) == b"v"
+        first.leave("it goes")
+        assert worlds[0].changed.wait(PATIENCE_S), "the one who is in is told like any other"
+        call = in_thread(first.next_rendezvous)
+        assert last.next_rendezvous().round == result_of(call).round == 2
+
+
+def test_the_last_one_may_be_rank_zero_and_its_port_is_free_when_it_is_in(patient):
+    hits = collect()
+    with run_of(2, "b", "a") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        world = last.next_rendezvous()
+        until(lambda: "node.began_and_entered" in hits, "its node has heard of it")
+        assert world.rank == 0
+        socket.create_server(("", world.bootstrap_store_info.master_port)).close()
+        assert result_of(call).bootstrap_store_info == world.bootstrap_store_info
+
+
+def test_one_who_is_not_the_last_waits_like_any_other():
+    hits = collect()
+    with run_of(3, "a", "b", "c") as (house, first, second, last):
+        calls = [in_thread(first.next_rendezvous)]
+        until(lambda: nodes_of(house), "one has joined")
+        look(second)
+        calls.append(in_thread(second.next_rendezvous))
+        until(lambda: "node.began" in hits, "its node goes on")
+        worlds = [last.next_rendezvous(), *map(result_of, calls)]
+        assert sorted(world.rank for world in worlds) == [0, 1, 2]
+
+
+def test_the_session_is_the_nodes_own_and_goes_with_its_connection(patient):
+    with run_of(2, "a", "b") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        last.next_rendezvous()
+        result_of(call)
+        node = last._core._node
+        until(lambda: node._presence.session is not None, "its node has heard of it")
+        known = house.ask(lambda: dict(house.server.clients.known(node.backend._client).sessions))
+        assert known == {node._presence.session.lease: 1.0}
+        last.abandon()
+        until(lambda: len(nodes_of(house)) == 1, "it is lost within its grace")
+
+
+def test_a_door_that_has_moved_is_found_out_by_the_join(patient):
+    with run_of(2, "a", "b") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        starts = last._core._node.starts
+        start = starts.take()
+        starts.stop()  # it sees nothing of what follows
+        first.set_closed("enough")
+        with pytest.raises(RendezvousClosedError):
+            result_of(call)
+        starts._ready.append(start)
+        with pytest.raises(RendezvousClosedError, match="enough"):
+            last.next_rendezvous()
+        until(lambda: not nodes_of(house), "nobody is left")
+
+
+def test_a_start_fits_what_was_seen_last():
+    with run_of(2, "a", "b") as (_, first, last):
+        assert last.is_closed() is False
+        starts = last._core._node.starts
+        assert not starts._ready, "there is no run yet"
+        call = in_thread(first.next_rendezvous)
+        until(lambda: starts._ready, "there is")
+        before = starts._ready[0].door
+        first.set_closed("for a while")
+        until(lambda: not starts._ready, "nobody may join")
+        with pytest.raises(RendezvousClosedError):
+            result_of(call)
+        assert first.reopen()
+        until(lambda: starts._ready, "who looks may join again")
+        assert starts._ready[0].door.closed_revision > before.closed_revision
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_an_interrupted_start_is_taken_back(monkeypatch, sent):
+    begin = TcpLane.begin
+
+    def interrupted(lane, begun):
+        if sent:
+            begin(lane, begun)
+        raise KeyboardInterrupt
+
+    with run_of(3, "a", "b") as (house, first, second):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(second)
+        monkeypatch.setattr(TcpLane, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            second.next_rendezvous()
+        assert len(nodes_of(house)) == 1, "it has withdrawn"
+        monkeypatch.undo()
+        again = in_thread(second.next_rendezvous)
+        until(lambda: len(nodes_of(house)) == 2, "it may join again")
+        first.set_closed("enough")
+        for one in (call, again):
+            with pytest.raises(RendezvousClosedError):
+                result_of(one)
+
+
+def test_a_server_that_does_not_know_of_it_is_joined_in_the_ordinary_way(monkeypatch, patient):
+    monkeypatch.setattr(tcp_lane, "JOINS_FROM", messages.NEWEST_VERSION + 1)
+    hits = collect()
+    with run_of(2, "a", "b") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        assert {last.next_rendezvous().rank, result_of(call).rank} == {0, 1}
+        assert not any(hit.startswith("node.began") for hit in hits)
+
+
+def test_a_server_that_went_and_came_back_without_its_data_is_joined_anew(patient):
+    soon_lost = "&keep_alive_interval=0.5&keep_alive_max_attempt=2&is_host=false"
+    with run_of(2, "a", "b", options=soon_lost) as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        house.restart()
+        assert {last.next_rendezvous().rank, result_of(call).rank} == {0, 1}
+
+
+def test_who_only_looks_has_no_session():
+    with run_of(2, "a", "b") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        assert house.ask(lambda: house.server.clients.session_count) == 1
+        first.set_closed("enough")
+        with pytest.raises(RendezvousClosedError):
+            result_of(call)
