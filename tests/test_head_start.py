@@ -195,3 +195,16 @@ def test_who_only_looks_has_no_session():
         first.set_closed("enough")
         with pytest.raises(RendezvousClosedError):
             result_of(call)
+
+
+def test_what_was_begun_and_is_taken_over_by_nobody_is_no_obstacle_to_the_next_call():
+    with run_of(2, "a", "b") as (house, first, second):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(second)
+        ready, second._ready = second._ready, None
+        starts = second._core._node.starts
+        starts._ready[0].number = 99  # so that it confirms nothing
+        assert ready.begin() is False
+        assert ready.begun.sent_at > 0
+        assert {second.next_rendezvous().rank, result_of(call).rank} == {0, 1}

@@ -236,7 +236,7 @@ class Handler(RendezvousHandler):
         """A first look at the run, after which a node joins, most often: so that can be made ready."""
         seen = self._call(coro)
         ready = self._ready = self._call(self._core.stand_by(self._face))
-        if ready is not None:
+        if ready is not None and self._core.closed_now is not None:  # else nobody answers, and that took long enough
             ready.lane.stand_by()
         return seen
 

@@ -1,13 +1,15 @@
 """The crew with nodes that are real processes, and a rendezvous that is made up: no server, no network."""
 
 import os
+import resource
 import socket
+import sys
 import time
 
 import pytest
 
 from quorate.bench.crew import Command, Crew, Do, NodeFailed, NoneInTime, Report, What
-from quorate.bench.helper import Gone, Line, fork
+from quorate.bench.helper import Gone, Line, fork, own_memory
 from quorate.bench.node import be_node
 from quorate.bench.sides import Place
 from tests.patience import in_thread, result_of
@@ -137,3 +139,27 @@ def test_more_messages_than_fit_into_a_socket_arrive(blocks):
             received += line.receive()
         assert received == many
         result_of(sending)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
+@pytest.mark.parametrize("owns", [False, True])
+def test_process_with_memory_of_its_own_pays_for_no_page_when_it_writes_to_it(owns):
+    inherited, page = bytearray(8 << 20), resource.getpagesize()
+    inherited[::page] = b"x" * len(inherited[::page])
+
+    def work(sock):
+        is_own = own_memory() if owns else False
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        inherited[::page] = b"y" * len(inherited[::page])
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        Line(sock, Report).send([Report(int(is_own), What.READY, float(faults))])
+
+    helper = fork(work)
+    report = Line(helper.sock, Report).wait_one(PATIENCE_S)
+    helper.reap()
+    assert report is not None
+    pages = len(inherited) / page
+    if report.node:  # else a kernel that cannot
+        assert report.at < pages / 10
+    elif not owns:
+        assert report.at >= pages / 10

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from quorate.kv.types import Batch, Change, Item, Put, Txn
+from quorate.server import outbox as outbox_module
 from quorate.server.hub import Hub
 from quorate.server.local import LocalBackend
 from quorate.server.outbox import MOST_KNOWN, Outbox, raw_of, settled
@@ -42,6 +45,20 @@ def test_all_are_flushed_in_order_when_the_loop_has_run_what_is_due() -> None:
         outbox.add(senders[0])
         await asyncio.sleep(0)
         assert flushed == [*senders, senders[0]]
+
+    run(story())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_those_who_were_told_together_get_the_core(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    async def story() -> None:
+        outbox, flushed, ways = Outbox(), list[Sender](), list[int]()
+        monkeypatch.setattr(outbox_module, "give_way", lambda: ways.append(len(flushed)))
+        for _ in range(count):
+            outbox.add(Sender(flushed))
+        outbox.deliver()
+        assert len(flushed) == count
+        assert ways == ([count] if count > 1 else []), "once, and when all were told"
 
     run(story())
 

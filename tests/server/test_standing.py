@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from quorate.kv.types import Put, Txn
+from quorate.kv.types import Grant, Put, Txn
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import AssignRecord, NodePhase, NodeRecord, RoundPhase, RoundRecord, encode
 from quorate.server import standing
@@ -17,6 +17,7 @@ from quorate.wire.messages import (
     Answer,
     Do,
     Hello,
+    Hold,
     Place,
     Push,
     Stand,
@@ -221,3 +222,48 @@ def test_all_who_hold_something_back_let_it_go_in_time_with_one_timer(monkeypatc
         assert not held._waiting
 
     virtual(main())
+
+
+async def granted(raw, seq, lease, *others):
+    """Open a session, and do something with it."""
+    raw.send(*others, Do(seq, Grant(60.0, lease)), Hold(lease, 0.5))
+    assert isinstance(await raw.next_message(), Answer)
+
+
+def test_a_session_that_is_opened_where_somebody_stands_is_that_of_the_node(monkeypatch):
+    async def main():
+        async with scene(monkeypatch) as there:
+            clients, engine = there.server.clients, there.server.hub.engine
+            await granted(there.other, 1, 77)
+            await eventually(lambda: clients.known("node").sessions == {77: 0.5}, "it is held")
+            there.other.close()
+            await eventually(lambda: clients.known("other") is None, "who stood is gone")
+            assert engine.leases.get(77).deadline > engine.now + 50.0, "which says nothing about the node"
+            there.node.close()
+            await eventually(lambda: engine.leases.get(77) is None, "it ends with its grace")
+
+    run(main())
+
+
+def test_a_session_that_is_opened_for_a_node_that_is_away_lasts_until_it_says_so(monkeypatch):
+    async def main():
+        async with scene(monkeypatch) as there:
+            clients, engine = there.server.clients, there.server.hub.engine
+            there.node.close()
+            await eventually(lambda: clients.known("node") is None, "it is away")
+            await granted(there.other, 1, 77)
+            again = await come(there.server, "node", "run")
+            again.send(Hold(77, 0.5))
+            await eventually(lambda: clients.known("node").sessions == {77: 0.5}, "it has said so")
+            assert engine.leases.get(77) is not None
+
+    run(main())
+
+
+def test_a_session_that_a_node_opens_is_its_own_although_somebody_stands_for_it_elsewhere(monkeypatch):
+    async def main():
+        async with scene(monkeypatch) as there:
+            await granted(there.node, 1, 77)
+            await eventually(lambda: there.server.clients.known("node").sessions == {77: 0.5}, "it is held")
+
+    run(main())
