@@ -208,3 +208,25 @@ def test_what_was_begun_and_is_taken_over_by_nobody_is_no_obstacle_to_the_next_c
         assert ready.begin() is False
         assert ready.begun.sent_at > 0
         assert {second.next_rendezvous().rank, result_of(call).rank} == {0, 1}
+
+
+def test_one_who_has_looked_and_joins_in_the_ordinary_way_has_a_store_that_works():
+    with run_of(1, "a") as (house, only):
+        assert only.is_closed() is False
+        world = only.next_rendezvous()  # which makes the run: there was nothing to begin with
+        waits = in_thread(lambda: world.store.get("k", PATIENCE_S))
+        until(lambda: house.awaiting, "somebody waits for a key")
+        world.store.set("k", b"v")
+        assert result_of(waits) == b"v"
+        assert world.store.barrier("b", PATIENCE_S) is None
+
+
+def test_a_caller_that_is_in_stays_in_its_last_world_if_its_handler_is_closed_before_its_node_has_heard(patient):
+    with run_of(2, "a", "b") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        world = last.next_rendezvous()
+        last.close()
+        assert world.round == result_of(call).round == 1
+        until(lambda: len(nodes_of(house)) == 1, "it has left, and does not come again")

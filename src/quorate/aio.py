@@ -19,14 +19,14 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 from quorate._address import FreePort, own_address
 from quorate._early import Early, Ready
 from quorate._ending import drop, end, tell_left
 from quorate._world import RETRY_S, AsyncChanged
 from quorate._world import AsyncWorld as AsyncWorld
-from quorate.backends.contract import Backend
+from quorate.backends.contract import Backend, Begun
 from quorate.backends.schemes import BackendOpener, backend_opener, register_backend
 from quorate.errors import (
     ForkedProcessError,
@@ -118,8 +118,12 @@ class AsyncHandler:
 
         `face` makes what that one gets of a world that has no place in a round yet. `ready` is what it has begun with.
         """
+        if ready is not None and (ready.begun is None or ready.node is not self._node):
+            if ready.is_in:
+                return ready.shown  # the handler was closed since: that was its last world
+            ready = None
         early = Early(self, release, face, ready)
-        joined, node = await self._join(early, ready)
+        joined, node = await self._join(early, ready.begun if ready is not None else None)
         early.prepare()
         world, shown = early.made[0]
         if not early.is_released:
@@ -150,11 +154,10 @@ class AsyncHandler:
         world = self.new_world(node)
         return Ready(self, node, lane, world, face(world))
 
-    async def _join(self, released: Released | None, ready: Ready[Any] | None) -> tuple[Joined, Node]:
+    async def _join(self, released: Released | None, begun: Begun | None) -> tuple[Joined, Node]:
         if self._joining is not None:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.has_left = False
-        begun = ready.begun if ready is not None and ready.node is self._node else None
         if begun is None:  # else there was no round before, and the store is the next one's
             self._leave_stores("it joins again")
         call = self._joining = _Joining()

@@ -220,7 +220,7 @@ class Presence:
         return Ahead(record, encode(record), ModRevisionIs(self._key, self.revision))
 
     def foresee(self, lease: int) -> NodeRecord:
-        """What is written to join, by a session that is yet to be opened. If nobody takes it over, it is left behind."""
+        """What is written to join, by a session that is yet to be opened; it is left behind if nobody takes it over."""
         self._had_leases.add(lease)
         return self._record(lease, self._sent_join + 1, NodePhase.JOINING)
 
