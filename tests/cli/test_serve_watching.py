@@ -18,6 +18,7 @@ from quorate.cli import main
 from quorate.cli.serve_watching import metrics_address
 from quorate.errors import SettingsError
 from tests.observe.metrics_kit import Scraped
+from tests.patience import until
 
 PATIENCE_S = 60
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(quorate.__file__).parents[1])}
@@ -62,6 +63,11 @@ class Serving:
         return self.process.wait(PATIENCE_S)
 
 
+def scraped(metrics):
+    with urllib.request.urlopen(metrics, timeout=PATIENCE_S) as answer:
+        return Scraped(answer.read().decode())
+
+
 def test_metrics_and_events_of_a_real_server(tmp_path):
     path = tmp_path / "events.jsonl"
     with Serving("--metrics", "0", "--events", str(path), "--data", str(tmp_path / "data")) as server:
@@ -69,10 +75,9 @@ def test_metrics_and_events_of_a_real_server(tmp_path):
         endpoint = server.find(r"listening on (\S+)")
         handler = quorate.create_handler(f"tcp://{endpoint}/my-run?min_nodes=1&name=a")
         handler.next_rendezvous()
-        with urllib.request.urlopen(metrics, timeout=PATIENCE_S) as answer:
-            found = Scraped(answer.read().decode())
+        until(lambda: scraped(metrics)("quorate_rounds_total", outcome="active") == 1, "the round is counted")
+        found = scraped(metrics)
         assert found("quorate_run_members", run="my-run") == 1
-        assert found("quorate_rounds_total", outcome="active") == 1
         assert found("quorate_server_log_bytes") > 0
         handler.shutdown()
         assert server.stop() == 0

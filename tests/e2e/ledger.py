@@ -201,7 +201,7 @@ async def churn(endpoint: str, number: int, books: Books, court: Court) -> None:
         if world.round <= last:
             lie(f"churner {number}: round {world.round} after {last}")
         last = world.round
-        court.returned(f"churner {number}", world._node.identity.id, world._joined)
+        court.returned(f"churner {number}", world._node.identity.id, world.store.joined)
         await asyncio.sleep(0.1)
 
 

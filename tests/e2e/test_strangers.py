@@ -74,6 +74,7 @@ def test_scenario_15_strangers_are_refused_in_one_line_each_while_a_run_goes_on(
         "TLS": bytes.fromhex("16030100f1010000ed0303") + bytes(100),
         "SSH": b"SSH-2.0-OpenSSH_9.2\r\n",
     }
+    server.until(lambda: any("is active" in line for line in server.errors), "it has said all there was to say")
     before = len(server.errors)
     for what, sent in speech.items():
         line = answer_to(endpoint, sent).decode().rpartition("\r\n\r\n")[2]
