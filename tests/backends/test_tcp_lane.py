@@ -2,7 +2,7 @@
 
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -446,3 +446,17 @@ def test_nothing_is_begun_without_a_connection_that_is_there_already():
         begun = Begun(Starting())
         assert TcpLane(pool, "client", "node", 1.0).begin(begun) is None
         assert begun.sent_at == 0
+
+
+def test_a_peer_that_says_everything_but_what_is_waited_for_keeps_nobody(patient):
+    with beginning(ttl_s=0.8) as (call, begun, peer, _):
+        peer.hear_all()
+        peer.say(place())
+        peer.hear()
+        with suppress(OSError):
+            deadline = soon()
+            while not call.done() and time.monotonic() < deadline:
+                peer.say(Answer(4, TxnResult(True, 1 << 40, ())))
+                time.sleep(SHORT_S)  # never as long as it waits for the next word
+        assert result_of(call) is None
+        assert begun.done == Done(4)

@@ -221,7 +221,7 @@ class TcpLane(OfferedLane):
                 data = sock.recv(_CHUNK, dont_wait) if poll.poll(start.held_s * 1000) else b""
                 if data.startswith(active, HEADER_BYTES):
                     break
-                if not data.startswith(_ANSWER, HEADER_BYTES):  # to the confirmation, as in `wait`
+                if not data.startswith(_ANSWER, HEADER_BYTES) or time.monotonic() > until:  # as in `wait`
                     return self._at_a_loss()
             end = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
             place = place_decoder.decode(data[HEADER_BYTES:end])[0]
