@@ -126,6 +126,16 @@ def standing(offered):
         yield lane, bell, peer
 
 
+def keep_answering(peer, seq, call):
+    """Say nothing but that, which is never what is waited for, until the call has ended."""
+    deadline = soon(5.0)
+    with suppress(OSError):
+        while not call.done() and time.monotonic() < deadline:
+            peer.say(Answer(seq, TxnResult(True, 1 << 40, ())))
+            time.sleep(SHORT_S)  # never as long as it waits for the next word
+    assert time.monotonic() < deadline
+
+
 def wait(lane, bell):
     return lane.wait(bell.fileno, PATIENCE_S)
 
@@ -149,6 +159,16 @@ def test_an_answer_to_the_confirmation_that_comes_first_is_passed_over():
         peer.say(Answer(1, TxnResult(True, 1 << 40, ())))
         peer.say(place(is_active=True))
         assert result_of(waits)[:2] == (7, 4)
+
+
+def test_a_server_that_only_answers_keeps_nobody():
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        peer.hear()
+        keep_answering(peer, 1, waits)
+        assert result_of(waits) is None
+        assert lane.account() == Done(4), "its node goes on from the confirmation"
 
 
 def test_rank_zero_is_confirmed_with_what_it_publishes():
@@ -453,11 +473,6 @@ def test_a_peer_that_says_everything_but_what_is_waited_for_keeps_nobody(patient
         peer.hear_all()
         peer.say(place())
         peer.hear()
-        deadline = soon(5.0)
-        with suppress(OSError):
-            while not call.done() and time.monotonic() < deadline:
-                peer.say(Answer(4, TxnResult(True, 1 << 40, ())))
-                time.sleep(SHORT_S)  # never as long as it waits for the next word
-        assert time.monotonic() < deadline
+        keep_answering(peer, 4, call)
         assert result_of(call) is None
         assert begun.done == Done(4)

@@ -63,6 +63,13 @@ class Scene:
     def activate(self):
         return self.write(state(RoundPhase.ACTIVE))
 
+    async def go_through(self):
+        """A round, of which the one who waits is told the beginning and the end."""
+        self.form()
+        assert not (await self.other.next_message()).is_active
+        self.activate()
+        assert (await self.other.next_message()).is_active
+
 
 async def come(server, client, run_id=""):
     raw = await Raw.open(server)
@@ -136,10 +143,7 @@ def test_what_was_held_back_goes_out_at_once_when_the_one_who_waited_is_gone(mon
 def test_the_same_is_so_when_it_is_gone_after_the_end_of_the_attempt(monkeypatch):
     async def main():
         async with scene(monkeypatch) as there:
-            there.form()
-            await there.other.next_message()
-            there.activate()
-            await there.other.next_message()
+            await there.go_through()
             there.other.close()
             assert isinstance(await there.node.next_message(), Push)
 
@@ -149,10 +153,7 @@ def test_the_same_is_so_when_it_is_gone_after_the_end_of_the_attempt(monkeypatch
 def test_somebody_who_was_told_the_end_waits_no_more(monkeypatch):
     async def main():
         async with scene(monkeypatch) as there:
-            there.form()
-            await there.other.next_message()
-            there.activate()
-            await there.other.next_message()
+            await there.go_through()
             there.write(state(RoundPhase.FORMING, 2), assign(2))
             await nothing(there.other)
             seen = [await there.node.next_message() for _ in range(5)]

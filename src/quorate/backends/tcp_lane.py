@@ -282,6 +282,7 @@ class TcpLane(OfferedLane):
                     return self._at_a_loss()
                 self._is_confirmed = True
                 stander.count()
+            answers = 0
             while True:
                 ready = poll.poll(wait_ms)
                 if not ready or ready[0][0] == bell:
@@ -289,8 +290,9 @@ class TcpLane(OfferedLane):
                 data = recv(_CHUNK, dont_wait)
                 if data.startswith(active, HEADER_BYTES):
                     break
-                if not data.startswith(_ANSWER, HEADER_BYTES):  # to the confirmation: what is waited for comes next
+                if answers or not data.startswith(_ANSWER, HEADER_BYTES):
                     return self._at_a_loss()
+                answers = 1  # to the confirmation: what is waited for comes next
             end = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
             place = self.entered = place_decoder.decode(data[HEADER_BYTES:end])[0]  # before the seat is taken, as above
             if session.expires_at <= monotonic() or session.lost.reason is not None:
