@@ -6,10 +6,11 @@ from contextlib import contextmanager
 import pytest
 
 import quorate
+from quorate import _background
 from quorate._marks import collect
 from quorate.backends import tcp_lane
 from quorate.backends.tcp_lane import TcpLane
-from quorate.errors import RendezvousClosedError
+from quorate.errors import RendezvousClosedError, RendezvousError
 from quorate.wire import messages
 from tests.patience import PATIENCE_S, in_thread, result_of, until
 from tests.server.threaded import House
@@ -219,6 +220,78 @@ def test_one_who_has_looked_and_joins_in_the_ordinary_way_has_a_store_that_works
         world.store.set("k", b"v")
         assert result_of(waits) == b"v"
         assert world.store.barrier("b", PATIENCE_S) is None
+
+
+def test_one_who_has_looked_and_left_has_a_store_that_works_when_it_joins(patient):
+    with run_of(2, "a", "b") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        last.leave("not yet")
+        world = last.next_rendezvous()
+        waits = in_thread(lambda: world.store.get("k", PATIENCE_S))
+        until(lambda: house.awaiting, "somebody waits for a key")
+        result_of(call).store.set("k", b"v")
+        assert result_of(waits) == b"v"
+
+
+def test_nothing_is_begun_that_could_not_be_waited_for(monkeypatch):
+    def no_bell():
+        raise OSError(24, "too many open files")
+
+    with run_of(2, "a", "b") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        with monkeypatch.context() as patched:
+            patched.setattr(_background, "Bell", no_bell)
+            with pytest.raises(OSError, match="too many open files"):
+                last.next_rendezvous()
+        assert len(nodes_of(house)) == 1
+        assert not call.done()
+        assert {last.next_rendezvous().rank, result_of(call).rank} == {0, 1}
+
+
+def test_one_who_is_in_and_interrupted_before_its_node_knows_leaves_nothing_behind(patient, monkeypatch):
+    submit, tried = _background.BackgroundLoop._submit, []
+
+    def interrupted(loop, call, start=None):
+        tried.append(start)
+        if len(tried) == 1:
+            raise KeyboardInterrupt
+        submit(loop, call, start)
+
+    with run_of(2, "a", "b", options="&keep_alive_interval=60") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        with monkeypatch.context() as patched:
+            patched.setattr(_background.BackgroundLoop, "_submit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                last.next_rendezvous()
+        world = result_of(call)
+        assert world.changed.wait(PATIENCE_S), "the other one is told"
+        until(lambda: len(nodes_of(house)) == 1, "it has left")
+
+
+def test_sessions_that_nobody_opened_are_not_remembered():
+    with run_of(3, "a", "b", "c") as (house, first, second, looks):
+        calls = [in_thread(first.next_rendezvous)]
+        until(lambda: nodes_of(house), "one has joined")
+        look(looks)
+        for _ in range(2):
+            first.set_closed("for now")
+            with pytest.raises(RendezvousClosedError):
+                result_of(calls.pop())
+            until(looks.is_closed, "it is seen")
+            assert second.reopen("again")
+            calls.append(in_thread(first.next_rendezvous))
+            look(looks)
+        assert len(looks._core._node._presence._had_leases) == 1
+        until(lambda: nodes_of(house), "it has joined again")
+        first.leave("enough")
+        with pytest.raises(RendezvousError):
+            result_of(calls.pop())
 
 
 def test_a_caller_that_is_in_stays_in_its_last_world_if_its_handler_is_closed_before_its_node_has_heard(patient):

@@ -132,25 +132,21 @@ class BackgroundLoop:
         """As `call_released`, for a call that its caller begins by itself, and perhaps comes to the end of."""
         if threading.current_thread() is self._thread:
             return self.call_released(make)
+        call: _LentCall[T] = _LentCall(self._unsettled, ready.lane)  # first: if that cannot be, nothing was begun
         try:
             is_in = ready.begin()
+            call.start(make(call))
+            if is_in:
+                self._submit(call, self._start_later)
         except BaseException:
-            if ready.give_up():
-                call = self._begun(ready, make)
+            if not call.is_over and ready.give_up():
+                if not call.is_started:
+                    call.start(make(call))
                 with suppress(RendezvousError):
                     self._submit(call)
                 call.wait(INTERRUPTED_S)
             raise
-        call = self._begun(ready, make)
-        if not is_in:
-            return self._wait(call)
-        self._submit(call, self._start_later)
-        return ready.shown
-
-    def _begun(self, ready: Begins[T], make: Callable[[Release[T]], Coroutine[Any, Any, T]]) -> _LentCall[T]:
-        call: _LentCall[T] = _LentCall(self._unsettled, ready.lane)
-        call.start(make(call))
-        return call
+        return ready.shown if is_in else self._wait(call)
 
     def _wait(self, call: _Call[T]) -> T:
         if threading.current_thread() is self._thread:
@@ -326,14 +322,16 @@ class _LentCall(_Call[T]):
     def __init__(self, unsettled: dict[_Call[Any], Settle], begun_on: Lane | None = None) -> None:
         """`begun_on`: where the caller stands already."""
         super().__init__(None)
+        self.is_started = False
         self._unsettled = unsettled
         self._bell = Bell()
         self._begun_on = begun_on
         self._lane: Lane | None = None
 
     def start(self, coro: Coroutine[Any, Any, T]) -> None:
-        """This is what it is."""
+        """This is what it is. Once."""
         self._coro = coro
+        self.is_started = True
 
     def __call__(self, outcome: T, settle: Settle) -> None:
         self._unsettled[self] = settle

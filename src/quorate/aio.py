@@ -121,6 +121,8 @@ class AsyncHandler:
         if ready is not None and (ready.begun is None or ready.node is not self._node):
             if ready.is_in:
                 return ready.shown  # the handler was closed since: that was its last world
+            if ready.begun is not None and ready.begun.is_given_up:
+                raise RendezvousError("its call was interrupted")
             ready = None
         early = Early(self, release, face, ready)
         joined, node = await self._join(early, ready.begun if ready is not None else None)
@@ -386,7 +388,7 @@ class AsyncHandler:
 
     def _leave_stores(self, why: str) -> None:
         for known in self._stores:
-            if (store := known()) is not None:
+            if (store := known()) is not None and store.is_placed:  # else it is that of a round to come
                 store.leave(why)
 
 

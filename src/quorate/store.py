@@ -71,6 +71,7 @@ class AsyncStore:
         self._keys = keys
         self._node_id = node_id
         self._uses: dict[str, int] = {}
+        self.is_placed = False
         self.ended: str | None = None
         """Why it can no longer be used; None: it can. Said by `end`."""
         self.left: str | None = None
@@ -84,6 +85,7 @@ class AsyncStore:
         self.joined = joined
         self.round, self.rank, self.world_size = joined.number, joined.rank, joined.size
         self._lease = joined.data_lease
+        self.is_placed = True
         return self
 
     @property

@@ -161,6 +161,34 @@ def test_an_answer_to_the_confirmation_that_comes_first_is_passed_over():
         assert result_of(waits)[:2] == (7, 4)
 
 
+def test_an_answer_that_comes_together_with_the_end_is_passed_over():
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        peer.hear()
+        peer.say(Answer(1, TxnResult(True, 1 << 40, ())), place(is_active=True))
+        assert result_of(waits)[:2] == (7, 4)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_place_of_which_only_a_part_has_come_is_left_to_the_node(rank):
+    whole = frame(encoder.encode((place(rank=rank),)))
+    for length in range(1, len(whole)):
+        with standing(terms()) as (lane, bell, peer):
+            waits = in_thread(lambda: wait(lane, bell))
+            peer._sock.sendall(whole[:length])
+            assert result_of(waits) is None, length
+            peer.hears_the_end()
+            assert lane.account() is None
+
+
+def test_a_server_that_greets_in_words_of_its_own_is_not_waited_for():
+    with listening(GREETING + frame(b"\xc1")) as (port, _), pool_to(port) as pool:
+        lane, bell = TcpLane(pool, "client", "node", 1.0), Bell()
+        lane.offer(terms())
+        assert lane.wait(bell.fileno, SHORT_S) is None
+
+
 def test_a_server_that_only_answers_keeps_nobody():
     with standing(terms()) as (lane, bell, peer):
         waits = in_thread(lambda: wait(lane, bell))
@@ -374,6 +402,15 @@ def test_one_who_begins_confirms_its_place_and_is_in(patient):
         assert begun.done == Done(4, 1 << 40, 7, 9, "zero", 1234)
         assert begun.revision == 1 << 40
         assert lane._stander is None
+
+
+def test_one_who_begins_finds_the_end_behind_an_answer(patient):
+    with beginning() as (call, _, peer, _):
+        peer.hear_all()
+        peer.say(place())
+        peer.hear()
+        peer.say(Answer(4, TxnResult(True, 1 << 40, ())), place(is_active=True))
+        assert result_of(call) == Done(4, 1 << 40, 7, 9, "zero", 1234)
 
 
 def test_one_who_begins_and_has_to_wait_is_told_that_it_has_joined_and_may_wait_there(patient):

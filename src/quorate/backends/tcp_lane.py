@@ -28,7 +28,7 @@ from quorate.backends.contract import Begun, Done, Late, Terms
 from quorate.backends.tcp_direct import DirectConnection, DirectPool
 from quorate.errors import BackendError
 from quorate.kv.types import Grant, Op, Txn, TxnResult
-from quorate.wire.frames import HEADER_BYTES, frame
+from quorate.wire.frames import HEADER_BYTES, FrameError, frame
 from quorate.wire.messages import (
     JOINS_FROM,
     Answer,
@@ -219,10 +219,13 @@ class TcpLane(OfferedLane):
             stander.count()
             while True:
                 data = sock.recv(_CHUNK, dont_wait) if poll.poll(start.held_s * 1000) else b""
-                if data.startswith(active, HEADER_BYTES):
-                    break
-                if not data.startswith(_ANSWER, HEADER_BYTES) or time.monotonic() > until:  # as in `wait`
+                if data.startswith(_ANSWER, HEADER_BYTES) and time.monotonic() <= until:  # as in `wait`
+                    data = _past_first(data)
+                    if not data:
+                        continue
+                if not data.startswith(active, HEADER_BYTES):
                     return self._at_a_loss()
+                break
             end = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
             place = place_decoder.decode(data[HEADER_BYTES:end])[0]
             if time.monotonic() >= begun.sent_at + start.ttl_s:
@@ -269,6 +272,7 @@ class TcpLane(OfferedLane):
                 until = monotonic() + held_s
                 if (
                     not data.startswith(forming, HEADER_BYTES)
+                    or len(data) < HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
                     or not confirmation
                     or until > deadline
                     or until > session.expires_at
@@ -282,17 +286,19 @@ class TcpLane(OfferedLane):
                     return self._at_a_loss()
                 self._is_confirmed = True
                 stander.count()
-            answers = 0
+            data, is_answered = b"", False
             while True:
                 ready = poll.poll(wait_ms)
                 if not ready or ready[0][0] == bell:
                     return None
                 data = recv(_CHUNK, dont_wait)
-                if data.startswith(active, HEADER_BYTES):
-                    break
-                if answers or not data.startswith(_ANSWER, HEADER_BYTES):
+                if not is_answered and data.startswith(_ANSWER, HEADER_BYTES):  # to the confirmation
+                    is_answered, data = True, _past_first(data)
+                    if not data:
+                        continue  # what is waited for comes next
+                if not data.startswith(active, HEADER_BYTES):
                     return self._at_a_loss()
-                answers = 1  # to the confirmation: what is waited for comes next
+                break
             end = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
             place = self.entered = place_decoder.decode(data[HEADER_BYTES:end])[0]  # before the seat is taken, as above
             if session.expires_at <= monotonic() or session.lost.reason is not None:
@@ -324,7 +330,7 @@ class TcpLane(OfferedLane):
         if terms is None or number == self._failed_for or (known is not None and known.number == number):
             return known
         if self._stander is None:
-            with suppress(OSError, BackendError):
+            with suppress(OSError, BackendError, FrameError, msgspec.DecodeError):
                 self._stander = stand(self._pool, self._stand, time.monotonic() + OPEN_S)
         if self._stander is None:
             self._failed_for = number

@@ -172,7 +172,13 @@ class HeadStarts:
     def stop(self) -> None:
         """None is wanted: the node joins by itself, or goes."""
         self._is_wanted, self._seen = False, None
-        self.take()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """The one that is ready, if nobody has taken it, is not used."""
+        start = self.take()
+        if start is not None:
+            self._presence.foresee_no_more(start.lease)
 
     def refresh(self) -> None:
         """Something was seen: what is ready is to fit it."""
@@ -184,7 +190,7 @@ class HeadStarts:
         seen = (config.mod_revision if config else 0, closed.mod_revision if closed else 0, number)
         if seen == self._seen and sight.drain is None:
             return
-        self.take()
+        self._withdraw()
         self._seen = seen
         try:
             door = self._entry.guess(config, closed)

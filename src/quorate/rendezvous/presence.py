@@ -224,6 +224,10 @@ class Presence:
         self._had_leases.add(lease)
         return self._record(lease, self._sent_join + 1, NodePhase.JOINING)
 
+    def foresee_no_more(self, lease: int) -> None:
+        """Nobody has opened that session, nor will."""
+        self._had_leases.discard(lease)
+
     def sent_ahead(self, ahead: Ahead) -> None:
         """It was sent; `write`, asked for the same, waits for its answer."""
         self._sent_join = ahead.record.join

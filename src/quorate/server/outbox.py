@@ -57,10 +57,15 @@ class Outbox:
         """Everybody sends what is to be sent."""
         due, self._due = self._due, []
         for one in due:
-            try:
-                one.flush()
-            except Exception as error:  # a defect costs the connection that met it, not those behind it
-                self._loop.call_exception_handler({"message": "a connection could not be flushed", "exception": error})
+            guarded(self._loop, one.flush)
+
+
+def guarded(loop: asyncio.AbstractEventLoop, flush: Callable[[], None]) -> None:
+    """Have a connection send what it has. A defect costs the connection that met it, not those behind it."""
+    try:
+        flush()
+    except Exception as error:
+        loop.call_exception_handler({"message": "a connection could not be flushed", "exception": error})
 
 
 _known: dict[int, tuple[Batch, msgspec.Raw]] = {}

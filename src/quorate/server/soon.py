@@ -11,6 +11,7 @@ import asyncio
 from typing import Protocol
 
 from quorate.kv.types import Op, Put, Txn
+from quorate.server.outbox import guarded
 
 NODES = "nodes"
 WITH_NODES = f"/{NODES}/"
@@ -68,7 +69,7 @@ class Soon:
         self._is_armed = False
         waiting, self._waiting = self._waiting, []
         for one in waiting:
-            one.flush_soon()
+            guarded(self._loop, one.flush_soon)
 
 
 def is_of_a_node(op: Op) -> bool:

@@ -20,6 +20,7 @@ from quorate.kv.engine import Engine
 from quorate.kv.types import Item
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import AssignRecord, RoundPhase, RoundRecord, decode, prepare
+from quorate.server.outbox import guarded
 from quorate.server.runs import PREFIX
 from quorate.wire.frames import frame
 from quorate.wire.messages import Place, encoder
@@ -148,7 +149,7 @@ class Held:
         while waiting and waiting[0][0] <= now:
             entry = waiting.popleft()
             if entry[1].is_held(entry):
-                entry[1].release()
+                guarded(self._loop, entry[1].release)
         if waiting:
             self._loop.call_at(waiting[0][0], self._look)
 
