@@ -242,9 +242,9 @@ def test_nothing_is_begun_that_could_not_be_waited_for(monkeypatch):
     with run_of(2, "a", "b") as (house, first, last):
         call = in_thread(first.next_rendezvous)
         until(lambda: nodes_of(house), "one has joined")
-        look(last)
         with monkeypatch.context() as patched:
             patched.setattr(_background, "Bell", no_bell)
+            look(last)
             with pytest.raises(OSError, match="too many open files"):
                 last.next_rendezvous()
         assert len(nodes_of(house)) == 1

@@ -18,14 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from quorate._bell import Bell
 from quorate.backends.contract import Lane
 from quorate.errors import RendezvousError
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 Settle: TypeAlias = Callable[[], None]
 
@@ -40,13 +39,14 @@ class Release(Protocol[T_contra]):
         """The caller may come to the outcome by itself, on this; `settle` does nothing before that."""
 
 
-class Begins(Protocol[T_co]):
+class Begins(Protocol[T]):
     """What a caller may begin a call with, on its own thread."""
 
-    lane: Lane
+    call: LentCall[T] | None
+    """What it waits with (`BackgroundLoop.lend`)."""
 
     @property
-    def shown(self) -> T_co:
+    def shown(self) -> T:
         """What it goes on with, if it `begin`s and has come to the end."""
 
     def begin(self) -> bool:
@@ -124,15 +124,19 @@ class BackgroundLoop:
         What is left of it is done before the next call begins, or soon after.
         """
 
-        call: _LentCall[T] = _LentCall(self._unsettled)
+        call: LentCall[T] = LentCall(self._unsettled)
         call.start(make(call))
         return self._wait(call)
 
+    def lend(self, lane: Lane) -> LentCall[Any]:
+        """What a call can be waited for with, whose caller begins on that lane. OSError: no file is left for it."""
+        return LentCall(self._unsettled, lane)
+
     def call_begun(self, ready: Begins[T], make: Callable[[Release[T]], Coroutine[Any, Any, T]]) -> T:
         """As `call_released`, for a call that its caller begins by itself, and perhaps comes to the end of."""
-        if threading.current_thread() is self._thread:
+        call = ready.call  # made before: if that cannot be, nothing is begun
+        if call is None or threading.get_ident() == self._thread.ident:
             return self.call_released(make)
-        call: _LentCall[T] = _LentCall(self._unsettled, ready.lane)  # first: if that cannot be, nothing was begun
         try:
             is_in = ready.begin()
             call.start(make(call))
@@ -316,7 +320,7 @@ class _Call(Generic[T]):
             del error  # the error's frames must not refer to it
 
 
-class _LentCall(_Call[T]):
+class LentCall(_Call[T]):
     """One whose caller may be released before it has ended, or see to that by itself."""
 
     def __init__(self, unsettled: dict[_Call[Any], Settle], begun_on: Lane | None = None) -> None:
@@ -369,7 +373,7 @@ class _LentCall(_Call[T]):
                     used = lane
                     outcome = lane.wait(bell, left_s)
                     if outcome is not None:
-                        self._outcome = cast(T, outcome)
+                        self._outcome = outcome  # type: ignore[assignment]  # as whoever made the lane knows
                         self.is_over = True
                         used = None  # who is in has left it
                         return

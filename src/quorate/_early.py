@@ -14,7 +14,7 @@ from quorate.rendezvous.express import joined_at
 from quorate.rendezvous.membership import Joined
 
 if TYPE_CHECKING:
-    from quorate._background import Release
+    from quorate._background import LentCall, Release
     from quorate.aio import AsyncHandler
     from quorate.rendezvous.node import Node
 
@@ -29,6 +29,7 @@ class Ready(Generic[W]):
         self.lane = lane
         self.world = world
         self.shown = shown
+        self.call: LentCall[W] | None = None
         self.begun: Begun | None = None
         """What the caller has done; None: nothing."""
         self.is_in = False
@@ -90,7 +91,7 @@ class Early(Generic[W]):
         world, shown = self.made[0]
         self.is_released = True
         self._handler.changed = world.changed  # as `AsyncHandler.place`, with fewer steps: many wait for this core
-        world.store.place(joined)
+        world.store.joined = joined
         return shown
 
     def _settle_if_released(self) -> None:

@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -86,11 +87,11 @@ class World(RendezvousInfo):
 
     @property
     def rank(self) -> int:
-        return self._world.store.rank
+        return self._world.store.joined.rank
 
     @property
     def world_size(self) -> int:
-        return self._world.store.world_size
+        return self._world.store.joined.size
 
     @property
     def bootstrap_store_info(self) -> RendezvousStoreInfo:
@@ -145,7 +146,8 @@ class Handler(RendezvousHandler):
 
     def next_rendezvous(self) -> World:
         """Leave the current round, if any, and block for a place in the next. Ctrl-C withdraws the node."""
-        self._check_usable()
+        if not self.in_use:
+            self._check_usable()  # which says why not
         ready, self._ready = self._ready, None
 
         def call(release: _background.Release[World]) -> Coroutine[Any, Any, World]:
@@ -236,6 +238,9 @@ class Handler(RendezvousHandler):
         """A first look at the run, after which a node joins, most often: so that can be made ready."""
         seen = self._call(coro)
         ready = self._ready = self._call(self._core.stand_by(self._face))
+        if ready is not None:
+            with suppress(OSError):  # no file is left: whoever joins is told
+                ready.call = self._loop.lend(ready.lane)
         if ready is not None and self._core.closed_now is not None:  # else nobody answers, and that took long enough
             ready.lane.stand_by()
         return seen

@@ -57,6 +57,9 @@ LOOK_S = 1.0
 """What may be spent, after a time-out, on finding out what was missing."""
 
 
+_NOWHERE = Joined(0, 0, 0, "", 0, 0, 0)
+
+
 class AsyncStore:
     """The store of one round, for one member. Values are bytes; a str is taken as UTF-8.
 
@@ -71,7 +74,7 @@ class AsyncStore:
         self._keys = keys
         self._node_id = node_id
         self._uses: dict[str, int] = {}
-        self.is_placed = False
+        self.joined = _NOWHERE
         self.ended: str | None = None
         """Why it can no longer be used; None: it can. Said by `end`."""
         self.left: str | None = None
@@ -83,10 +86,28 @@ class AsyncStore:
     def place(self, joined: Joined) -> Self:
         """Be the store of a round, for the member in this place of it."""
         self.joined = joined
-        self.round, self.rank, self.world_size = joined.number, joined.rank, joined.size
-        self._lease = joined.data_lease
-        self.is_placed = True
         return self
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is the store of a round."""
+        return self.joined is not _NOWHERE
+
+    @property
+    def round(self) -> int:
+        return self.joined.number
+
+    @property
+    def rank(self) -> int:
+        return self.joined.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.joined.size
+
+    @property
+    def _lease(self) -> int:
+        return self.joined.data_lease
 
     @property
     def _root(self) -> str:

@@ -63,6 +63,7 @@ LOOK_VAIN, LOOK_AGAIN = 3, 64
 """After so many answers in a row that took longer it sleeps at once, but for one call in so many."""
 LOOKS = sys.platform == "linux"
 _CHUNK = 1 << 16
+_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)  # once: Python makes a new flag of two each time
 _SMALL = 448
 """What most answers fit into, and Python has room for without asking the system."""
 AWAITS_FROM = 2
@@ -305,10 +306,9 @@ class DirectConnection:
 
         Else what is sent now would go to a server that is no more, and its outcome would be taken for unknown.
         """
-        if self._sock is None:
-            return
         try:
-            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if self._sock is not None:
+                self._sock.recv(1, _PEEK)
         except BlockingIOError:
             return
         except OSError:

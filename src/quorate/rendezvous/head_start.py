@@ -9,7 +9,6 @@ refused, and the node goes on in the ordinary way. What the caller has done is t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from random import Random
 
 import msgspec
@@ -130,9 +129,10 @@ class HeadStarts:
 
     def take(self) -> HeadStart | None:
         """The one that is ready, for this thread and for nobody else. From any thread."""
-        with suppress(IndexError):
+        try:
             return self._ready.pop()
-        return None
+        except IndexError:
+            return None
 
     @staticmethod
     def door_of(begun: Begun) -> Door:
