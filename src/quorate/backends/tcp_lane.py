@@ -48,8 +48,6 @@ ALONE_S = 0.005
 _CHUNK = 1 << 12
 _ANSWER = b"\x91\x93\x01"
 """How the payload begins that holds an answer, and nothing else."""
-_ANSWERS = b"\x92\x93\x01"
-"""The same for two, to a session and a join."""
 _UNKNOWN = 5
 """How many bytes of a `Place` are behind what a node knows beforehand, if those are nothing: the rank is first."""
 
@@ -202,11 +200,11 @@ class TcpLane(OfferedLane):
             poll = select.poll()
             poll.register(sock, select.POLLIN)
             if not poll.poll(ALONE_S * 1000):
-                return None  # others are waited for: the loop does the rest
+                return self._at_a_loss()  # not even the join was answered: the node asks, and is told itself
             data = sock.recv(_CHUNK, dont_wait)
             if not data.startswith(forming, HEADER_BYTES):
                 begun.revision = _revision_of(data, seq + 2)
-                return None if begun.revision else self._at_a_loss()
+                return None if begun.revision and not _past_first(data) else self._at_a_loss()
             place = place_of(data)
             begun.revision = place.revision
             op = start.confirms(place.rank, place.revision)
@@ -266,8 +264,6 @@ class TcpLane(OfferedLane):
                 if not ready or ready[0][0] == bell:
                     return None
                 data = recv(_CHUNK, dont_wait)
-                if data.startswith(_ANSWERS, HEADER_BYTES) and not (data := _past_first(data)):
-                    return None  # to what was sent in `begin`
                 confirmation = ordinary if data[at_rank : at_rank + 1] != b"\0" else as_zero
                 until = monotonic() + held_s
                 if (

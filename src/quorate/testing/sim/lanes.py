@@ -104,7 +104,7 @@ class WiredLane(OfferedLane):
             result = said.result
             begun.revision = result.revision if isinstance(result, TxnResult) and result.committed else 0
         if not isinstance(said, Place) or said.is_active or not _is_expected(start, said):
-            if said is not None and not begun.revision:
+            if not begun.revision:
                 self.leave()
             return None
         begun.revision = said.revision
