@@ -11,6 +11,7 @@ from quorate._marks import collect
 from quorate.backends import tcp_lane
 from quorate.backends.tcp_lane import TcpLane
 from quorate.errors import RendezvousClosedError, RendezvousError
+from quorate.rendezvous.head_start import HeadStart
 from quorate.wire import messages
 from tests.patience import PATIENCE_S, in_thread, result_of, until
 from tests.server.threaded import House
@@ -274,6 +275,79 @@ def test_one_who_is_in_and_interrupted_before_its_node_knows_leaves_nothing_behi
         until(lambda: len(nodes_of(house)) == 1, "it has left")
 
 
+@pytest.mark.parametrize("where", [(_background.BackgroundLoop, "_submit"), (_background._Call, "wait_result")])
+def test_one_who_has_joined_and_is_interrupted_before_its_node_knows_leaves_nothing_behind(monkeypatch, where):
+    whole, tried = getattr(*where), []
+
+    def interrupted(*arguments):
+        tried.append(where)
+        if len(tried) == 1:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    with run_of(3, "a", "b", options="&keep_alive_interval=60") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        with monkeypatch.context() as patched:
+            patched.setattr(*where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                last.next_rendezvous()
+        until(lambda: len(nodes_of(house)) == 1, "it has left")
+        first.leave("enough")
+        with pytest.raises(RendezvousError):
+            result_of(call)
+
+
+def test_one_who_has_joined_and_waits_is_taken_back_when_it_is_interrupted(monkeypatch):
+    wait = _background._Call.wait_result
+
+    def interrupted(call):
+        until(lambda: call._lane, "its node has taken over")
+        raise KeyboardInterrupt
+
+    with run_of(3, "a", "b", options="&keep_alive_interval=60") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        with monkeypatch.context() as patched:
+            patched.setattr(_background._Call, "wait_result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                last.next_rendezvous()
+            patched.setattr(_background._Call, "wait_result", wait)
+            until(lambda: len(nodes_of(house)) == 1, "it has left")
+        first.leave("enough")
+        with pytest.raises(RendezvousError):
+            result_of(call)
+
+
+def test_one_who_is_interrupted_before_it_has_joined_leaves_its_place_to_the_next(monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with run_of(2, "a", "b") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        lane = last._ready.lane
+        with monkeypatch.context() as patched:
+            patched.setattr(HeadStart, "joins", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                last.next_rendezvous()
+        assert lane._stander is None
+        assert {last.next_rendezvous().rank, result_of(call).rank} == {0, 1}
+
+
+def test_a_handler_that_has_looked_and_is_closed_keeps_no_file():
+    with run_of(2, "a", "b") as (_, first, last):
+        assert first.is_closed() is False
+        assert last.is_closed() is False
+        first.close()
+        assert first._ready is None
+        last.abandon()
+        assert last._ready is None
+
+
 def test_sessions_that_nobody_opened_are_not_remembered():
     with run_of(3, "a", "b", "c") as (house, first, second, looks):
         calls = [in_thread(first.next_rendezvous)]
@@ -285,6 +359,7 @@ def test_sessions_that_nobody_opened_are_not_remembered():
                 result_of(calls.pop())
             until(looks.is_closed, "it is seen")
             assert second.reopen("again")
+            until(lambda: not looks.is_closed(), "that is seen, too")
             calls.append(in_thread(first.next_rendezvous))
             look(looks)
         assert len(looks._core._node._presence._had_leases) == 1

@@ -55,6 +55,10 @@ class Begins(Protocol[T]):
     def give_up(self) -> bool:
         """It was interrupted: what was begun is to be taken back; whether anything was."""
 
+    @property
+    def is_given_up_unseen(self) -> bool:
+        """Whether something is to be taken back that nobody has gone on with: whoever comes to it does that."""
+
 
 INTERRUPTED_S = 6.0
 """How long an interrupted call may take to clean up before the interruption goes on."""
@@ -140,17 +144,35 @@ class BackgroundLoop:
         try:
             is_in = ready.begin()
             call.start(make(call))
-            if is_in:
-                self._submit(call, self._start_later)
+            self._submit(call, self._start_later if is_in else None)
+            return ready.shown if is_in else call.wait_result()
         except BaseException:
-            if not call.is_over and ready.give_up():
-                if not call.is_started:
-                    call.start(make(call))
-                with suppress(RendezvousError):
-                    self._submit(call)
+            if not call.is_over:
+                self._take_back(ready, call, make)
                 call.wait(INTERRUPTED_S)
             raise
-        return ready.shown if is_in else self._wait(call)
+        finally:
+            del call  # as in `_wait`
+
+    def _take_back(
+        self, ready: Begins[T], call: LentCall[T], make: Callable[[Release[T]], Coroutine[Any, Any, T]]
+    ) -> None:
+        """The caller of a call that it began by itself was interrupted, wherever that was."""
+        was_begun = ready.give_up()
+        if was_begun and not call.is_started:
+            call.start(make(call))
+        if not call.is_started:
+            call.fail(RendezvousError(ENDED))
+            return
+        with suppress(RendezvousError, RuntimeError):  # the loop ends, and with it the call
+            if was_begun:
+                self._submit(call)  # it may be on its way already: who comes first sees to it
+            self._loop.call_soon_threadsafe(self._cancel_unless, call, ready)
+
+    def _cancel_unless(self, call: _Call[Any], ready: Begins[Any]) -> None:
+        """End a call that was begun by its caller, unless it is about to find out by itself that nobody wants it."""
+        if not ready.is_given_up_unseen:
+            self._cancel(call)
 
     def _wait(self, call: _Call[T]) -> T:
         if threading.current_thread() is self._thread:
@@ -334,8 +356,8 @@ class LentCall(_Call[T]):
 
     def start(self, coro: Coroutine[Any, Any, T]) -> None:
         """This is what it is. Once."""
-        self._coro = coro
         self.is_started = True
+        self._coro = coro
 
     def __call__(self, outcome: T, settle: Settle) -> None:
         self._unsettled[self] = settle

@@ -10,6 +10,7 @@ class Bell:
     """Wakes one thread that polls. May be rung from anywhere, at any time, for as long as somebody has it."""
 
     def __init__(self) -> None:
+        self.fileno = self._to = -1
         if hasattr(os, "eventfd"):
             self.fileno = self._to = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         else:
@@ -26,5 +27,5 @@ class Bell:
             os.read(self.fileno, 4096)
 
     def __del__(self) -> None:
-        for number in {self.fileno, self._to}:
+        for number in {self.fileno, self._to} - {-1}:  # else there was no file left
             os.close(number)

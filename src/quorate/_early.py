@@ -60,6 +60,11 @@ class Ready(Generic[W]):
         self.begun.is_given_up = True
         return True
 
+    @property
+    def is_given_up_unseen(self) -> bool:
+        """Whether something was given up that the node has not gone on with: it takes it back when it comes to it."""
+        return self.begun is not None and self.begun.is_given_up and not self.begun.is_taken_over
+
 
 class Early(Generic[W]):
     """The world of one who waits on another thread: made while there is time, given as soon as it has its place."""

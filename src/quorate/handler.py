@@ -197,6 +197,7 @@ class Handler(RendezvousHandler):
     def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
         self._call(self._core.abandon())
+        self._ready = None
         self._finalizer()
 
     def close(self) -> None:
@@ -232,6 +233,7 @@ class Handler(RendezvousHandler):
             if coro in self._enders:
                 self._enders.remove(coro)
             if self._has_ended and not self._enders:
+                self._ready = None
                 self._finalizer()
 
     def _look(self, coro: Coroutine[Any, Any, T]) -> T:

@@ -328,6 +328,18 @@ def test_a_connection_that_is_owed_nothing_serves_the_next_call():
         assert one.sock is not None
 
 
+def test_a_connection_on_which_an_answer_is_not_whole_is_not_used_again():
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        peer.hear()
+        answer = frame(encoder.encode((Answer(1, TxnResult(True, 1 << 40, ())),)))
+        peer._sock.sendall(frame(encoder.encode((place(is_active=True),))) + answer[:-1])
+        assert result_of(waits)[:2] == (7, 4)
+        (one,) = lane._pool._free
+        assert one.sock is None
+
+
 def test_a_connection_whose_last_call_was_given_up_can_be_waited_on():
     welcome = Welcome(version=PLACES_FROM, generation="g", max_frame=1 << 20)
     with listening(GREETING + frame(encoder.encode(welcome))) as (port, _), pool_to(port) as pool:

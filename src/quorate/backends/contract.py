@@ -235,6 +235,8 @@ class Begun:
     done: Done | None = None
     is_given_up: bool = False
     """The caller does not want a place any more."""
+    is_taken_over: bool = False
+    """The node goes on with it, and has not seen that it was given up."""
 
 
 class Lane(Protocol):

@@ -232,7 +232,7 @@ class TcpLane(OfferedLane):
         except (OSError, msgspec.DecodeError):
             return self._at_a_loss()
         self._stander = None
-        one.is_owed = not data.startswith(_ANSWER, HEADER_BYTES + end)
+        one.is_owed = not _ends_with_answer(data, end)
         self._pool.give_back(one)
         return begun.done
 
@@ -304,7 +304,7 @@ class TcpLane(OfferedLane):
         except (OSError, msgspec.DecodeError):
             return self._at_a_loss()
         self._stander = self._prepared = None
-        stander.one.is_owed = not data.startswith(_ANSWER, HEADER_BYTES + end)
+        stander.one.is_owed = not _ends_with_answer(data, end)
         self._pool.give_back(stander.one)
         return terms.enter(place)
 
@@ -356,6 +356,12 @@ def _beginnings(number: int, join: int, incarnation: str) -> tuple[bytes, bytes]
         encoder.encode((Place(is_active, number, join, incarnation, 0, 0),))[:-_UNKNOWN] for is_active in (False, True)
     )
     return forming, active
+
+
+def _ends_with_answer(data: bytes, end: int) -> bool:
+    """Whether there is one answer from there on, and all of it."""
+    start = end + HEADER_BYTES
+    return data.startswith(_ANSWER, start) and len(data) == start + int.from_bytes(data[end:start], "big")
 
 
 def _past_first(data: bytes) -> bytes:

@@ -153,6 +153,7 @@ class HeadStarts:
         session = presence.take_over(shortcut, begun, start.record)
         if begun.is_given_up:
             raise RendezvousError("its call was interrupted")
+        begun.is_taken_over = True
         if begun.revision:
             self._reach.succeeded()
         if done is not None and done.revision:

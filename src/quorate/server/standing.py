@@ -115,7 +115,7 @@ class Stands:
             if other._told is not None and other._told.line is self._line:
                 other._told = None
             if other.is_holding:
-                other.release()
+                self._house.held.let_go(other)
 
     def is_held(self, since: tuple[float, Stands]) -> bool:
         """Whether it still holds back what it did then."""
@@ -125,8 +125,10 @@ class Stands:
         """Hold nothing back any more."""
         told, self._told = self._told, None  # which has nothing to say about what is held already
         self._held = None
-        self._line.flush_soon()
-        self._told = told
+        try:
+            self._line.flush_soon()
+        finally:
+            self._told = told
 
 
 class Held:
@@ -144,12 +146,16 @@ class Held:
         self._waiting.append(entry)
         return entry
 
+    def let_go(self, one: Stands) -> None:
+        """Have it send what it holds back."""
+        guarded(self._loop, one.release)
+
     def _look(self) -> None:
         now, waiting = self._loop.time(), self._waiting
         while waiting and waiting[0][0] <= now:
             entry = waiting.popleft()
             if entry[1].is_held(entry):
-                guarded(self._loop, entry[1].release)
+                self.let_go(entry[1])
         if waiting:
             self._loop.call_at(waiting[0][0], self._look)
 
