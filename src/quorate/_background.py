@@ -379,7 +379,7 @@ class LentCall(_Call[T]):
         poll = select.poll()
         poll.register(bell, select.POLLIN)
         used = self._begun_on
-        worth_it_at = time.monotonic() + (LANE_AFTER_S if used is None else 0.0)
+        worth_it_at = time.monotonic() + (0.0 if used is not None and used.is_standing else LANE_AFTER_S)
         try:
             while not self.is_over:
                 now = time.monotonic()

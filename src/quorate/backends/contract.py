@@ -242,6 +242,10 @@ class Begun:
 class Lane(Protocol):
     """Where one who waits for a node's place may find it by itself, on its own thread."""
 
+    @property
+    def is_standing(self) -> bool:
+        """Whether it is told there already."""
+
     def stand_by(self) -> None:
         """Make it likely that one can `begin`. Takes as long as connecting does, a second at most."""
 

@@ -149,6 +149,10 @@ class Offers:
 class OfferedLane(Offers, ABC):
     """A lane, for the loop and for the caller."""
 
+    @property
+    @abstractmethod
+    def is_standing(self) -> bool: ...
+
     @abstractmethod
     def stand_by(self) -> None: ...
 
@@ -175,6 +179,10 @@ class TcpLane(OfferedLane):
         """For which offer there was no connection."""
         self._prepared: _Prepared | None = None
         self._is_confirmed = False
+
+    @property
+    def is_standing(self) -> bool:
+        return self._stander is not None
 
     def stand_by(self) -> None:
         if self._pool.is_usable:

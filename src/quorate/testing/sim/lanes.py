@@ -65,6 +65,10 @@ class WiredLane(OfferedLane):
         if link is not None:
             link.close()
 
+    @property
+    def is_standing(self) -> bool:
+        return self._is_standing
+
     def stand_by(self) -> None:
         raise AssertionError("nobody blocks in simulated time")
 
