@@ -9,6 +9,7 @@ FOUND = {
     2975: "a session that a caller had opened ended, because its node came back before it knew of it",
     3404: "a round formed beside one of a short life of the server that nobody who had come back knew of",
     4312: "a node whose caller had joined by itself said that it had never reached the server",
+    9001850: "a session that a caller had opened ended, because its node took it over while it was being welcomed",
     11227: "a caller went in with an attempt that its node had gone on from, and the node did not know",
     13715: "a round formed because one who had come back knew of none",
     25910: "the run was not open when the faults were over: a disk was out for longer than anybody tried",

@@ -398,7 +398,8 @@ class TcpBackend(OpBackend):
         return closed
 
     def _hello(self) -> Hello:
-        held = dict.fromkeys([*self._sessions, *(lease for lease, asked in self._ungranted.items() if asked.is_sent)])
+        sent = [lease for lease, asked in self._ungranted.items() if asked.is_sent]
+        self._named = dict.fromkeys([*self._sessions, *sent])
         return Hello(
             oldest=self._versions.oldest,
             newest=self._versions.newest,
@@ -407,7 +408,7 @@ class TcpBackend(OpBackend):
             run=self._run,
             software=SOFTWARE,
             generation=self._generation,
-            sessions=tuple([Held(lease, self._grace_s) for lease in held]),
+            sessions=tuple([Held(lease, self._grace_s) for lease in self._named]),
         )
 
     def _welcomed(self, link: Link, welcome: Welcome) -> None:
@@ -432,7 +433,7 @@ class TcpBackend(OpBackend):
             self._send(WatchStart(number, watch.prefix, watch.after))
         for pending in self._requests.open():
             self._dispatch(pending)
-        for lease in self._ungranted:
+        for lease in (*self._ungranted, *(self._sessions.keys() - self._named)):  # taken over since the hello
             self._send(Hold(lease, self._grace_s))
 
     def _forgotten(self) -> None:
