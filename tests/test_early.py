@@ -1,9 +1,14 @@
 """Callers that find their place by themselves, through the blocking API on a real server."""
 
 import socket
+import time
+
+import pytest
 
 import quorate
+from quorate import _background
 from quorate._marks import collect
+from quorate.backends.tcp_lane import Practice
 from tests.patience import PATIENCE_S, in_thread, result_of, until
 from tests.server.threaded import House
 
@@ -37,6 +42,33 @@ def test_callers_that_have_waited_find_their_place_by_themselves_and_know_as_muc
                 assert world.changed.wait(PATIENCE_S)
         finally:
             for handler in handlers:
+                handler.close()
+
+
+@pytest.mark.parametrize("warm_for_s", [60.0, 0.0])
+def test_a_caller_that_waits_practises_for_a_while_and_finds_its_place_all_the_same(monkeypatch, warm_for_s):
+    monkeypatch.setattr(_background, "WARM_S", 0.01)
+    monkeypatch.setattr(_background, "WARM_FOR_S", warm_for_s)
+    went_well = []
+    practised = Practice.goes_well
+    monkeypatch.setattr(Practice, "goes_well", lambda *args: went_well.append(practised(*args)) or went_well[-1])
+    with House() as house:
+        first, second = (
+            quorate.create_handler(f"tcp://127.0.0.1:{house.port}/run?min_nodes=2&name=n{number}") for number in (0, 1)
+        )
+        try:
+            call = in_thread(first.next_rendezvous)
+            until(lambda: _standing(house) == 1, "it waits on a connection of its own")
+            if warm_for_s:
+                until(lambda: len(went_well) > 5, "it practises")
+            else:
+                time.sleep(0.1)  # ten times as long as it would take
+                assert not went_well
+            ranks = {second.next_rendezvous().rank, result_of(call).rank}
+            assert ranks == {0, 1}
+            assert all(went_well[:5])
+        finally:
+            for handler in (first, second):
                 handler.close()
 
 

@@ -68,6 +68,9 @@ LANE_AFTER_S = 0.05
 """Whoever waits longer than this goes on by itself: to make that possible takes time when all begin together."""
 LATER_S = 0.01
 """When the rest of a call is done whose caller has come to its end by itself."""
+WARM_S = 0.05
+WARM_FOR_S = 60.0
+"""How often one who waits does for practice what it waits for, and for how long: see `Lane.keep_warm`."""
 LISTEN_S = 1.0
 """How long a thread blocks at most before it looks for signals."""
 ENDED = "the handler was shut down, or the process is ending: the call did not finish"
@@ -379,6 +382,7 @@ class LentCall(_Call[T]):
         poll = select.poll()
         poll.register(bell, select.POLLIN)
         used = self._begun_on
+        warm_until = time.monotonic() + WARM_FOR_S
         worth_it_at = time.monotonic() + (0.0 if used is not None and used.is_standing else LANE_AFTER_S)
         try:
             while not self.is_over:
@@ -392,13 +396,15 @@ class LentCall(_Call[T]):
                 elif now < worth_it_at:
                     poll.poll(min(left_s, worth_it_at - now) * 1000)
                 else:
-                    used = lane
-                    outcome = lane.wait(bell, left_s)
+                    used, is_fresh = lane, now < warm_until
+                    outcome = lane.wait(bell, min(left_s, WARM_S) if is_fresh else left_s)
                     if outcome is not None:
                         self._outcome = outcome  # type: ignore[assignment]  # as whoever made the lane knows
                         self.is_over = True
                         used = None  # who is in has left it
                         return
+                    if is_fresh and time.monotonic() - now >= WARM_S:  # else the bell has rung
+                        lane.keep_warm(bell)
                 self._bell.hush()
         finally:
             if used is not None:

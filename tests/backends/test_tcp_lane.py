@@ -1,5 +1,6 @@
 """A caller that finds its place by itself: what it confirms, when it goes on, and when it leaves that to its node."""
 
+import errno
 import socket
 import time
 from contextlib import contextmanager, suppress
@@ -10,7 +11,7 @@ from quorate._bell import Bell
 from quorate.backends import tcp_lane
 from quorate.backends.contract import Begun, Done, Terms
 from quorate.backends.lost import Lost
-from quorate.backends.tcp_lane import TcpLane, stand
+from quorate.backends.tcp_lane import Practice, TcpLane, stand
 from quorate.errors import Unavailable
 from quorate.kv.types import Failure, FailureCode, Grant, LeaseResult, ModRevisionIs, Put, Txn, TxnResult
 from quorate.wire.frames import GREETING, Framer, frame
@@ -180,6 +181,79 @@ def test_a_place_of_which_only_a_part_has_come_is_left_to_the_node(rank):
             assert result_of(waits) is None, length
             peer.hears_the_end()
             assert lane.account() is None
+
+
+def nothing_is_said(peer):
+    peer._sock.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        peer._sock.recv(1)
+    peer._sock.settimeout(PATIENCE_S)
+
+
+def test_practice_goes_to_the_end_says_nothing_to_the_server_and_takes_nothing_that_is_offered():
+    entered = []
+    with standing(terms()._replace(enter=entered.append)) as (lane, bell, peer):
+        pair = lane._pool.pairs.take()
+        lane._pool.pairs.give_back(pair)
+        for _ in range(3):
+            assert Practice(lane._pool, pair).goes_well(lane._prepared, bell.fileno)
+            lane.keep_warm(bell.fileno)
+            assert lane._pool.pairs._free == [pair], "it is used again, and nothing is left in it"
+        nothing_is_said(peer)
+        assert entered == []
+        waits = in_thread(lambda: wait(lane, bell))
+        peer.say(place())
+        assert peer.hear() == Do(1, CONFIRMATION)
+        peer.say(place(is_active=True), Answer(1, TxnResult(True, 1 << 40, ())))
+        result_of(waits)
+        assert [seat.rank for seat in entered] == [4]
+        assert lane.account() == Done(4, 1 << 40, 7, 9, "zero", 1234)
+
+
+def test_practice_ends_when_the_bell_rings_and_its_sockets_are_not_used_again():
+    with standing(terms()) as (lane, bell, peer):
+        bell.ring()
+        lane.keep_warm(bell.fileno)
+        assert lane._pool.pairs._free == []
+        bell.hush()
+        lane.keep_warm(bell.fileno)
+        assert len(lane._pool.pairs._free) == 1
+        nothing_is_said(peer)
+
+
+def test_nobody_practises_who_has_nothing_to_wait_for_or_has_confirmed(monkeypatch):
+    monkeypatch.setattr(Practice, "goes_well", lambda *_: pytest.fail("it practises"))
+    with standing(terms()) as (lane, bell, peer):
+        waits = in_thread(lambda: lane.wait(bell.fileno, 10 * SHORT_S))
+        peer.say(place())
+        assert peer.hear() == Do(1, CONFIRMATION)
+        assert result_of(waits) is None
+        lane.keep_warm(bell.fileno)
+        lane.leave()
+        lane.keep_warm(bell.fileno)
+
+
+def test_practice_without_a_file_for_it_changes_nothing(monkeypatch):
+    def refuse():
+        raise OSError(errno.EMFILE, "no file is left")
+
+    with standing(terms()) as (lane, bell, peer):
+        monkeypatch.setattr(lane._pool.pairs, "take", refuse)
+        lane.keep_warm(bell.fileno)
+        nothing_is_said(peer)
+
+
+def test_practice_that_is_interrupted_closes_its_sockets(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with standing(terms()) as (lane, bell, _):
+        pair = lane._pool.pairs.take()
+        lane._pool.pairs.give_back(pair)
+        monkeypatch.setattr(Practice, "goes_well", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lane.keep_warm(bell.fileno)
+        assert not any(one.fileno() >= 0 for one in pair)
 
 
 def test_a_server_that_greets_in_words_of_its_own_is_not_waited_for():

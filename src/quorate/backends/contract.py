@@ -261,6 +261,13 @@ class Lane(Protocol):
         To be called again and again, until it has, or there is no need to; may take a second longer.
         """
 
+    def keep_warm(self, bell: int) -> None:
+        """To be called now and then between two waits: do for practice what has to be done when the place is told.
+
+        Whoever sleeps for long does that several times as slowly, because its code is in no cache any more. Takes a
+        tenth of a millisecond, and changes nothing; ends early if something can be read from `bell`.
+        """
+
     def leave(self) -> None:
         """Nobody waits any more. Idempotent."""
 

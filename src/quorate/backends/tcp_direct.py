@@ -27,6 +27,7 @@ from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Late, Limits, TooOld
 from quorate.backends.dial_direct import TICK_S, connect_near, look, tick, wait_for
 from quorate.backends.ops import changes_something
+from quorate.backends.pairs import Pairs
 from quorate.errors import OutcomeUnknown, Rejected, Unavailable
 from quorate.kv.types import Op, Result
 from quorate.wire.frames import DEFAULT_LIMIT, GREETING, HEADER_BYTES, FrameError, Framer, NotQuorate, frame
@@ -64,8 +65,7 @@ LOOK_VAIN, LOOK_AGAIN = 3, 64
 LOOKS = sys.platform == "linux"
 _CHUNK = 1 << 16
 _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)  # once: Python makes a new flag of two each time
-_SMALL = 448
-"""What most answers fit into, and Python has room for without asking the system."""
+_SMALL = 448  # what most answers fit into, and Python has room for without asking the system
 AWAITS_FROM = 2
 """The first version of the protocol in which the server waits for keys."""
 
@@ -108,6 +108,7 @@ class DirectPool:
         self._free: list[DirectConnection] = []
         """Who takes one out owns it, and nobody else ever touches it but to interrupt it. Changed in single steps."""
         self._all: set[DirectConnection] = set()
+        self.pairs = Pairs()
         forks.guard(self)
 
     @property
@@ -198,9 +199,9 @@ class DirectPool:
     def close(self, why: str) -> None:
         """End every call, now and later. Once is enough."""
         with self._lock:
-            if self.ended is None:
-                self.ended = why
+            self.ended = why if self.ended is None else self.ended
             everyone, self._all = self._all, set()
+        self.pairs.close()
         self.over.set()
         self._drop_free()
         for one in everyone:
@@ -496,5 +497,4 @@ class DirectConnection:
 
     def filenos(self) -> list[int]:
         """For `forks.guard`."""
-        numbers = [sock.fileno() for sock in (self._sock, self._opening) if sock is not None]
-        return [number for number in numbers if number >= 0]
+        return [one.fileno() for one in (self._sock, self._opening) if one is not None and one.fileno() >= 0]

@@ -11,6 +11,7 @@ from quorate.server.hub import Hub
 from quorate.server.near import Near
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
+from quorate.server.rehearsal import Rehearsal
 from quorate.server.soon import Soon
 from quorate.server.standing import Held
 from quorate.server.traffic import Traffic
@@ -34,6 +35,7 @@ class House(Protocol):
     soon: Soon
     held: Held
     near: Near
+    rehearsal: Rehearsal | None
     generation: str
     software: str
     max_frame: int

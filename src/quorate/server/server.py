@@ -33,6 +33,7 @@ from quorate.server.near import Near
 from quorate.server.onlooker import Onlooker
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
+from quorate.server.rehearsal import EVERY_S, Rehearsal, Silent
 from quorate.server.rest import Rest
 from quorate.server.runs import Runs
 from quorate.server.soon import Soon
@@ -102,6 +103,7 @@ class Server:
         self.first_revision = self.hub.engine.revision
         self.gallery = Gallery(self.hub, self.max_frame)
         self._rest = Rest(self.traffic, self.hub.engine, self.door) if self._awake is not None else None
+        self.rehearsal = Rehearsal(_alone, self.connections, self.traffic, EVERY_S) if self._awake is not None else None
         self.quota = Quota(self.hub.engine, self.limits)
         self.clients = Clients(self.hub)
         self.runs = Runs(
@@ -167,6 +169,8 @@ class Server:
         self.door.shut(why)
         if self._rest is not None:
             self._rest.stop()
+        if self.rehearsal is not None:
+            await self.rehearsal.stop()
         await self.runs.stop()
         await self.settle()
         self.gallery.flush()
@@ -261,3 +265,8 @@ class Server:
             "key_bytes": str(engine.usage.size),
             **self.door.refusals.describe(),
         }
+
+
+def _alone() -> Server:
+    """One that nobody can reach, for what a server does by itself."""
+    return Server(name="rehearsal", emit=Silent(), history=1_000)

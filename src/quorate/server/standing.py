@@ -83,6 +83,8 @@ class Stands:
             other.stands = Stands(other, self._house)
         self._for = other.stands
         other.stands._told = Standing(self._house.hub.engine, other.run, node_id, self._line)
+        if self._house.rehearsal is not None:
+            self._house.rehearsal.wanted()
 
     def holds_for_another(self, lease: int, grace_s: float) -> bool:
         """Whether a session that was opened here is that client's; if that is away, it says so itself when it comes."""
@@ -90,6 +92,11 @@ class Stands:
         if client is not None:
             self._house.clients.hold(client, lease, grace_s)
         return self._client_id != ""
+
+    @property
+    def is_told_elsewhere(self) -> bool:
+        """Somebody waits elsewhere for the place of this connection's node."""
+        return self._told is not None
 
     @property
     def is_holding(self) -> bool:

@@ -78,6 +78,9 @@ class WiredLane(OfferedLane):
     def wait(self, bell: int, within_s: float) -> object | None:
         raise AssertionError("nobody blocks in simulated time")
 
+    def keep_warm(self, bell: int) -> None:
+        raise AssertionError("nobody blocks in simulated time")
+
     async def stands_by(self) -> None:
         """`stand_by`."""
         if self._link is None:

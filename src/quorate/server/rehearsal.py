@@ -1,0 +1,380 @@
+"""A server that goes through a round of its own now and then, while callers wait for one of theirs.
+
+A process that has waited for half a second finds its code and tables gone from the caches: the same decision takes it
+several times as long as right after another one (measured: 0.56 ms instead of 0.2, with eight nodes), and everybody
+waits for that. So while callers stand and wait for a place (`standing.py`), a server with nothing else to do plays the
+end of such a wait with a few nodes that are not there: one joins, all are told, all confirm, the round is active.
+
+It is the same code, on a stage of its own: another `Server` that nobody can reach, with sockets that end in this
+process. Nothing of it is seen in the runs, the counters or the log. Only for a server that is a process of its own, and
+for so long as somebody has begun to wait not long ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from quorate.events import Emitter, Event
+from quorate.kv.types import Grant, LeaseResult, ModRevisionIs, Put, Revoke, Txn
+from quorate.options import LastCallMode
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import ClosedRecord, ConfigRecord, NodePhase, NodeRecord, encode
+from quorate.server.runs import PREFIX
+from quorate.server.traffic import Traffic
+from quorate.settings import Timing
+from quorate.wire.frames import GREETING, Framer, frame
+from quorate.wire.messages import (
+    NEWEST_VERSION,
+    NOW,
+    ClientMessage,
+    Do,
+    Hello,
+    Hold,
+    Place,
+    Stand,
+    WatchStart,
+    encoder,
+    server_decoder,
+)
+
+if TYPE_CHECKING:
+    from quorate.server.connection import Connection
+    from quorate.server.server import Server
+
+EVERY_S = 0.025
+"""After a pause of this length most is still in the caches. A round of its own takes some 0.4 ms."""
+KEEP_S = 60.0
+"""For so long after somebody has begun to wait: who waits longer than that does not wait for a millisecond."""
+MOST_CORES = 4
+PLAYERS = 3
+STAGE_S = 3_600.0
+"""A stage is put up anew after this, long before a lease on it ends."""
+PATIENCE_S = 5.0
+FINISH_S = 0.2
+"""What is being played when the server stops is played to its end, unless that takes longer."""
+LIFE_S = 86_400.0
+RUN = "rehearsal"
+_CHUNK = 1 << 14
+
+
+class Rehearsal:
+    """Of one server: `wanted` when somebody begins to wait, `stop` at the end."""
+
+    def __init__(
+        self, make_server: Callable[[], Server], connections: Iterable[Connection], traffic: Traffic, every_s: float
+    ) -> None:
+        """`make_server` makes one that is alone with itself."""
+        self._make_server = make_server
+        self._connections = connections
+        self._traffic = traffic
+        self._every_s = every_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._until = 0.0
+        self._seen = 0
+        self._stage: Stage | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_over = False
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were played on the stage there is."""
+        return self._stage.rounds if self._stage is not None else 0
+
+    def wanted(self) -> None:
+        """Somebody begins to wait."""
+        self._until = self._loop.time() + KEEP_S
+        if self._timer is None and self._task is None and not self._is_over:
+            self._wait()
+
+    async def stop(self) -> None:
+        """Play no more."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        task = self._task
+        if task is not None:
+            await asyncio.wait([task], timeout=FINISH_S)
+            task.cancel()
+            await asyncio.wait([task])
+        await self._clear()
+
+    def _wait(self) -> None:
+        self._seen = self._traffic.frames_in
+        self._timer = self._loop.call_later(self._every_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._traffic.frames_in != self._seen:
+            self._wait()  # it has something to do
+        elif self._loop.time() < self._until and any(_is_waited_for(one) for one in self._connections):
+            self._begin(self._play())
+        else:
+            self._until = 0.0
+            self._begin(self._clear())
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        self._task = self._loop.create_task(work, name="rehearsal")
+        self._task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._is_over = True  # nothing depends on it
+            self._loop.call_exception_handler({"message": "a rehearsal failed", "exception": error})
+        if self._until and not self._is_over:
+            self._wait()
+
+    async def _play(self) -> None:
+        if self._stage is not None and self._loop.time() > self._stage.put_up_at + STAGE_S:
+            await self._clear()
+        try:
+            if self._stage is None:
+                self._stage = Stage(self._make_server())
+                await self._stage.put_up()
+            with on_a_core(self._stage.rounds):
+                await self._stage.play()
+        except TimeoutError:  # the machine stood still, most likely
+            await self._clear()
+        except OSError:  # no file is left: others need them more
+            self._is_over = True
+            await self._clear()
+
+    async def _clear(self) -> None:
+        if self._stage is not None:
+            await self._stage.clear()
+            self._stage = None
+
+
+@contextmanager
+def on_a_core(number: int) -> Iterator[None]:
+    """Run on one core, if there are so few of them that one cannot count on finding the last one free; then on any.
+
+    Each has a cache of its own, and whoever sends something takes the core on which that was read last, most often.
+    """
+    cores = os.sched_getaffinity(0)
+    if not 1 < len(cores) <= MOST_CORES:
+        yield
+        return
+    try:
+        os.sched_setaffinity(0, {sorted(cores)[number % len(cores)]})
+    except OSError:  # not for this process
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # others have taken cores away meanwhile, and those that are left are used
+            os.sched_setaffinity(0, cores)
+
+
+def _is_waited_for(connection: Connection) -> bool:
+    """Somebody waits elsewhere for the place of its node."""
+    return connection.stands is not None and connection.stands.is_told_elsewhere
+
+
+class Silent(Emitter):
+    """Whatever happens on a stage is nobody's business."""
+
+    def is_heard(self, kind: type[Event]) -> bool:
+        return False
+
+    def __call__(self, event: Event) -> None:
+        pass
+
+
+class Stage:
+    """A server with the nodes of one run, of which all but the last wait. `put_up` before use, `clear` at the end."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._keys = RunKeys(PREFIX, RUN)
+        self._players: list[Player] = []
+        self._due: set[Player] = set()
+        self._is_active: asyncio.Future[None] = self._loop.create_future()
+        self.put_up_at = self._loop.time()
+        self.rounds = 0
+
+    async def put_up(self) -> None:
+        """Make the run, and have its nodes come. OSError: no file is left for them."""
+        lease = self._server.hub.execute(Grant(LIFE_S))
+        assert isinstance(lease, LeaseResult)
+        config = ConfigRecord(
+            incarnation=RUN,
+            shared={
+                "min_nodes": PLAYERS,
+                "max_nodes": PLAYERS,
+                "step": 1,
+                "last_call_mode": LastCallMode.ADAPTIVE.value,
+                "ranks": "sticky",
+                "rank0": "",
+            },
+            timing=Timing(session_ttl_s=LIFE_S, hold_back_losses=0),
+            run_lease=lease.lease,
+            data_lease=lease.lease,
+            run_ttl_s=LIFE_S,
+        )
+        made = (
+            Put(self._keys.config, encode(config), lease.lease),
+            Put(self._keys.closed, encode(ClosedRecord(closed=False)), lease.lease),
+        )
+        self._server.hub.execute(Txn((), made))
+        for number in range(PLAYERS):
+            player = Player(self._server, self._keys, number, self._entered)
+            self._players.append(player)
+            await player.come()
+        for player in self._players[:-1]:
+            player.join()
+
+    async def play(self) -> None:
+        """The last one joins, and all are in a round; then it leaves, and the others wait again. TimeoutError."""
+        *others, last = self._players
+        self._due = set(self._players)
+        self._is_active = self._loop.create_future()
+        async with asyncio.timeout(PATIENCE_S):
+            last.join()
+            await self._is_active
+        self.rounds += 1
+        last.leave()
+        for player in others:
+            player.join()
+
+    def _entered(self, player: Player) -> None:
+        self._due.discard(player)
+        if not self._due and not self._is_active.done():
+            self._is_active.set_result(None)
+
+    async def clear(self) -> None:
+        """Have everybody go. Again, if that was interrupted."""
+        for player in self._players:
+            player.go()
+        await self._server.stop()
+
+
+class Nowhere(asyncio.Transport):
+    """What is written to it is gone."""
+
+    def write(self, data: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+class Player:
+    """A node as its server sees it: a connection of its own, and one on which its caller waits."""
+
+    def __init__(self, server: Server, keys: RunKeys, number: int, on_entered: Callable[[Player], None]) -> None:
+        self._number = number
+        self._id = f"{RUN}-{number}"
+        self._key = keys.node(self._id)
+        self._keys = keys
+        self._server = server
+        self._on_entered = on_entered
+        self._loop = asyncio.get_running_loop()
+        self._node: Connection | None = None
+        self._sock: socket.socket | None = None
+        self._framer = Framer()
+        self._is_welcome = False
+        self._seq = 0
+        self._join = 0
+        self._lease = 0
+
+    async def come(self) -> None:
+        """Connect twice. OSError."""
+        self._node = self._server.make_connection()
+        self._node.connection_made(Nowhere())
+        self._node.data_received(self._hello(self._id, RUN))
+        watches = WatchStart(1, self._keys.state, NOW), WatchStart(2, self._keys.assign(self._id), NOW)
+        self._node.data_received(frame(encoder.encode((0, watches))))
+        self._sock, other = socket.socketpair()
+        self._sock.setblocking(False)
+        other.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(self._server.make_connection, other)
+        except BaseException:
+            other.close()
+            raise
+        self._loop.add_reader(self._sock.fileno(), self._read)
+        self._sock.send(self._hello(f"{self._id} waits", ""))
+
+    @staticmethod
+    def _hello(client: str, run: str) -> bytes:
+        hello = Hello(oldest=NEWEST_VERSION, newest=NEWEST_VERSION, client=client, run=run)
+        return GREETING + frame(encoder.encode(hello))
+
+    def join(self) -> None:
+        """As a caller does that begins by itself, or with the session that it has."""
+        items = self._server.hub.engine.items
+        own = items.get(self._key)
+        self._join += 1
+        said: list[ClientMessage] = [Stand(self._id, self._id)]
+        if own is None:
+            self._lease = self._join * PLAYERS + self._number  # far below those that the server would give
+            said += [self._do(Grant(LIFE_S, self._lease)), Hold(self._lease, LIFE_S)]
+        door = [ModRevisionIs(key, items[key].mod_revision) for key in (self._keys.config, self._keys.closed)]
+        own_key = ModRevisionIs(self._key, own.mod_revision if own is not None else 0)
+        said.append(self._do(Txn((own_key, *door), (self._put(NodePhase.JOINING, 0),))))
+        self._say(*said)
+
+    def leave(self) -> None:
+        """End its session, at once."""
+        self._server.hub.execute(Revoke(self._lease))
+
+    def go(self) -> None:
+        """Close its connections."""
+        node, self._node = self._node, None
+        sock, self._sock = self._sock, None
+        if node is not None:
+            node.connection_lost(None)
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+
+    def _do(self, op: Grant | Txn) -> Do:
+        self._seq += 1
+        return Do(self._seq, op)
+
+    def _put(self, phase: NodePhase, number: int) -> Put:
+        record = NodeRecord(
+            id=self._id,
+            name=self._id,
+            addr=RUN,
+            session=self._lease,
+            join=self._join,
+            phase=phase,
+            round=number,
+            floor=number,
+        )
+        return Put(self._key, encode(record), self._lease)
+
+    def _say(self, *messages: ClientMessage) -> None:
+        assert self._sock is not None
+        self._sock.send(frame(encoder.encode((self._seq, messages))))
+
+    def _read(self) -> None:
+        assert self._sock is not None
+        for payload in self._framer.feed(self._sock.recv(_CHUNK)):
+            if not self._is_welcome:
+                self._is_welcome = True
+                continue
+            for message in server_decoder.decode(payload):
+                if isinstance(message, Place):
+                    self._told(message)
+
+    def _told(self, place: Place) -> None:
+        if place.is_active:
+            self._on_entered(self)
+            return
+        own_key = ModRevisionIs(self._key, place.revision)
+        self._say(self._do(Txn((own_key,), (self._put(NodePhase.MEMBER, place.number),))))

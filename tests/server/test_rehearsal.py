@@ -1,0 +1,232 @@
+"""A server that plays a round of its own while somebody waits for one, and leaves nothing of it behind."""
+
+import asyncio
+import errno
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import RoundPhase, RoundRecord, decode
+from quorate.server import rehearsal
+from quorate.server.rehearsal import PLAYERS, RUN, Rehearsal, Stage, on_a_core
+from quorate.server.server import Server, _alone
+from quorate.server.traffic import Traffic
+from quorate.wire.messages import NOW, Stand, WatchStart
+from tests.server.kit import eventually, run, serving
+from tests.server.test_standing import KEYS, NODE, come
+
+EVERY_S = 0.001
+SOMEBODY = SimpleNamespace(stands=SimpleNamespace(is_told_elsewhere=True))
+NOBODY = SimpleNamespace(stands=SimpleNamespace(is_told_elsewhere=False))
+"""As far as it looks at connections."""
+
+
+def rehearsing(connections, make_server=_alone, traffic=None):
+    return Rehearsal(make_server, connections, traffic or Traffic(), EVERY_S)
+
+
+def test_a_stage_plays_one_whole_round_after_the_other():
+    async def main():
+        server = _alone()
+        stage = Stage(server)
+        await stage.put_up()
+        for number in (1, 2, 3):
+            await stage.play()
+            record = decode(RoundRecord, server.hub.engine.items[RunKeys("quorate", RUN).round])
+            assert (record.number, record.phase, record.size) == (number, RoundPhase.ACTIVE, PLAYERS)
+        assert stage.rounds == 3
+        await stage.clear()
+        assert not server.connections
+
+    run(main())
+
+
+def test_a_server_plays_while_somebody_waits_and_clears_up_when_nobody_does():
+    async def main():
+        seen = []
+        async with serving(is_dedicated=True) as server:
+            server.emit.add(seen.append)
+            node = await come(server, "node", "run")
+            node.send(WatchStart(1, KEYS.round, NOW), WatchStart(2, KEYS.assign(NODE), NOW))
+            await asyncio.sleep(3 * rehearsal.EVERY_S)
+            assert server.rehearsal._timer is None, "nobody waits yet"
+            keys, inside = set(server.hub.engine.items), len(server.connections)
+            other = await come(server, "other")
+            other.send(Stand("node", NODE))
+            await eventually(lambda: server.rehearsal.rounds > 2, "it plays")
+            assert set(server.hub.engine.items) == keys, "on a stage of its own"
+            assert len(server.connections) == inside + 1
+            assert RUN not in server.runs
+            other.close()
+            await eventually(lambda: server.rehearsal._stage is None, "it is cleared up")
+            await eventually(lambda: server.rehearsal._timer is server.rehearsal._task is None, "nothing is looked at")
+            again = await come(server, "again")
+            again.send(Stand("node", NODE))
+            await eventually(lambda: server.rehearsal.rounds > 0, "it plays again")
+        assert server.rehearsal._stage is None
+        assert not [event for event in seen if RUN in (event.run_id, event.by)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_dedicated", [True, False])
+def test_only_a_server_of_its_own_rehearses(is_dedicated):
+    async def main():
+        server = Server(is_dedicated=is_dedicated)
+        await server.stop()
+        return server.rehearsal is not None
+
+    assert asyncio.run(main()) is is_dedicated
+
+
+def test_nothing_is_played_while_there_is_something_to_do():
+    async def main():
+        traffic = Traffic()
+        one = rehearsing([SOMEBODY], traffic=traffic)
+        one.wanted()
+        for _ in range(50):
+            traffic.frames_in += 1
+            await asyncio.sleep(EVERY_S / 2)
+        assert one.rounds == 0
+        await eventually(lambda: one.rounds > 0, "it plays when there is nothing to do")
+        await one.stop()
+
+    run(main())
+
+
+def test_nothing_is_played_long_after_the_last_one_has_begun_to_wait(monkeypatch):
+    async def main():
+        monkeypatch.setattr(rehearsal, "KEEP_S", 0.1)
+        one = rehearsing([SOMEBODY])
+        one.wanted()
+        await eventually(lambda: one.rounds > 0, "it plays")
+        await eventually(lambda: one._stage is None and one._timer is one._task is None, "it is over")
+        one.wanted()
+        await eventually(lambda: one.rounds > 0, "it plays again")
+        await one.stop()
+
+    run(main())
+
+
+def test_whoever_begins_to_wait_meanwhile_does_not_make_it_play_twice_as_often():
+    async def main():
+        one = rehearsing([SOMEBODY])
+        one.wanted()
+        await eventually(lambda: one._task is not None, "it plays")
+        one.wanted()
+        assert one._timer is None, "it is armed when that is done"
+        await eventually(lambda: one.rounds > 0, "it has played")
+        await one.stop()
+
+    run(main())
+
+
+def test_somebody_who_begins_to_wait_while_it_is_cleared_up_is_not_forgotten():
+    async def main():
+        connections = [SOMEBODY]
+        one = rehearsing(connections)
+        one.wanted()
+        await eventually(lambda: one.rounds > 0, "it plays")
+        connections[:] = [NOBODY]
+        await eventually(lambda: one._stage is None, "it is cleared up")
+        connections[:] = [SOMEBODY]
+        one.wanted()
+        await eventually(lambda: one.rounds > 0, "it plays again")
+        await one.stop()
+
+    run(main())
+
+
+def test_no_file_for_it_is_nobodys_trouble():
+    async def main():
+        made = []
+
+        def make():
+            made.append(None)
+            raise OSError(errno.EMFILE, "no file is left")
+
+        one = rehearsing([SOMEBODY], make)
+        one.wanted()
+        await eventually(lambda: made and one._task is None, "it has tried")
+        one.wanted()
+        assert one._timer is None, "once is enough"
+        await one.stop()
+
+    run(main())
+
+
+def test_what_cannot_be_played_to_its_end_is_put_up_anew(monkeypatch):
+    async def main():
+        made = []
+
+        def make():
+            made.append(_alone())
+            return made[-1]
+
+        monkeypatch.setattr(rehearsal, "PATIENCE_S", 0.0)
+        one = rehearsing([SOMEBODY], make)
+        one.wanted()
+        await eventually(lambda: len(made) > 1, "it is put up anew")
+        monkeypatch.undo()
+        await eventually(lambda: one.rounds > 0, "it plays")
+        await one.stop()
+
+    run(main())
+
+
+def test_a_defect_of_it_is_said_and_ends_it():
+    async def main():
+        said = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+
+        def make():
+            raise ZeroDivisionError
+
+        one = rehearsing([SOMEBODY], make)
+        one.wanted()
+        await eventually(lambda: said, "it is said")
+        assert isinstance(said[0]["exception"], ZeroDivisionError)
+        assert one._timer is None
+        await one.stop()
+
+    run(main())
+
+
+def test_a_stage_that_is_stopped_in_the_middle_leaves_nothing():
+    async def main():
+        one = rehearsing([SOMEBODY])
+        one.wanted()
+        await eventually(lambda: one._task is not None, "it is put up or plays")
+        await one.stop()
+        assert one._stage is None
+        one.wanted()
+        assert one._timer is None
+
+    run(main())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def test_cores_take_turns_and_all_may_be_used_afterwards(monkeypatch):
+    cores = os.sched_getaffinity(0)
+    monkeypatch.setattr(rehearsal, "MOST_CORES", len(cores))
+    used = set()
+    for number in range(len(cores)):
+        with on_a_core(number):
+            used |= os.sched_getaffinity(0)
+            assert len(os.sched_getaffinity(0)) == 1
+        assert os.sched_getaffinity(0) == cores
+    assert used == cores
+    monkeypatch.setattr(rehearsal, "MOST_CORES", len(cores) - 1)
+    with on_a_core(0):
+        assert os.sched_getaffinity(0) == cores, "with many of them the last one is free, most likely"
+
+
+def test_a_process_that_may_not_choose_its_core_plays_on_any(monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with on_a_core(0) as nothing:
+        assert nothing is None
