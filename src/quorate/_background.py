@@ -71,6 +71,8 @@ LATER_S = 0.01
 WARM_S = 0.05
 WARM_FOR_S = 60.0
 """How often one who waits does for practice what it waits for, and for how long: see `Lane.keep_warm`."""
+LONG_S = 0.001
+"""Practice that takes longer is in the way: others need the core, or the interpreter. It comes a second later then."""
 LISTEN_S = 1.0
 """How long a thread blocks at most before it looks for signals."""
 ENDED = "the handler was shut down, or the process is ending: the call did not finish"
@@ -382,7 +384,7 @@ class LentCall(_Call[T]):
         poll = select.poll()
         poll.register(bell, select.POLLIN)
         used = self._begun_on
-        warm_until = time.monotonic() + WARM_FOR_S
+        practise_at, warm_until = time.monotonic() + WARM_S, time.monotonic() + WARM_FOR_S
         worth_it_at = time.monotonic() + (0.0 if used is not None and used.is_standing else LANE_AFTER_S)
         try:
             while not self.is_over:
@@ -396,19 +398,28 @@ class LentCall(_Call[T]):
                 elif now < worth_it_at:
                     poll.poll(min(left_s, worth_it_at - now) * 1000)
                 else:
-                    used, is_fresh = lane, now < warm_until
-                    outcome = lane.wait(bell, min(left_s, WARM_S) if is_fresh else left_s)
+                    used = lane
+                    is_fresh = practise_at < warm_until
+                    outcome = lane.wait(bell, min(left_s, max(0.0, practise_at - now)) if is_fresh else left_s)
                     if outcome is not None:
                         self._outcome = outcome  # type: ignore[assignment]  # as whoever made the lane knows
                         self.is_over = True
                         used = None  # who is in has left it
                         return
-                    if is_fresh and time.monotonic() - now >= WARM_S:  # else the bell has rung
-                        lane.keep_warm(bell)
+                    if is_fresh and time.monotonic() >= practise_at:  # else the bell has rung
+                        practise_at = _practised(lane, bell)
                 self._bell.hush()
         finally:
             if used is not None:
                 used.leave()
+
+
+def _practised(lane: Lane, bell: int) -> float:
+    """Have whoever waits on a lane do so, if somebody tells it anything there; when it is time for it again."""
+    began_at = time.monotonic()
+    lane.keep_warm(bell)
+    now = time.monotonic()
+    return now + (WARM_S if lane.is_standing and now - began_at <= LONG_S else LISTEN_S)
 
 
 class _Shared:

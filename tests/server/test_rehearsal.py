@@ -2,7 +2,8 @@
 
 import asyncio
 import errno
-import os
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import RoundPhase, RoundRecord, decode
 from quorate.server import rehearsal
-from quorate.server.rehearsal import PLAYERS, RUN, Rehearsal, Stage, on_a_core
+from quorate.server.rehearsal import PLAYERS, RUN, Rehearsal, Stage
 from quorate.server.server import Server, _alone
 from quorate.server.traffic import Traffic
 from quorate.wire.messages import NOW, Stand, WatchStart
@@ -96,6 +97,59 @@ def test_nothing_is_played_while_there_is_something_to_do():
     run(main())
 
 
+def test_it_is_cleared_up_when_nobody_waits_whatever_else_there_is_to_do():
+    async def main():
+        traffic, connections = Traffic(), [SOMEBODY]
+        one = rehearsing(connections, traffic=traffic)
+        one.wanted()
+        await eventually(lambda: one.rounds > 0, "it plays")
+        connections[:] = [NOBODY]
+
+        def is_over():
+            traffic.frames_in += 1
+            return one._stage is one._task is one._timer is None
+
+        await eventually(is_over, "it is cleared up")
+        await one.stop()
+
+    run(main())
+
+
+def test_nothing_of_a_stage_is_kept_when_it_is_cleared_up():
+    async def main():
+        engines = []
+        for _ in range(3):
+            server = _alone()
+            engines.append(weakref.ref(server.hub.engine))
+            stage = Stage(server)
+            await stage.put_up()
+            await stage.play()
+            await stage.clear()
+            del stage, server
+
+        def are_gone():
+            gc.collect()
+            return not any(engine() for engine in engines)
+
+        await eventually(are_gone, "no timer knows it any more", patience_s=5.0)
+
+    run(main())
+
+
+def test_a_player_that_is_sent_away_ends_the_play():
+    async def main():
+        stage = Stage(_alone())
+        await stage.put_up()
+        for connection in list(stage._server.connections):
+            if connection._transport.get_extra_info("socket") is not None:
+                connection.replaced()
+        with pytest.raises(ConnectionError):
+            await stage.play()
+        await stage.clear()
+
+    run(main())
+
+
 def test_nothing_is_played_long_after_the_last_one_has_begun_to_wait(monkeypatch):
     async def main():
         monkeypatch.setattr(rehearsal, "KEEP_S", 0.1)
@@ -150,14 +204,14 @@ def test_no_file_for_it_is_nobodys_trouble():
         one = rehearsing([SOMEBODY], make)
         one.wanted()
         await eventually(lambda: made and one._task is None, "it has tried")
-        one.wanted()
-        assert one._timer is None, "once is enough"
+        assert len(made) == 1
+        assert one._timer is None, "until somebody else begins to wait"
         await one.stop()
 
     run(main())
 
 
-def test_what_cannot_be_played_to_its_end_is_put_up_anew(monkeypatch):
+def test_what_cannot_be_played_to_its_end_is_put_up_anew_for_the_next_who_waits(monkeypatch):
     async def main():
         made = []
 
@@ -168,9 +222,11 @@ def test_what_cannot_be_played_to_its_end_is_put_up_anew(monkeypatch):
         monkeypatch.setattr(rehearsal, "PATIENCE_S", 0.0)
         one = rehearsing([SOMEBODY], make)
         one.wanted()
-        await eventually(lambda: len(made) > 1, "it is put up anew")
+        await eventually(lambda: made and one._stage is one._task is one._timer is None, "it has given up")
         monkeypatch.undo()
+        one.wanted()
         await eventually(lambda: one.rounds > 0, "it plays")
+        assert len(made) == 2
         await one.stop()
 
     run(main())
@@ -205,28 +261,3 @@ def test_a_stage_that_is_stopped_in_the_middle_leaves_nothing():
         assert one._timer is None
 
     run(main())
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
-def test_cores_take_turns_and_all_may_be_used_afterwards(monkeypatch):
-    cores = os.sched_getaffinity(0)
-    monkeypatch.setattr(rehearsal, "MOST_CORES", len(cores))
-    used = set()
-    for number in range(len(cores)):
-        with on_a_core(number):
-            used |= os.sched_getaffinity(0)
-            assert len(os.sched_getaffinity(0)) == 1
-        assert os.sched_getaffinity(0) == cores
-    assert used == cores
-    monkeypatch.setattr(rehearsal, "MOST_CORES", len(cores) - 1)
-    with on_a_core(0):
-        assert os.sched_getaffinity(0) == cores, "with many of them the last one is free, most likely"
-
-
-def test_a_process_that_may_not_choose_its_core_plays_on_any(monkeypatch):
-    def refuse(*_):
-        raise PermissionError
-
-    monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    with on_a_core(0) as nothing:
-        assert nothing is None

@@ -27,14 +27,15 @@ class Pairs:
         """Whoever took it has left nothing in it."""
         self._free.append(pair)
         if self._is_closed:  # looked at last: whoever closed it meanwhile did not see this one
-            self._let_go_of_all()
+            self.let_go_of_all()
 
     def close(self) -> None:
         """Keep none any more."""
         self._is_closed = True
-        self._let_go_of_all()
+        self.let_go_of_all()
 
-    def _let_go_of_all(self) -> None:
+    def let_go_of_all(self) -> None:
+        """Close those that nobody uses."""
         with suppress(IndexError):
             while True:
                 let_go(self._free.pop())

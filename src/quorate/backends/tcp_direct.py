@@ -66,8 +66,7 @@ LOOKS = sys.platform == "linux"
 _CHUNK = 1 << 16
 _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)  # once: Python makes a new flag of two each time
 _SMALL = 448  # what most answers fit into, and Python has room for without asking the system
-AWAITS_FROM = 2
-"""The first version of the protocol in which the server waits for keys."""
+AWAITS_FROM = 2  # the first version of the protocol in which the server waits for keys
 
 Dial: TypeAlias = Callable[[float, Callable[[], None]], socket.socket]
 """Opens a connected socket until an instant, or raises OSError; the callback is to be called now and then."""
@@ -185,6 +184,7 @@ class DirectPool:
 
     def close_idle(self, idle_s: float = IDLE_S) -> None:
         """Close what was not used for so long."""
+        self.pairs.let_go_of_all()
         before = time.monotonic() - idle_s
         for one in list(self._free):
             if one.used_at < before:

@@ -124,9 +124,7 @@ class Clients:
         if self._hub.engine.leases.get(lease) is None:
             return False
         if client.line is not None:
-            self._lift(
-                lease
-            )  # somebody may have opened it for the client while that was away (`Stands.holds_for_another`)
+            self._lift(lease)  # that somebody may have opened for a client that was away: `Stands.holds_for_another`
         if lease not in client.sessions:
             self._session_count += 1
         client.sessions[lease] = max(0.0, grace_s)
@@ -146,6 +144,11 @@ class Clients:
                 self._shorten(lease, grace_s)
         if not client.sessions:
             del self._clients[client.id]
+
+    def stop(self) -> None:
+        """Nobody's session is cut short any more."""
+        for lease in list(self._graces):
+            self._lift(lease)
 
     def ends_at(self, lease: int) -> float:
         """When a session that lives will end, unless its client comes back or renews it."""

@@ -13,10 +13,8 @@ for so long as somebody has begun to wait not long ago.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
 from quorate.events import Emitter, Event
@@ -47,10 +45,9 @@ if TYPE_CHECKING:
     from quorate.server.server import Server
 
 EVERY_S = 0.025
-"""After a pause of this length most is still in the caches. A round of its own takes some 0.4 ms."""
+"""After a pause of this length most is still in the caches. A round of its own, and what follows of it, takes a ms."""
 KEEP_S = 60.0
 """For so long after somebody has begun to wait: who waits longer than that does not wait for a millisecond."""
-MOST_CORES = 4
 PLAYERS = 3
 STAGE_S = 3_600.0
 """A stage is put up anew after this, long before a lease on it ends."""
@@ -111,13 +108,13 @@ class Rehearsal:
 
     def _look(self) -> None:
         self._timer = None
-        if self._traffic.frames_in != self._seen:
-            self._wait()  # it has something to do
-        elif self._loop.time() < self._until and any(_is_waited_for(one) for one in self._connections):
-            self._begin(self._play())
-        else:
+        if self._loop.time() >= self._until or not any(_is_waited_for(one) for one in self._connections):
             self._until = 0.0
             self._begin(self._clear())
+        elif self._traffic.frames_in != self._seen:
+            self._wait()  # it has something to do
+        else:
+            self._begin(self._play())
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
         self._task = self._loop.create_task(work, name="rehearsal")
@@ -138,40 +135,15 @@ class Rehearsal:
             if self._stage is None:
                 self._stage = Stage(self._make_server())
                 await self._stage.put_up()
-            with on_a_core(self._stage.rounds):
-                await self._stage.play()
-        except TimeoutError:  # the machine stood still, most likely
-            await self._clear()
-        except OSError:  # no file is left: others need them more
-            self._is_over = True
+            await self._stage.play()
+        except OSError:  # no file is left, or the machine stood still for long: nothing depends on it
+            self._until = 0.0
             await self._clear()
 
     async def _clear(self) -> None:
         if self._stage is not None:
             await self._stage.clear()
             self._stage = None
-
-
-@contextmanager
-def on_a_core(number: int) -> Iterator[None]:
-    """Run on one core, if there are so few of them that one cannot count on finding the last one free; then on any.
-
-    Each has a cache of its own, and whoever sends something takes the core on which that was read last, most often.
-    """
-    cores = os.sched_getaffinity(0)
-    if not 1 < len(cores) <= MOST_CORES:
-        yield
-        return
-    try:
-        os.sched_setaffinity(0, {sorted(cores)[number % len(cores)]})
-    except OSError:  # not for this process
-        yield
-        return
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # others have taken cores away meanwhile, and those that are left are used
-            os.sched_setaffinity(0, cores)
 
 
 def _is_waited_for(connection: Connection) -> bool:
@@ -227,7 +199,7 @@ class Stage:
         )
         self._server.hub.execute(Txn((), made))
         for number in range(PLAYERS):
-            player = Player(self._server, self._keys, number, self._entered)
+            player = Player(self._server, self._keys, number, self._entered, self._lost)
             self._players.append(player)
             await player.come()
         for player in self._players[:-1]:
@@ -250,6 +222,10 @@ class Stage:
         self._due.discard(player)
         if not self._due and not self._is_active.done():
             self._is_active.set_result(None)
+
+    def _lost(self) -> None:
+        if not self._is_active.done():
+            self._is_active.set_exception(ConnectionError("a player was sent away"))
 
     async def clear(self) -> None:
         """Have everybody go. Again, if that was interrupted."""
@@ -274,13 +250,21 @@ class Nowhere(asyncio.Transport):
 class Player:
     """A node as its server sees it: a connection of its own, and one on which its caller waits."""
 
-    def __init__(self, server: Server, keys: RunKeys, number: int, on_entered: Callable[[Player], None]) -> None:
+    def __init__(
+        self,
+        server: Server,
+        keys: RunKeys,
+        number: int,
+        on_entered: Callable[[Player], None],
+        on_lost: Callable[[], None],
+    ) -> None:
         self._number = number
         self._id = f"{RUN}-{number}"
         self._key = keys.node(self._id)
         self._keys = keys
         self._server = server
         self._on_entered = on_entered
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._node: Connection | None = None
         self._sock: socket.socket | None = None
@@ -364,7 +348,14 @@ class Player:
 
     def _read(self) -> None:
         assert self._sock is not None
-        for payload in self._framer.feed(self._sock.recv(_CHUNK)):
+        try:
+            data = self._sock.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._sock.fileno())
+            self._on_lost()
+        for payload in self._framer.feed(data):
             if not self._is_welcome:
                 self._is_welcome = True
                 continue

@@ -182,6 +182,7 @@ class Server:
             await asyncio.sleep(LOOK_S)
         for connection in list(self.connections):
             connection.replaced()
+        self.clients.stop()
         self.hub.stop()
         if self.addresses:
             self.emit(ServerStopped(run_id="", by=self.name, reason=why))
@@ -269,4 +270,4 @@ class Server:
 
 def _alone() -> Server:
     """One that nobody can reach, for what a server does by itself."""
-    return Server(name="rehearsal", emit=Silent(), history=1_000)
+    return Server(name="rehearsal", emit=Silent(), history=100)
