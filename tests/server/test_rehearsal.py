@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import os
 import weakref
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import RoundPhase, RoundRecord, decode
 from quorate.server import rehearsal
-from quorate.server.rehearsal import PLAYERS, RUN, Rehearsal, Stage
+from quorate.server.rehearsal import BUSY_S, PLAYERS, RUN, STAY_S, Cores, Rehearsal, Stage
 from quorate.server.server import Server, _alone
 from quorate.server.traffic import Traffic
 from quorate.wire.messages import NOW, Stand, WatchStart
@@ -261,3 +262,55 @@ def test_a_stage_that_is_stopped_in_the_middle_leaves_nothing():
         assert one._timer is None
 
     run(main())
+
+
+class Machine:
+    """Notes on which cores this thread may run, and how long it takes to get there."""
+
+    def __init__(self, monkeypatch, cores, takes_s=0.0):
+        self.cores, self.takes_s, self.now, self.set = cores, takes_s, 1.0, []
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(self.cores))
+        monkeypatch.setattr(os, "sched_setaffinity", self._set)
+
+    def _set(self, _, cores):
+        self.set.append(set(cores))
+        self.now += self.takes_s
+
+    def clock(self):
+        return self.now
+
+
+def test_cores_take_turns_and_all_of_them_may_be_used_at_once_again(monkeypatch):
+    machine = Machine(monkeypatch, {3, 5})
+    cores = Cores(machine.clock)
+    for _ in range(3):
+        cores.change()
+    assert machine.set == [{5}, {3, 5}, {3}, {3, 5}, {5}, {3, 5}]
+
+
+@pytest.mark.parametrize("cores", [{0}, set(range(64))])
+def test_where_there_is_one_core_or_there_are_many_it_stays_where_it_is(monkeypatch, cores):
+    machine = Machine(monkeypatch, cores)
+    Cores(machine.clock).change()
+    assert machine.set == []
+
+
+def test_cores_that_others_need_are_left_alone_for_a_while(monkeypatch):
+    machine = Machine(monkeypatch, {0, 1}, takes_s=BUSY_S)
+    cores = Cores(machine.clock)
+    cores.change()
+    assert len(machine.set) == 2
+    cores.change()
+    assert len(machine.set) == 2
+    machine.now += STAY_S
+    cores.change()
+    assert len(machine.set) == 4
+
+
+def test_a_process_that_may_not_choose_its_core_stays_where_it_is(monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    Cores().change()

@@ -13,8 +13,11 @@ for so long as somebody has begun to wait not long ago.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import time
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from quorate.events import Emitter, Event
@@ -48,6 +51,10 @@ EVERY_S = 0.025
 """After a pause of this length most is still in the caches. A round of its own, and what follows of it, takes a ms."""
 KEEP_S = 60.0
 """For so long after somebody has begun to wait: who waits longer than that does not wait for a millisecond."""
+MOST_CORES = 4
+BUSY_S = 0.0005
+STAY_S = 60.0
+"""If it takes longer to get to another core there is somebody at work on it: not for so long then."""
 PLAYERS = 3
 STAGE_S = 3_600.0
 """A stage is put up anew after this, long before a lease on it ends."""
@@ -75,6 +82,7 @@ class Rehearsal:
         self._until = 0.0
         self._seen = 0
         self._stage: Stage | None = None
+        self._cores = Cores()
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
 
@@ -135,6 +143,7 @@ class Rehearsal:
             if self._stage is None:
                 self._stage = Stage(self._make_server())
                 await self._stage.put_up()
+            self._cores.change()
             await self._stage.play()
         except OSError:  # no file is left, or the machine stood still for long: nothing depends on it
             self._until = 0.0
@@ -144,6 +153,27 @@ class Rehearsal:
         if self._stage is not None:
             await self._stage.clear()
             self._stage = None
+
+
+class Cores:
+    """Of a machine with few of them: one cannot count on finding the last one free, and each has caches of its own."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._turn = 0
+        self._stays_until = float("-inf")
+
+    def change(self) -> None:
+        """Go on on another core, and be free to leave it at once. If that takes long, others need them: stay then."""
+        began_at, cores = self._clock(), os.sched_getaffinity(0)
+        if began_at < self._stays_until or not 1 < len(cores) <= MOST_CORES:
+            return
+        self._turn += 1
+        with suppress(OSError):  # not for this process, or somebody has taken cores away meanwhile
+            os.sched_setaffinity(0, {sorted(cores)[self._turn % len(cores)]})
+            os.sched_setaffinity(0, cores)
+        if self._clock() - began_at > BUSY_S:
+            self._stays_until = began_at + STAY_S
 
 
 def _is_waited_for(connection: Connection) -> bool:
