@@ -137,13 +137,16 @@ def test_nothing_of_a_stage_is_kept_when_it_is_cleared_up():
     run(main())
 
 
-def test_a_player_that_is_sent_away_ends_the_play():
+@pytest.mark.parametrize("is_known_before", [True, False])
+def test_a_player_that_is_sent_away_ends_the_play(is_known_before):
     async def main():
         stage = Stage(_alone())
         await stage.put_up()
         for connection in list(stage._server.connections):
             if connection._transport.get_extra_info("socket") is not None:
                 connection.replaced()
+        if is_known_before:
+            await eventually(lambda: stage._has_lost, "they have noticed")
         with pytest.raises(ConnectionError):
             await stage.play()
         await stage.clear()

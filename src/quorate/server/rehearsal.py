@@ -63,6 +63,7 @@ FINISH_S = 0.2
 """What is being played when the server stops is played to its end, unless that takes longer."""
 LIFE_S = 86_400.0
 RUN = "rehearsal"
+SENT_AWAY = "a player was sent away"
 _CHUNK = 1 << 14
 
 
@@ -200,7 +201,8 @@ class Stage:
         self._keys = RunKeys(PREFIX, RUN)
         self._players: list[Player] = []
         self._due: set[Player] = set()
-        self._is_active: asyncio.Future[None] = self._loop.create_future()
+        self._is_active: asyncio.Future[None] | None = None
+        self._has_lost = False
         self.put_up_at = self._loop.time()
         self.rounds = 0
 
@@ -236,10 +238,15 @@ class Stage:
             player.join()
 
     async def play(self) -> None:
-        """The last one joins, and all are in a round; then it leaves, and the others wait again. TimeoutError."""
+        """The last one joins, and all are in a round; then it leaves, and the others wait again.
+
+        TimeoutError; ConnectionError if somebody was sent away since the stage was put up.
+        """
         *others, last = self._players
         self._due = set(self._players)
         self._is_active = self._loop.create_future()
+        if self._has_lost:
+            raise ConnectionError(SENT_AWAY)
         async with asyncio.timeout(PATIENCE_S):
             last.join()
             await self._is_active
@@ -250,12 +257,13 @@ class Stage:
 
     def _entered(self, player: Player) -> None:
         self._due.discard(player)
-        if not self._due and not self._is_active.done():
+        if not self._due and self._is_active is not None and not self._is_active.done():
             self._is_active.set_result(None)
 
     def _lost(self) -> None:
-        if not self._is_active.done():
-            self._is_active.set_exception(ConnectionError("a player was sent away"))
+        self._has_lost = True
+        if self._is_active is not None and not self._is_active.done():
+            self._is_active.set_exception(ConnectionError(SENT_AWAY))
 
     async def clear(self) -> None:
         """Have everybody go. Again, if that was interrupted."""
