@@ -2,6 +2,7 @@
 
 import socket
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,22 @@ import pytest
 import quorate
 from quorate import _background
 from quorate._marks import collect
+from quorate.backends import tcp_pledge
 from quorate.backends.tcp_lane import Practice
+from quorate.kv.types import Grant, Put, Revoke, Txn
+from quorate.rendezvous.keys import RunKeys
+from quorate.rendezvous.records import NodePhase, NodeRecord, decode, encode
 from tests.patience import PATIENCE_S, in_thread, result_of, until
 from tests.server.threaded import House
 
+KEYS = RunKeys("quorate", "run")
+LAPSED = -1.0
 
-def test_callers_that_have_waited_find_their_place_by_themselves_and_know_as_much_as_any_other():
+
+@pytest.mark.parametrize("counts", [True, False], ids=["confirmed beforehand", "asked"])
+def test_callers_that_have_waited_find_their_place_by_themselves_and_know_as_much_as_any_other(counts, monkeypatch):
+    if not counts:
+        monkeypatch.setattr(tcp_pledge, "PLEDGED_S", LAPSED)
     with House() as house:
         hits = collect()
         handlers = [
@@ -38,12 +49,70 @@ def test_callers_that_have_waited_find_their_place_by_themselves_and_know_as_muc
                     world.store.set(f"rank{world.rank}", b"here")
                 worlds[0].store.wait(["rank0", "rank1", "rank2"], 10.0)
             assert "express.entered_elsewhere" in hits
+            assert ("pledges.written" in hits) is counts
             handlers[0].leave()
             for world in worlds[1:]:
                 assert world.changed.wait(PATIENCE_S)
         finally:
             for handler in handlers:
                 handler.close()
+
+
+@contextmanager
+def two_who_have_confirmed():
+    """Two callers whose places in an attempt were confirmed beforehand, and a third member that never confirms."""
+    with House() as house:
+        url = f"tcp://127.0.0.1:{house.port}/run?min_nodes=3&admission_window=0&confirm_timeout=60&name="
+        handlers = [quorate.create_handler(f"{url}{name}") for name in "abc"]
+        try:
+            calls = [in_thread(handler.next_rendezvous) for handler in handlers[:2]]
+            until(lambda: _standing(house) == 2, "two wait on connections of their own")
+            lease = house.ask(lambda: house.server.hub.execute(Grant(60.0))).lease
+            record = NodeRecord(id="ghost", name="ghost", addr="", session=lease, join=1, phase=NodePhase.JOINING)
+            house.ask(lambda: house.server.hub.execute(Txn((), (Put(KEYS.node("ghost"), encode(record), lease),))))
+            until(lambda: _members(house) == ["a", "b"], "they are confirmed")
+            yield house, handlers, calls, lambda: house.ask(lambda: house.server.hub.execute(Revoke(lease)))
+        finally:
+            for handler in handlers:
+                handler.close()
+
+
+def _members(house):
+    """The names of those who have confirmed a place."""
+    items = house.ask(lambda: [item for key, item in house.items.items() if key.startswith(KEYS.nodes)])
+    records = [decode(NodeRecord, item) for item in items]
+    return sorted(record.name for record in records if record.phase is NodePhase.MEMBER)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_an_attempt_that_comes_to_nothing_is_followed_by_another_whoever_knows_of_its_confirmation(knows):
+    hits = collect()
+    with two_who_have_confirmed() as (_, handlers, calls, give_up):
+        if knows:
+            until(lambda: "presence.found_out" in hits, "a node has found out")
+        give_up()
+        last = in_thread(handlers[2].next_rendezvous)
+        worlds = [result_of(call) for call in (*calls, last)]
+        assert {world.round for world in worlds} == {2}
+        assert sorted(world.rank for world in worlds) == [0, 1, 2]
+        for world in worlds:
+            world.store.set(f"rank{world.rank}", b"here")
+        worlds[0].store.wait(["rank0", "rank1", "rank2"], 10.0)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_one_whose_place_was_confirmed_beforehand_can_leave_all_the_same(knows):
+    hits = collect()
+    with two_who_have_confirmed() as (house, handlers, calls, give_up):
+        if knows:
+            until(lambda: "presence.found_out" in hits, "a node has found out")
+        handlers[0].leave("it goes")
+        give_up()
+        with pytest.raises(quorate.RendezvousError, match="it goes"):
+            result_of(calls[0])
+        assert _members(house) == ["b"]
+        again = [in_thread(handler.next_rendezvous) for handler in (handlers[0], handlers[2])]
+        assert len({result_of(call).round for call in (*again, calls[1])}) == 1, "it may come again"
 
 
 @pytest.mark.parametrize("warm_for_s", [60.0, 0.0])

@@ -18,10 +18,12 @@ from tests.server.threaded import House
 
 
 @contextmanager
-def run_of(size, *names, options=""):
-    """A server, and a handler for each name, all of one run."""
+def run_of(size, *names, options="", away_s=0.0):
+    """A server, so far away in either direction, and a handler for each name, all of one run."""
     with House() as house:
-        url = f"tcp://127.0.0.1:{house.port}/run?min_nodes={size}&admission_window=0{options}"
+        house.proxy.delay_s = away_s
+        port = house.proxy.port if away_s else house.port
+        url = f"tcp://127.0.0.1:{port}/run?min_nodes={size}&admission_window=0{options}"
         handlers = [quorate.create_handler(f"{url}&name={name}") for name in names]
         try:
             yield house, *handlers
@@ -78,6 +80,18 @@ def test_the_last_one_may_be_rank_zero_and_its_port_is_free_when_it_is_in(patien
         assert world.rank == 0
         socket.create_server(("", world.bootstrap_store_info.master_port)).close()
         assert result_of(call).bootstrap_store_info == world.bootstrap_store_info
+
+
+def test_one_who_is_far_from_its_server_waits_for_the_answer_and_is_in_by_itself_all_the_same():
+    """Bug that this found: it waited for 5 ms, and whatever it had begun was done again over four round trips."""
+    hits = collect()
+    with run_of(2, "a", "b", away_s=0.1, options="&is_host=false") as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: nodes_of(house), "one has joined")
+        look(last)
+        worlds = [last.next_rendezvous(), result_of(call)]
+        until(lambda: "node.began_and_entered" in hits, "its node has heard of it")
+        assert {world.rank for world in worlds} == {0, 1}
 
 
 def test_one_who_is_not_the_last_waits_like_any_other():

@@ -1,8 +1,10 @@
 """Members that stall, die, come late or lose their connection, as real processes."""
 
 import time
+from pathlib import Path
 
 from tests.e2e.kit import Stage, loopback, members_agree
+from tests.patience import until
 
 QUICK = "last_call_timeout=0.3&local_addr=127.0.0.1&join_timeout=60"
 PATIENT = "last_call_timeout=3&local_addr=127.0.0.1&join_timeout=60"
@@ -107,3 +109,23 @@ def test_scenario_01_member_that_is_interrupted_and_started_again_is_taken_back_
         stays.wait("changed", lambda fact, last=number: fact["round"] == last)
         assert again.events("NodeLeft") != []
     assert [stays.all("error"), stays.events("SessionLost"), stays.events("JoinFailed")] == [[], [], []]
+
+
+def test_node_that_stands_still_is_not_confirmed_for(stage: Stage, tmp_path: Path):
+    """Whoever waits confirms its place beforehand, for a second at a time: one that stopped before that is asked."""
+    events = tmp_path / "events"
+    server = stage.serve(loopback(), "--events", str(events))
+    url = f"tcp://{server.wait_listening()}/still?min_nodes=3&confirm_timeout=1&{PATIENT}"
+    a, b = stage.nodes(url, "a", "b")
+    for node in (a, b):
+        node.event("JoinStarted")
+    time.sleep(0.5)  # until their callers wait on connections of their own
+    b.stop()
+    time.sleep(1.5)  # longer than what it has said counts
+    c = stage.node(url, "c")
+    until(lambda: "RoundGivenUp" in events.read_text(encoding="utf-8"), "an attempt is given up")
+    assert [node.all("round") for node in (a, c)] == [[], []], "nobody is in a round with one that stands still"
+    b.go_on()
+    rounds = [node.round(size=3) for node in (a, b, c)]
+    members_agree(*rounds)
+    assert rounds[0]["round"] > 1

@@ -17,7 +17,7 @@ from quorate.server.server import Server, _alone
 from quorate.server.traffic import Traffic
 from quorate.wire.messages import NOW, Stand, WatchStart
 from tests.server.kit import eventually, run, serving
-from tests.server.test_standing import KEYS, NODE, come
+from tests.server.standing_kit import KEYS, NODE, come
 
 EVERY_S = 0.001
 SOMEBODY = SimpleNamespace(stands=SimpleNamespace(is_told_elsewhere=True))

@@ -1,100 +1,16 @@
 """Who waits for a node's place on a connection of its own is told it there; the node's connection holds that back."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
 from quorate.kv.types import Grant, Put, Txn
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import AssignRecord, NodePhase, NodeRecord, RoundPhase, RoundRecord, encode
+from quorate.rendezvous.records import RoundPhase
 from quorate.server import standing
 from quorate.testing.loop import run as virtual
-from quorate.wire.frames import GREETING, frame
-from quorate.wire.messages import (
-    NEWEST_VERSION,
-    NOW,
-    Answer,
-    Do,
-    Hello,
-    Hold,
-    Place,
-    Push,
-    Stand,
-    WatchStart,
-    Welcome,
-    encoder,
-    welcome_decoder,
-)
-from tests.server.kit import Raw, eventually, run, serving
-
-KEYS = RunKeys("quorate", "run")
-NODE = "n1"
-
-
-def state(phase, number=1):
-    record = RoundRecord(number=number, phase=phase, incarnation="life", size=3, term=1, addr="zero", port=5)
-    return Put(KEYS.round, encode(record))
-
-
-def assign(number=1):
-    return Put(KEYS.assign(NODE), encode(AssignRecord(number=number, rank=2, join=4)))
-
-
-def own_key(number):
-    record = NodeRecord(id=NODE, name="n", addr="a", session=1, join=4, phase=NodePhase.MEMBER, round=number)
-    return Put(KEYS.node(NODE), encode(record))
-
-
-class Scene:
-    """A server on which nothing is decided but here; a node's connection, and one on which somebody waits for it."""
-
-    def __init__(self, server, node, other):
-        self.server, self.node, self.other = server, node, other
-
-    def write(self, *puts):
-        """As the coordinator would; the revision."""
-        return self.server.hub.execute(Txn((), puts)).revision
-
-    def form(self):
-        self.write(own_key(0))
-        return self.write(state(RoundPhase.FORMING), assign())
-
-    def activate(self):
-        return self.write(state(RoundPhase.ACTIVE))
-
-    async def go_through(self):
-        """A round, of which the one who waits is told the beginning and the end."""
-        self.form()
-        assert not (await self.other.next_message()).is_active
-        self.activate()
-        assert (await self.other.next_message()).is_active
-
-
-async def come(server, client, run_id=""):
-    raw = await Raw.open(server)
-    hello = Hello(oldest=NEWEST_VERSION, newest=NEWEST_VERSION, client=client, run=run_id)
-    raw.send_bytes(GREETING + frame(encoder.encode(hello)))
-    assert isinstance(welcome_decoder.decode(await raw.next_frame()), Welcome)
-    return raw
-
-
-@asynccontextmanager
-async def scene(monkeypatch, held_s=60.0):
-    monkeypatch.setattr(standing, "HELD_S", held_s)
-    async with serving() as server:
-        node = await come(server, "node", "run")
-        node.send(WatchStart(1, KEYS.round, NOW), WatchStart(2, KEYS.assign(NODE), NOW))
-        other = await come(server, "other")
-        other.send(Stand("node", NODE))
-        await eventually(lambda: any(one.stands for one in server.connections), "somebody stands")
-        yield Scene(server, node, other)
-
-
-async def nothing(raw):
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await raw.next_message()
+from quorate.wire.messages import Answer, Do, Hold, Place, Push, Stand
+from tests.server.kit import eventually, run
+from tests.server.standing_kit import NODE, assign, come, nothing, own_key, scene, state
 
 
 def test_a_place_and_the_end_of_the_attempt_are_said_where_somebody_waits_and_held_back_elsewhere(monkeypatch):

@@ -518,6 +518,18 @@ MUTANTS = (
         is_wired=True,
     ),
     Mutant(
+        "a node does not look whether its place was confirmed beforehand",
+        ("Completion", "Admission"),
+        (Edit(Presence, "find_out", "return self.record", "return None"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "a node takes what was written to confirm its place for somebody else's doing",
+        ("Completion", "Admission"),
+        (Edit(Presence, "_is_pledged", "if own is None or record is None", "if True or record is None"),),
+        is_wired=True,
+    ),
+    Mutant(
         "who is in before it has seen the round takes what it saw before for the end of it",
         ("Release", "Completion", "Admission", "Detection", "OutageTolerance"),
         (Edit(Sight, "what_changed", "if not self.sees(current):", "if False:"),),

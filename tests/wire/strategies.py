@@ -34,6 +34,7 @@ from quorate.wire.messages import (
     Hold,
     MakeRun,
     Place,
+    Pledge,
     Push,
     RefusalCode,
     Refused,
@@ -92,6 +93,7 @@ CLIENT_MESSAGES = {
     AskStatus: st.builds(AskStatus, numbers),
     Await: st.builds(Await, numbers, st.lists(texts, max_size=3).map(tuple), st.floats(0, 1e6)),
     Stand: st.builds(Stand, texts, texts),
+    Pledge: st.builds(Pledge, seconds, numbers, numbers, texts, numbers, numbers, values, values),
 }
 SERVER_MESSAGES = {
     Answer: st.builds(Answer, numbers, results),

@@ -162,7 +162,7 @@ def test_damaged_message_is_read_or_refused_and_nothing_else(decoder, sent, data
         DECODERS[decoder].decode(bytes(payload[:cut]))
 
 
-@pytest.mark.parametrize("wrong", [[9, 1], [0], ["Do", 1], [1], [1, "x", []]])
+@pytest.mark.parametrize("wrong", [[10, 1], [0], ["Do", 1], [1], [1, "x", []]])
 def test_message_of_no_known_type_is_refused(wrong):
     with pytest.raises(msgspec.ValidationError):
         client_decoder.decode(msgspec.msgpack.encode([0, [wrong]]))
@@ -183,6 +183,7 @@ def test_the_numbers_of_messages_stay_what_they_are():
         "AskStatus": 6,
         "Await": 7,
         "Stand": 8,
+        "Pledge": 9,
     }
     assert tags(ServerMessage) == {
         "Answer": 1,

@@ -227,7 +227,7 @@ class DirectConnection:
         self._opening: socket.socket | None = None
         self._framer = Framer(DEFAULT_LIMIT)
         self._generation = ""
-        self._version = 0
+        self.version = 0
         self._max_frame = 0
         self._tick_s = 0.0
         self._backoff = Backoff(pool.rng)
@@ -256,7 +256,7 @@ class DirectConnection:
                 sock = self._sock
                 if sock is None:
                     sock, now = self._open(deadline), time.monotonic()
-                if sent_to or self._version < AWAITS_FROM or len(payload) > self._max_frame:
+                if sent_to or self.version < AWAITS_FROM or len(payload) > self._max_frame:
                     self._check_server(message, payload, sent_to not in ("", self._generation))
                 self.is_owed = True
                 data = len(payload).to_bytes(HEADER_BYTES, "big") + payload
@@ -286,7 +286,7 @@ class DirectConnection:
         """Send something that is not answered; False: the server does not know it. OSError, BackendError."""
         self.is_open()
         sock = self._sock or self._open(deadline)
-        if self._version < PLACES_FROM:
+        if self.version < PLACES_FROM:
             return False
         self._send(sock, frame(encoder.encode((self.seq, (message,)))), 0, deadline)
         return True
@@ -296,7 +296,7 @@ class DirectConnection:
         before, self.used_at, self._given_up = self.used_at, time.monotonic(), None
         if self.used_at - before > STALE_S:
             self._drop_if_closed()
-        return self._sock is not None and self._version >= version
+        return self._sock is not None and self.version >= version
 
     @property
     def sock(self) -> socket.socket | None:
@@ -321,8 +321,8 @@ class DirectConnection:
         endpoint = self._pool.endpoint
         if was_sent_elsewhere and isinstance(message, Do) and changes_something(message.op):
             raise OutcomeUnknown(f"{endpoint} was restarted without its data")
-        if self._version < AWAITS_FROM and isinstance(message, Await):
-            raise TooOld(f"{endpoint} speaks version {self._version} of the protocol")
+        if self.version < AWAITS_FROM and isinstance(message, Await):
+            raise TooOld(f"{endpoint} speaks version {self.version} of the protocol")
         if len(payload) > self._max_frame:
             raise Rejected(
                 f"a request of {len(payload)} bytes is too large: the server takes {self._max_frame} at most"
@@ -478,7 +478,7 @@ class DirectConnection:
                 raise ConnectionError(welcome.message)
             raise Rejected(f"{self._pool.endpoint} refused: {welcome.message}")
         self._generation = welcome.generation
-        self._version = welcome.version
+        self.version = welcome.version
         self._max_frame = welcome.max_frame
 
     def drop(self) -> None:

@@ -8,9 +8,8 @@ that were made for it beforehand, and goes on when it is in. The loop hears of t
 Whoever has looked at the run before it joins may begin there, too (`TcpLane.begin`): it opens the node's session and
 joins, and if it was the last one that was missing it is in without the loop. If not, the loop takes over.
 
-Two threads, and no lock: the handler of a signal may ask for anything at any point of the caller's thread. What both
-may take is taken out of a container in one step, and who has it acts. The loop asks for what was taken here (`account`)
-before it does anything about a round.
+Whoever waits here confirms its place beforehand, while it is about (`tcp_pledge.py`): most often the first word that it
+is told is that it is in. What caller and loop may both do, one of them takes (`tcp_offers.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import select
 import socket
 import time
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -27,15 +25,26 @@ import msgspec
 from quorate.backends.contract import Begun, Done, Late, Seat, Terms
 from quorate.backends.pairs import Pair, let_go
 from quorate.backends.tcp_direct import DirectConnection, DirectPool
+from quorate.backends.tcp_offers import OfferedLane, done_at, place_of
+from quorate.backends.tcp_pledge import (
+    PLEDGE_EVERY_S,
+    PLEDGED_S,
+    may_pledge,
+    may_pledge_at_once,
+    pledge_at_once,
+    pledge_of,
+)
 from quorate.errors import BackendError
 from quorate.kv.types import Grant, Op, Txn, TxnResult
 from quorate.wire.frames import HEADER_BYTES, FrameError, frame
 from quorate.wire.messages import (
     JOINS_FROM,
+    PLEDGES_FROM,
     Answer,
     Do,
     Hold,
     Place,
+    Pledge,
     Stand,
     encoder,
     place_decoder,
@@ -45,10 +54,10 @@ from quorate.wire.messages import (
 OPEN_S = 1.0
 """A connection that takes longer is none."""
 ALONE_S = 0.005
-"""For so long a caller that has joined waits for its place before the loop takes over."""
+"""For so long at least a caller that has joined waits for its place before the loop takes over."""
 _CHUNK = 1 << 12
-_ANSWER = b"\x91\x93\x01"
-"""How the payload begins that holds an answer, and nothing else."""
+_ANSWER, _ANSWERS = b"\x91\x93\x01", b"\x92\x93\x01"
+"""How the payload begins that holds an answer, and nothing else, and two of them."""
 _UNKNOWN = 5
 """How many bytes of a `Place` are behind what a node knows beforehand, if those are nothing: the rank is first."""
 
@@ -62,6 +71,9 @@ class _Prepared(NamedTuple):
     active: bytes
     confirmation: bytes
     as_zero: bytes | None
+    pledge: bytes
+    """Confirms beforehand; empty: the server does not take that."""
+    renewal: bytes
 
 
 class Stander:
@@ -89,6 +101,10 @@ class Stander:
         """The next request was sent."""
         self.one.seq += 1
 
+    def frame_of_pledge(self, pledge: Pledge) -> bytes:
+        """As it is sent; empty: the server does not know it."""
+        return frame(encoder.encode((self.one.seq, (pledge,)))) if self.one.version >= PLEDGES_FROM else b""
+
     def leave(self) -> None:
         """Nobody waits on it any more."""
         self.one.is_owed = self.is_owed
@@ -109,67 +125,6 @@ def stand(pool: DirectPool, message: Stand, deadline: float) -> Stander | None:
     return None
 
 
-class Offers:
-    """What a caller may do by itself, and has done: what the loop and the caller have in common."""
-
-    def __init__(self) -> None:
-        self.terms: dict[int, Terms] = {}
-        """What is offered, by its number. Whoever takes it out of here decides whether it is confirmed."""
-        self.place = b""
-        """The frame with the place that the caller has confirmed, or was about to: noted before it takes the terms."""
-        self.seats: dict[int, bool] = {}
-        """Whoever takes the one under the same number decides whether the caller is in."""
-        self.entered: Place | None = None
-        """Where it is: noted before it takes the seat."""
-        self._number = 0
-        self._is_offered = False
-        """Whether something was offered whose fate nobody has asked for."""
-
-    def offer(self, terms: Terms) -> None:
-        """The caller may do this by itself from now on. What was offered before has to be accounted for first."""
-        self._number += 1
-        self.place, self.entered = b"", None
-        self.seats = {self._number: True}
-        self._is_offered = True
-        self.terms = {self._number: terms}
-
-    def account(self) -> Done | None:
-        """What the caller has done by itself; None: nothing. It may do nothing more."""
-        if not self._is_offered:
-            return None
-        self._is_offered = False
-        if self.terms.pop(self._number, None) is not None:
-            return None
-        confirmed = place_of(self.place)
-        if self.seats.pop(self._number, False):
-            return Done(confirmed.rank)
-        assert self.entered is not None
-        return done_at(self.entered)
-
-
-class OfferedLane(Offers, ABC):
-    """A lane, for the loop and for the caller."""
-
-    @property
-    @abstractmethod
-    def is_standing(self) -> bool: ...
-
-    @abstractmethod
-    def stand_by(self) -> None: ...
-
-    @abstractmethod
-    def begin(self, begun: Begun) -> Done | None: ...
-
-    @abstractmethod
-    def wait(self, bell: int, within_s: float) -> object | None: ...
-
-    @abstractmethod
-    def keep_warm(self, bell: int) -> None: ...
-
-    @abstractmethod
-    def leave(self) -> None: ...
-
-
 class TcpLane(OfferedLane):
     """For one node, and one caller at a time: what is here is the caller's, and is called on its thread."""
 
@@ -183,6 +138,12 @@ class TcpLane(OfferedLane):
         """For which offer there was no connection."""
         self._prepared: _Prepared | None = None
         self._is_confirmed = False
+        self._trip_s = 0.0
+        """A request and its answer took so long, or less: with opening the connection, most often."""
+        self._has_pledged = False
+        """A place was confirmed beforehand, on the terms that are prepared ..."""
+        self._pledge_at = 0.0
+        """... and is to be again at this time."""
 
     @property
     def is_standing(self) -> bool:
@@ -190,8 +151,10 @@ class TcpLane(OfferedLane):
 
     def stand_by(self) -> None:
         if self._pool.is_usable:
+            began_at = time.monotonic()
             with suppress(BackendError, Late):
-                self._pool.execute(Txn((), ()), time.monotonic() + OPEN_S)
+                self._pool.execute(Txn((), ()), began_at + OPEN_S)
+            self._trip_s = time.monotonic() - began_at
 
     def begin(self, begun: Begun) -> Done | None:
         """As in the contract. One function, and what can be done while the server is busy is done then: see `wait`."""
@@ -201,7 +164,11 @@ class TcpLane(OfferedLane):
         self._stander = stander = Stander(self._pool, one)
         start, seq, sock, dont_wait = begun.start, one.seq, one.sock, socket.MSG_DONTWAIT
         session, join = Do(seq + 1, Grant(start.ttl_s, start.lease)), Do(seq + 2, start.joins())
-        sent = frame(encoder.encode((seq, (self._stand, session, Hold(start.lease, self._grace_s), join))))
+        said = [self._stand, session, Hold(start.lease, self._grace_s), join]
+        is_pledged = one.version >= PLEDGES_FROM and may_pledge_at_once(start)
+        if is_pledged:
+            said.append(pledge_at_once(start))
+        sent = frame(encoder.encode((seq, said)))
         one.seq = seq + 2
         begun.sent_at = time.monotonic()
         try:
@@ -209,36 +176,37 @@ class TcpLane(OfferedLane):
                 return self._at_a_loss()
             forming, active = _beginnings(start.number, start.join, start.incarnation)
             until = begun.sent_at + min(start.ttl_s, start.join_timeout_s) - start.held_s
-            op = start.confirms(1, 0)
-            if op is not None:
+            if not is_pledged and (op := start.confirms(1, 0)) is not None:
                 stander.frame_of(op)  # for practice, while the server decides: what is done next is done the faster
             poll = select.poll()
             poll.register(sock, select.POLLIN)
-            if not poll.poll(ALONE_S * 1000):
+            if not poll.poll(max(ALONE_S, self._trip_s) * 1000):
                 return self._at_a_loss()  # not even the join was answered: the node asks, and is told itself
             data = sock.recv(_CHUNK, dont_wait)
-            if not data.startswith(forming, HEADER_BYTES):
+            is_told = data.startswith(forming, HEADER_BYTES)
+            if is_told:
+                place = place_of(data)
+                begun.revision = place.revision
+                op = start.confirms(place.rank, place.revision)
+                if op is None or time.monotonic() > until:
+                    return self._at_a_loss()
+                sent = stander.frame_of(op)
+                begun.done = Done(place.rank)
+                if sock.send(sent, dont_wait) != len(sent):
+                    return self._at_a_loss()
+                stander.count()
+                data = b""
+            elif not (is_pledged and data.startswith(active, HEADER_BYTES)):  # else it was confirmed beforehand
                 begun.revision = _revision_of(data, seq + 2)
                 return None if begun.revision and not _past_first(data) else self._at_a_loss()
-            place = place_of(data)
-            begun.revision = place.revision
-            op = start.confirms(place.rank, place.revision)
-            if op is None or time.monotonic() > until:
-                return self._at_a_loss()
-            sent = stander.frame_of(op)
-            begun.done = Done(place.rank)
-            if sock.send(sent, dont_wait) != len(sent):
-                return self._at_a_loss()
-            stander.count()
-            while True:
+            while not data:
                 data = sock.recv(_CHUNK, dont_wait) if poll.poll(start.held_s * 1000) else b""
                 if data.startswith(_ANSWER, HEADER_BYTES) and time.monotonic() <= until:  # as in `wait`
                     data = _past_first(data)
-                    if not data:
-                        continue
-                if not data.startswith(active, HEADER_BYTES):
+                elif not data:
                     return self._at_a_loss()
-                break
+            if not data.startswith(active, HEADER_BYTES):
+                return self._at_a_loss()
             end = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
             place = place_decoder.decode(data[HEADER_BYTES:end])[0]
             if time.monotonic() >= begun.sent_at + start.ttl_s:
@@ -247,7 +215,7 @@ class TcpLane(OfferedLane):
         except (OSError, msgspec.DecodeError):
             return self._at_a_loss()
         self._stander = None
-        one.is_owed = not _ends_with_answer(data, end)
+        one.is_owed = not _ends_with(_ANSWER if is_told else _ANSWERS, data, end)
         self._pool.give_back(one)
         return begun.done
 
@@ -264,7 +232,7 @@ class TcpLane(OfferedLane):
             poll.poll(wait_ms)
             return None
         poll.register(stander.sock, select.POLLIN)
-        number, terms, forming, active, ordinary, as_zero = prepared
+        number, terms, forming, active, ordinary, as_zero, _, _ = prepared
         recv, send, session, held_s, deadline = (
             stander.sock.recv,
             stander.sock.send,
@@ -279,6 +247,12 @@ class TcpLane(OfferedLane):
                 if not ready or ready[0][0] == bell:
                     return None
                 data = recv(_CHUNK, dont_wait)
+            else:
+                data = b""
+            is_pledged = self._has_pledged and data.startswith(
+                active, HEADER_BYTES
+            )  # then that is all there is to know
+            if not (is_pledged or self._is_confirmed):
                 confirmation = ordinary if data[at_rank : at_rank + 1] != b"\0" else as_zero
                 until = monotonic() + held_s
                 if (
@@ -297,29 +271,33 @@ class TcpLane(OfferedLane):
                     return self._at_a_loss()
                 self._is_confirmed = True
                 stander.count()
-            data, is_answered = b"", False
-            while True:
+                data = b""
+            is_answered = False
+            while not data:
                 ready = poll.poll(wait_ms)
                 if not ready or ready[0][0] == bell:
                     return None
                 data = recv(_CHUNK, dont_wait)
                 if not is_answered and data.startswith(_ANSWER, HEADER_BYTES):  # to the confirmation
                     is_answered, data = True, _past_first(data)
-                    if not data:
-                        continue  # what is waited for comes next
-                if not data.startswith(active, HEADER_BYTES):
+                elif not data:
                     return self._at_a_loss()
-                break
+            if not data.startswith(active, HEADER_BYTES):
+                return self._at_a_loss()
             end = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
             place = self.entered = place_decoder.decode(data[HEADER_BYTES:end])[0]  # before the seat is taken, as above
             if session.expires_at <= monotonic() or session.lost.reason is not None:
                 return self._at_a_loss()  # this process stood still, most likely
+            if is_pledged:
+                self.place = data
+                if self.terms.pop(number, None) is None:
+                    return self._at_a_loss()
             if not self.seats.pop(number, False):
                 return self._at_a_loss()
         except (OSError, msgspec.DecodeError):
             return self._at_a_loss()
         self._stander = self._prepared = None
-        stander.is_owed = not _ends_with_answer(data, end)
+        stander.is_owed = len(data) != end if is_pledged else not _ends_with(_ANSWER, data, end)
         stander.leave()
         return terms.enter(place)
 
@@ -328,6 +306,8 @@ class TcpLane(OfferedLane):
         prepared = self._prepared
         if prepared is None or self._is_confirmed or not self._pool.is_usable:
             return
+        if time.monotonic() >= self._pledge_at:
+            self._pledge(prepared.renewal, prepared.terms)
         with suppress(OSError):  # no file is left for it, or the pool was closed
             pair = self._pool.pairs.take()
             is_clean = False
@@ -359,12 +339,28 @@ class TcpLane(OfferedLane):
         if self._stander is None:
             self._failed_for = number
             return None
-        self._is_confirmed = False
+        self._is_confirmed = self._has_pledged = False
         forming, active = _beginnings(terms.number, terms.join, terms.incarnation)
         as_zero = self._stander.frame_of(terms.as_zero) if terms.as_zero is not None else None
         confirmation = self._stander.frame_of(terms.op)
-        self._prepared = _Prepared(number, terms, forming, active, confirmation, as_zero)
+        pledge = self._stander.frame_of_pledge(pledge_of(terms))
+        renewal = self._stander.frame_of_pledge(Pledge(PLEDGED_S))
+        self._prepared = _Prepared(number, terms, forming, active, confirmation, as_zero, pledge, renewal)
+        self._pledge(pledge, terms)
         return self._prepared
+
+    def _pledge(self, said: bytes, terms: Terms) -> None:
+        """Confirm beforehand, if that holds for as long as it counts."""
+        now, stander = time.monotonic(), self._stander
+        self._pledge_at = now + PLEDGE_EVERY_S
+        if said and may_pledge(terms, now) and stander is not None and stander.sock is not None:
+            try:
+                if stander.sock.send(said, socket.MSG_DONTWAIT) == len(said):
+                    self._has_pledged = True
+                    return
+            except OSError:
+                pass
+            self._at_a_loss()
 
 
 class Actor(Stander):
@@ -397,12 +393,15 @@ class Practice(TcpLane):
         terms = known.terms
         ready = self._prepared = known._replace(terms=terms._replace(enter=_stay))
         self._stander, self.terms, self.seats = Actor(self._near), {ready.number: terms}, {ready.number: True}
-        self._tell(Place(False, terms.number, terms.join, terms.incarnation, 1, 2))
-        if self.wait(bell, 0.0) is not None or not self._is_confirmed:
-            return False
-        confirmation = self._far.recv(len(ready.confirmation))
+        self._has_pledged = bool(ready.pledge)
+        if not self._has_pledged:
+            self._tell(Place(False, terms.number, terms.join, terms.incarnation, 1, 2))
+            if self.wait(bell, 0.0) is not None or not self._is_confirmed:
+                return False
+            if self._far.recv(len(ready.confirmation)) != ready.confirmation:
+                return False
         self._tell(Place(True, terms.number, terms.join, terms.incarnation, 1, 2, 3, terms.node_id, 4))
-        return self.wait(bell, 0.0) is not None and confirmation == ready.confirmation
+        return self.wait(bell, 0.0) is not None
 
     def _tell(self, place: Place) -> None:
         self._far.send(frame(encoder.encode((place,))))
@@ -415,17 +414,6 @@ def _stay(seat: Seat) -> object:
     return seat
 
 
-def place_of(data: bytes) -> Place:
-    """What the first frame says. DecodeError if it is not whole."""
-    length = int.from_bytes(data[:HEADER_BYTES], "big")
-    return place_decoder.decode(data[HEADER_BYTES : HEADER_BYTES + length])[0]
-
-
-def done_at(place: Place) -> Done:
-    """Somebody is there."""
-    return Done(place.rank, place.revision, place.number, place.size, place.addr, place.port)
-
-
 def _beginnings(number: int, join: int, incarnation: str) -> tuple[bytes, bytes]:
     """How what is said of a place begins: in an attempt, and when that is active."""
     forming, active = (
@@ -434,10 +422,10 @@ def _beginnings(number: int, join: int, incarnation: str) -> tuple[bytes, bytes]
     return forming, active
 
 
-def _ends_with_answer(data: bytes, end: int) -> bool:
-    """Whether there is one answer from there on, and all of it."""
+def _ends_with(answers: bytes, data: bytes, end: int) -> bool:
+    """Whether there is one frame from there on that begins like this, and all of it."""
     start = end + HEADER_BYTES
-    return data.startswith(_ANSWER, start) and len(data) == start + int.from_bytes(data[end:start], "big")
+    return data.startswith(answers, start) and len(data) == start + int.from_bytes(data[end:start], "big")
 
 
 def _past_first(data: bytes) -> bytes:

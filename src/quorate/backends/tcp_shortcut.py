@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Unpack
 
 from quorate.backends.contract import Done, OnPush, Renewing, Session, Terms
-from quorate.backends.tcp_lane import OfferedLane
+from quorate.backends.tcp_offers import OfferedLane
 from quorate.backends.tcp_requests import Pending, Ready, Requests
 from quorate.backends.tcp_watch import TcpWatch
 from quorate.kv.types import Txn, TxnResult

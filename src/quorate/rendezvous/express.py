@@ -118,6 +118,8 @@ class Express:
         terms = self._terms(waiter, ahead, self._released)
         lane = self._shortcut.open(self._pushed, ahead.op, terms, self._done)
         if lane is not None:
+            as_zero = self._ahead_as_zero
+            self._presence.pledge([ahead.record, *([as_zero.record] if as_zero is not None else [])])
             self._released.lend(lane)
 
     def _terms(self, waiter: _Waiter, ahead: Ahead, released: Released) -> Terms:

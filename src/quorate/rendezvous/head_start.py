@@ -8,7 +8,7 @@ refused, and the node goes on in the ordinary way. What the caller has done is t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 
 import msgspec
@@ -55,9 +55,8 @@ class HeadStart:
         self.held_s = held_s
         self._key = keys.node(record.id)
         self._door = ModRevisionIs(keys.config, door.config_revision), ModRevisionIs(keys.closed, door.closed_revision)
-        self._member = msgspec.structs.replace(
-            record, phase=NodePhase.MEMBER, round=number, floor=max(record.floor, number)
-        )
+        self._members: dict[bool, NodeRecord] = {}
+        """As it confirms a place, as rank 0 and otherwise: made once, since it may have been said."""
         self._zero = zero
         self._wall = wall
 
@@ -65,7 +64,22 @@ class HeadStart:
         self.record = msgspec.structs.replace(self.record, at=self._wall())
         return Txn((ModRevisionIs(self._key, 0), *self._door), (Put(self._key, encode(self.record), self.lease),))
 
+    def pledges(self) -> bytes:
+        member = self.member(1)
+        assert member is not None
+        return encode(member)
+
     def confirms(self, rank: int, revision: int) -> Txn | None:
+        member = self.member(rank)
+        if member is None:
+            return None
+        return Txn((ModRevisionIs(self._key, revision),), (Put(self._key, encode(member), self.lease),))
+
+    def member(self, rank: int) -> NodeRecord | None:
+        """As it confirms a place; None: it cannot."""
+        known = self._members.get(rank == 0)
+        if known is not None:
+            return known
         zero = ("", 0)
         if rank == 0:
             if self._zero is None:
@@ -74,13 +88,20 @@ class HeadStart:
                 zero = self._zero.hold()
             except OSError:  # no port, or no file left for it: the ordinary way says so
                 return None
-        self._member = msgspec.structs.replace(self._member, at=self.record.at, addr0=zero[0], port0=zero[1])
-        return Txn((ModRevisionIs(self._key, revision),), (Put(self._key, encode(self._member), self.lease),))
+        member = self._members[rank == 0] = msgspec.structs.replace(
+            self.record,
+            phase=NodePhase.MEMBER,
+            round=self.number,
+            floor=max(self.record.floor, self.number),
+            addr0=zero[0],
+            port0=zero[1],
+        )
+        return member
 
     @property
-    def member(self) -> NodeRecord:
-        """As it confirmed a place."""
-        return self._member
+    def members(self) -> Iterable[NodeRecord]:
+        """As it may have confirmed a place."""
+        return self._members.values()
 
     def entered(self, rank: int) -> None:
         """The caller is in."""
@@ -150,15 +171,17 @@ class HeadStarts:
         start, done, presence, shortcut = begun.start, begun.done, self._presence, self._shortcut
         assert isinstance(start, HeadStart)
         assert shortcut is not None
-        session = presence.take_over(shortcut, begun, start.record)
+        session = presence.take_over(shortcut, begun, start.record, start.members)
         if begun.is_given_up:
             raise RendezvousError("its call was interrupted")
         begun.is_taken_over = True
         if begun.revision:
             self._reach.succeeded()
+        member = start.member(done.rank) if done is not None else None
         if done is not None and done.revision:
             mark("node.began_and_entered")
-            presence.took_place(start.member, done.revision)
+            assert member is not None
+            presence.took_place(member, done.revision)
             config = self._sight.config_since(start.door.config, start.door.config_revision)
             return session, joined_at(done, config.data_lease)
         mark("node.began")
@@ -167,7 +190,8 @@ class HeadStarts:
             await write_join()
         if done is not None:
             mark("node.began_and_confirmed")
-            await write_confirmation(start.number, done.rank, (start.member.addr0, start.member.port0))
+            assert member is not None
+            await write_confirmation(start.number, done.rank, (member.addr0, member.port0))
         return session, None
 
     def stop(self) -> None:

@@ -42,6 +42,7 @@ from quorate.rendezvous.reach import Reach
 from quorate.rendezvous.records import (
     ConfigRecord,
     NodePhase,
+    NodeRecord,
     RosterMember,
     RoundPhase,
     encode,
@@ -368,6 +369,8 @@ class Node:
         if assign is not None and assign.join != own.join:
             assign = None
         if record is not None and assign is not None and record.number == assign.number:
+            if assign.number > own.round:
+                own = await self._presence.find_out(assign.number, patience.confirmed) or own
             if own.phase is _MEMBER and own.round == record.number and record.phase is _ACTIVE:
                 return self._go_on(self._enter(assign.rank))
             if record.phase is _FORMING and assign.number > own.round:
@@ -375,7 +378,7 @@ class Node:
                 patience.confirmed()
                 return None
         elif record is not None and assign is not None and own.round < assign.number < record.number:
-            await self._show_up(assign.number)
+            await self._show_up(assign.number, own)
         if sight.closed is not None and sight.closed.closed and sight.closed_revision > door.closed_revision:
             mark("node.closed")
             text = closed_sentence(self.settings.run_id, sight.closed, self.settings.reopen_after_s)
@@ -391,13 +394,11 @@ class Node:
             return True
         return door is not None and record.incarnation != door.config.incarnation
 
-    async def _show_up(self, number: int) -> None:
+    async def _show_up(self, number: int, own: NodeRecord) -> None:
         """The node missed its place in an attempt that is over, and was left out: it writes its key, to count again."""
         if self._shown_up_for < number:
             mark("node.showed_up")
             self._shown_up_for = number
-            own = self._presence.record
-            assert own is not None
             await self._presence.write(own.phase, own.round, (own.addr0, own.port0))
 
     async def _confirm(self, number: int, rank: int, size: int) -> None:
@@ -454,9 +455,8 @@ class Node:
             return
         lost = self._presence.lost_reason
         cause, reason = self.sight.what_changed(self.current, lost, self._is_forgotten(self.current.number))
-        if cause is None or cause is self._told_cause:
-            return
-        if self._told_cause is not None and list(Cause).index(cause) > list(Cause).index(self._told_cause):
+        told = self._told_cause
+        if cause is None or (told is not None and list(Cause).index(cause) >= list(Cause).index(told)):
             return
         self._told_cause, self._told_reason = cause, reason
         self._voice.changed(self.current.number, cause, reason)
@@ -484,7 +484,7 @@ class Node:
             self._reach.failed(error)
 
     def _claim(self) -> bytes:
-        floor, ttl_s = self._presence.floor, self.settings.session_ttl_s
+        floor, ttl_s = self._presence.highest, self.settings.session_ttl_s
         return encode(claim_of(self.identity, self._was_in, self.sight.last_active, floor, ttl_s))
 
     # --- helpers ------------------------------------------------------------------------------------------------------

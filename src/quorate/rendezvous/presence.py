@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from quorate._marks import mark
 from quorate.backends.backoff import Backoff
 from quorate.backends.contract import Backend, Begun, Sent, Session, Shortcut
 from quorate.errors import BackendError, OutcomeUnknown, RendezvousStateError, Unavailable
 from quorate.events import Emitter, RenewalMissed, SessionLost
-from quorate.kv.types import Compare, GotItem, ModRevisionIs, Put, Txn
+from quorate.kv.types import Compare, GotItem, Item, ModRevisionIs, Put, Txn
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Identity
 from quorate.rendezvous.reach import Reach
@@ -82,6 +82,8 @@ class Presence:
         self._tasks: Sequence[asyncio.Task[None]] = ()
         self._had_leases: set[int] = set()
         self._ahead: Ahead | None = None
+        self._pledged: dict[bytes, NodeRecord] = {}
+        """What somebody else may have written there for this node, since it last knew: see `pledge`."""
         self._has_sent = False
         """Whether the key may hold something that was written under the current session."""
 
@@ -110,7 +112,7 @@ class Presence:
             )
         )
 
-    def take_over(self, shortcut: Shortcut, begun: Begun, record: NodeRecord) -> Session:
+    def take_over(self, shortcut: Shortcut, begun: Begun, record: NodeRecord, pledged: Iterable[NodeRecord]) -> Session:
         """The session that a caller has opened by itself, and the key that it has written as joining, or may have."""
         settings = self._settings
         session = self._opened(
@@ -127,6 +129,7 @@ class Presence:
         self._asked_at, self._has_sent = record.at, True
         if begun.revision:
             self._written(record, begun.revision)
+        self.pledge(pledged)
         return session
 
     def took_place(self, record: NodeRecord, revision: int) -> None:
@@ -199,6 +202,11 @@ class Presence:
                 return self._written(record, own.mod_revision)  # an earlier sending had been executed
             if (own.mod_revision if own is not None else 0) == self.revision:
                 return False
+            if self._is_pledged(own):
+                mark("presence.confirmed_beforehand")
+                if self.record is not None and self.record.join == record.join and phase is NodePhase.JOINING:
+                    return True  # it has joined, and more
+                continue
             if own is None or own.lease == session.lease:
                 break
             if own.lease not in self._had_leases:
@@ -219,6 +227,33 @@ class Presence:
         record = self._make(session, NodePhase.MEMBER, number, zero)
         return Ahead(record, encode(record), ModRevisionIs(self._key, self.revision))
 
+    def pledge(self, records: Iterable[NodeRecord]) -> None:
+        """The backend may write one of these for this node from now on, on top of the revision that it knows."""
+        self._pledged.update((encode(record), record) for record in records)
+
+    async def find_out(self, number: int, confirmed: Callable[[], None]) -> NodeRecord | None:
+        """What the backend has written for this node to confirm a place in that attempt; None: nothing."""
+        if not any(record.round == number for record in self._pledged.values()):
+            return None
+        if not self._is_pledged((await self._backend.get(self._key)).item):
+            return None
+        mark("presence.found_out")
+        confirmed()
+        return self.record
+
+    def _is_pledged(self, own: Item | None) -> bool:
+        """Whether the key holds what was written for this node; then it is this node's."""
+        record = self._pledged.get(own.value) if own is not None else None
+        if own is None or record is None or self.session is None or own.lease != self.session.lease:
+            return False
+        self.floor = max(self.floor, record.floor)
+        return self._written(record, own.mod_revision)
+
+    @property
+    def highest(self) -> int:
+        """The floor, if all is counted that may have been written for this node."""
+        return max([self.floor, *(record.floor for record in self._pledged.values())])
+
     def foresee(self, lease: int) -> NodeRecord:
         """What is written to join, by a session that is yet to be opened; it is left behind if nobody takes it over."""
         self._had_leases.add(lease)
@@ -236,7 +271,8 @@ class Presence:
 
     def confirmed_ahead(self, ahead: Ahead, revision: int) -> None:
         """What was sent is known to have been executed."""
-        self.record, self.revision, self._ahead = ahead.record, revision, None
+        self._written(ahead.record, revision)
+        self._ahead = None
 
     @property
     def sent(self) -> NodeRecord | None:
@@ -260,16 +296,20 @@ class Presence:
 
     async def end(self, why: str) -> bool:
         """Say goodbye, with the reason, and end the session; bounded in time. False: there was none."""
-        has_sent, revision = self._has_sent, self.revision
+        has_sent, revision, floor = self._has_sent, self.revision, self.floor
         self._sent_join = self.join
         session = self._forget()
         if session is None:
             return False
+        highest, self.floor = self.floor, floor  # what may have been written for this node is found out
+        goodbye = encode(self._make(session, NodePhase.LEFT, why=why))
+        self.floor = highest
         try:
             async with asyncio.timeout(WITHDRAW_S):
                 if has_sent and not session.lost.is_set():
-                    goodbye = encode(self._make(session, NodePhase.LEFT, why=why))
-                    await self._say_goodbye(Put(self._key, goodbye, session.lease), revision)
+                    is_as_known = await self._say_goodbye(Put(self._key, goodbye, session.lease), revision)
+                    if is_as_known and self.floor == highest:
+                        self.floor = floor
                 await session.close()
         except TimeoutError:
             pass  # time ends the lease
@@ -277,13 +317,18 @@ class Presence:
             session.abandon()
         return True
 
-    async def _say_goodbye(self, goodbye: Put, revision: int) -> None:
-        """Tried for half of the time there is: the end of the session says it too, only without the reason."""
+    async def _say_goodbye(self, goodbye: Put, revision: int) -> bool:
+        """Tried for half of the time there is: the end of the session says it too, only without the reason.
+
+        Whether the key was known to be what this node had written last.
+        """
         try:
             async with asyncio.timeout(WITHDRAW_S / 2):
                 if revision > 0:
                     said = await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
-                    seen = None if said.committed else said.results[0]
+                    if said.committed:
+                        return True
+                    seen = said.results[0]
                     own = seen.item if isinstance(seen, GotItem) else None
                 else:  # a goodbye never makes the key: no door has let it in
                     own = (await self._backend.get(self._key)).item
@@ -292,6 +337,7 @@ class Presence:
                     await self._backend.txn([ModRevisionIs(self._key, own.mod_revision)], [goodbye])
         except (BackendError, TimeoutError):
             pass
+        return False
 
     def abandon(self) -> None:
         """Stop everything without a word: what a dead process does."""
@@ -335,6 +381,7 @@ class Presence:
 
     def _written(self, record: NodeRecord, revision: int) -> bool:
         self.record, self.revision = record, revision
+        self._pledged = {}  # they were to be written on top of another one
         return True
 
     def _lost(self, session: Session, why: str) -> None:
@@ -346,7 +393,9 @@ class Presence:
 
     def _forget(self) -> Session | None:
         session, self.session = self.session, None
+        self.floor = self.highest
         self.record, self.revision, self._ahead, self._has_sent = None, 0, None, False
+        self._pledged = {}
         self._cancel_tasks()
         return session
 

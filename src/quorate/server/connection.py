@@ -21,7 +21,7 @@ from quorate.server.awaiting import Awaiting
 from quorate.server.clients import Client
 from quorate.server.door import Door, is_silent, peer_of, shown
 from quorate.server.gallery import Pushed
-from quorate.server.house import House
+from quorate.server.house import House, welcome_by
 from quorate.server.outbox import raw_of, settled
 from quorate.server.parcels import SEVERAL, parcels, pushed_bytes
 from quorate.server.refusals import Refusal
@@ -41,6 +41,7 @@ from quorate.wire.messages import (
     Going,
     Hold,
     MakeRun,
+    Pledge,
     Push,
     PushRaw,
     RefusalCode,
@@ -51,11 +52,11 @@ from quorate.wire.messages import (
     WatchRefused,
     WatchStart,
     WatchStop,
-    Welcome,
     client_decoder,
     encoder,
 )
 
+_ANSWERED_LAST = (Do, Pledge)  # which follows a join
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
 
@@ -192,19 +193,7 @@ class Connection(asyncio.Protocol):
         may_make = verdict.version < TURNS_FROM or bool(self._client.sessions)
         makes_run = not hello.run or (may_make and house.is_to_make(hello.run, hello.client))
         near, at = house.near.told_to(self._transport) if hello.run else ("", "")
-        welcome = Welcome(
-            version=verdict.version,
-            generation=house.generation,
-            software=house.software,
-            ended=ended,
-            max_frame=house.max_frame,
-            max_txn_ops=house.max_txn_ops,
-            max_txn_bytes=house.max_txn_bytes,
-            is_dedicated=house.is_dedicated,
-            makes_run=makes_run,
-            near=near,
-            at=at,
-        )
+        welcome = welcome_by(house, verdict.version, ended, makes_run, near, at)
         self._write(GREETING + frame(encoder.encode(welcome)))
 
     def _no_hello(self) -> None:
@@ -268,14 +257,16 @@ class Connection(asyncio.Protocol):
         is_tight = (quota.room < 0 or length > quota.max_value) and quota.is_tight(length)
         self._last = received.messages[-1] if received.messages else None
         for message in received.messages:
-            if is_tight and isinstance(message, Do) and self._is_refused(message, client, received.acked):
+            if is_tight and isinstance(message, Do | Pledge) and self._is_refused(message, client, received.acked):
                 continue
             self._handle(message, client, received.acked)
             if self._is_over:
                 return
 
-    def _is_refused(self, message: Do, client: Client, acked: int) -> bool:
+    def _is_refused(self, message: Do | Pledge, client: Client, acked: int) -> bool:
         """Whether a quota keeps a request from being executed; then that was its answer."""
+        if isinstance(message, Pledge):
+            return True  # its node confirms by itself, if there is room for that
         house = self._house
         found = house.quota.refusal(message.op, Origin(client.id, message.seq, acked))
         if found is None:
@@ -297,7 +288,7 @@ class Connection(asyncio.Protocol):
                 self.send(answer)
             elif origin is not None and (client.run or self.stands is not None) and is_of_a_node(op):
                 self._send_soon(answer)
-            elif type(op) is Grant and type(self._last) is Do and message is not self._last:
+            elif type(op) is Grant and type(self._last) in _ANSWERED_LAST and message is not self._last:
                 self._out.append(answer)  # goes out with that of the last one: a node opens its session, and joins
             else:  # as `send`
                 self._out.append(answer)
@@ -321,6 +312,8 @@ class Connection(asyncio.Protocol):
             case Stand(other, node):
                 self.stands = Stands(self, house)
                 self.stands.wait_for(other, node)
+            case Pledge() if self.stands is not None:
+                self.stands.pledge(message)
             case Claim(claim):
                 house.claimed(client.run, client.id, claim)
             case AskStatus(seq):

@@ -9,6 +9,7 @@ from quorate.server.door import Door
 from quorate.server.gallery import Gallery
 from quorate.server.hub import Hub
 from quorate.server.near import Near
+from quorate.server.pledges import Pledges
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
 from quorate.server.rehearsal import Rehearsal
@@ -16,6 +17,7 @@ from quorate.server.soon import Soon
 from quorate.server.standing import Held
 from quorate.server.traffic import Traffic
 from quorate.wire.handshake import Versions
+from quorate.wire.messages import Welcome
 
 if TYPE_CHECKING:
     from quorate.server.connection import Connection
@@ -34,6 +36,7 @@ class House(Protocol):
     quota: Quota
     soon: Soon
     held: Held
+    pledges: Pledges
     near: Near
     rehearsal: Rehearsal | None
     generation: str
@@ -58,3 +61,20 @@ class House(Protocol):
 
     def describe(self) -> dict[str, str]:
         """For `Status`."""
+
+
+def welcome_by(house: House, version: int, ended: tuple[int, ...], makes_run: bool, near: str, at: str) -> Welcome:
+    """What is said to somebody who is let in."""
+    return Welcome(
+        version=version,
+        generation=house.generation,
+        software=house.software,
+        ended=ended,
+        max_frame=house.max_frame,
+        max_txn_ops=house.max_txn_ops,
+        max_txn_bytes=house.max_txn_bytes,
+        is_dedicated=house.is_dedicated,
+        makes_run=makes_run,
+        near=near,
+        at=at,
+    )

@@ -110,8 +110,8 @@ class LocalBackend(OpBackend):
         if self._is_closed:
             raise Unavailable("the server is stopping")
         result = self._hub.execute(op)
-        self._hub.outbox.deliver()  # whoever is told of it waits for that, and for nothing else
-        await asyncio.sleep(0)  # a coordinator must not keep the connections from being served
+        if not self._hub.outbox.deliver():  # whoever is told of it waits for that, and for nothing else
+            await asyncio.sleep(0)  # a coordinator must not keep the connections from being served
         return result
 
     def watch(self, prefix: str, after_revision: int) -> Watch:

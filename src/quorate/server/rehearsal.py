@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from quorate.events import Emitter, Event
-from quorate.kv.types import Grant, LeaseResult, ModRevisionIs, Put, Revoke, Txn
+from quorate.kv.types import Grant, LeaseResult, ModRevisionIs, Put, Revoke, Txn, TxnResult
 from quorate.options import LastCallMode
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import ClosedRecord, ConfigRecord, NodePhase, NodeRecord, encode
@@ -32,11 +32,13 @@ from quorate.wire.frames import GREETING, Framer, frame
 from quorate.wire.messages import (
     NEWEST_VERSION,
     NOW,
+    Answer,
     ClientMessage,
     Do,
     Hello,
     Hold,
     Place,
+    Pledge,
     Stand,
     WatchStart,
     encoder,
@@ -308,9 +310,12 @@ class Player:
         self._sock: socket.socket | None = None
         self._framer = Framer()
         self._is_welcome = False
+        self._is_in = False
         self._seq = 0
         self._join = 0
         self._lease = 0
+        self._next = 1
+        """The number of the attempt that is expected."""
 
     async def come(self) -> None:
         """Connect twice. OSError."""
@@ -340,6 +345,7 @@ class Player:
         items = self._server.hub.engine.items
         own = items.get(self._key)
         self._join += 1
+        self._is_in = False
         said: list[ClientMessage] = [Stand(self._id, self._id)]
         if own is None:
             self._lease = self._join * PLAYERS + self._number  # far below those that the server would give
@@ -347,6 +353,8 @@ class Player:
         door = [ModRevisionIs(key, items[key].mod_revision) for key in (self._keys.config, self._keys.closed)]
         own_key = ModRevisionIs(self._key, own.mod_revision if own is not None else 0)
         said.append(self._do(Txn((own_key, *door), (self._put(NodePhase.JOINING, 0),))))
+        if own is None:
+            said.append(self._pledge(0))
         self._say(*said)
 
     def leave(self) -> None:
@@ -362,6 +370,11 @@ class Player:
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
             sock.close()
+
+    def _pledge(self, revision: int) -> Pledge:
+        """Whatever place it has next is confirmed beforehand."""
+        value = self._put(NodePhase.MEMBER, self._next).value
+        return Pledge(LIFE_S, self._next, self._join, RUN, self._lease, revision, value, value)
 
     def _do(self, op: Grant | Txn) -> Do:
         self._seq += 1
@@ -400,9 +413,13 @@ class Player:
             for message in server_decoder.decode(payload):
                 if isinstance(message, Place):
                     self._told(message)
+                elif isinstance(message, Answer) and isinstance(message.result, TxnResult) and not self._is_in:
+                    self._say(self._pledge(message.result.revision))
 
     def _told(self, place: Place) -> None:
+        self._is_in = place.is_active
         if place.is_active:
+            self._next = place.number + 1
             self._on_entered(self)
             return
         own_key = ModRevisionIs(self._key, place.revision)

@@ -31,6 +31,7 @@ from quorate.server.limits import ServerLimits
 from quorate.server.local import LocalBackend
 from quorate.server.near import Near
 from quorate.server.onlooker import Onlooker
+from quorate.server.pledges import Pledges
 from quorate.server.quota import Quota
 from quorate.server.refusals import Refusal
 from quorate.server.rehearsal import EVERY_S, Rehearsal, Silent
@@ -100,6 +101,7 @@ class Server:
         self.held = Held()
         self.near = Near()
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
+        self.pledges = Pledges(self.hub)
         self.first_revision = self.hub.engine.revision
         self.gallery = Gallery(self.hub, self.max_frame)
         self._rest = Rest(self.traffic, self.hub.engine, self.door) if self._awake is not None else None

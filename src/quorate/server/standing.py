@@ -16,14 +16,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, cast
 
 from quorate.errors import RendezvousStateError
-from quorate.kv.engine import Engine
-from quorate.kv.types import Item
+from quorate.kv.types import Item, ModRevisionIs, Put
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import AssignRecord, RoundPhase, RoundRecord, decode, prepare
 from quorate.server.outbox import guarded
 from quorate.server.runs import PREFIX
 from quorate.wire.frames import frame
-from quorate.wire.messages import Place, encoder
+from quorate.wire.messages import Place, Pledge, encoder
 
 if TYPE_CHECKING:
     from quorate.server.house import House
@@ -82,9 +81,15 @@ class Stands:
         if other.stands is None:
             other.stands = Stands(other, self._house)
         self._for = other.stands
-        other.stands._told = Standing(self._house.hub.engine, other.run, node_id, self._line)
+        other.stands._told = Standing(self._house, other.run, node_id, self._line)
         if self._house.rehearsal is not None:
             self._house.rehearsal.wanted()
+
+    def pledge(self, pledge: Pledge) -> None:
+        """Whoever waits here confirms beforehand."""
+        told = self._for._told if self._for is not None else None
+        if told is not None and told.line is self._line:
+            told.pledge(pledge)
 
     def holds_for_another(self, lease: int, grace_s: float) -> bool:
         """Whether a session that was opened here is that client's; if that is away, it says so itself when it comes."""
@@ -173,21 +178,58 @@ class Standing:
     _decoded: tuple[Item | None, RoundRecord | None] = (None, None)
     """The `state/round` that was read last, for all of them."""
 
-    def __init__(self, engine: Engine, run_id: str, node_id: str, line: Line) -> None:
+    def __init__(self, house: House, run_id: str, node_id: str, line: Line) -> None:
         prepare(RoundRecord, AssignRecord)
         keys = _keys_of(run_id)
-        self._items = engine.items
+        self._run_id = run_id
+        self._pledges = house.pledges
+        self._clock = asyncio.get_running_loop().time
+        self._pledge: Pledge | None = None
+        """What was confirmed beforehand ..."""
+        self._pledged_until = 0.0
+        self._pledged_on = 0
+        """... of which revision of the node's key."""
+        self._items = house.hub.engine.items
         self._round_key, self._assign_key, self._node_key = keys.round, keys.assign(node_id), keys.node(node_id)
         self.line = line
         known = self._items.get(self._round_key)
         self._told = known.mod_revision if known is not None else 0
 
     def tells(self) -> Place | None:
-        """Say what is new about the place, and here; None: nothing is."""
+        """Say what is new about the place, or see to it that it is confirmed, and here; None: nothing is."""
         place = self._place()
-        if place is not None:
-            self.line.say(frame(encoder.encode((place,))))
+        if place is not None and (place.is_active or not self._is_pledged(place)):
+            self.say(place)
         return place
+
+    def say(self, place: Place) -> None:
+        self.line.say(frame(encoder.encode((place,))))
+
+    def pledge(self, pledge: Pledge) -> None:
+        """A place is confirmed beforehand, or the one that was is for longer."""
+        self._pledged_until = self._clock() + pledge.for_s
+        if pledge.number:
+            own = self._items.get(self._node_key)
+            has_joined = own is not None and own.lease == pledge.lease and own.mod_revision == own.create_revision
+            self._pledged_on = pledge.revision or (own.mod_revision if own is not None and has_joined else 0)
+            self._pledge = pledge if self._pledged_on else None
+
+    def _is_pledged(self, place: Place) -> bool:
+        """Whether that place was confirmed beforehand: then this is written down."""
+        pledge, self._pledge = self._pledge, None  # it is for one attempt
+        if (
+            pledge is None
+            or pledge.number != place.number
+            or pledge.join != place.join
+            or pledge.incarnation != place.incarnation
+            or self._pledged_on != place.revision
+            or self._clock() > self._pledged_until
+            or not (value := pledge.value if place.rank else pledge.as_zero)
+        ):
+            return False
+        own_key, put = ModRevisionIs(self._node_key, self._pledged_on), Put(self._node_key, value, pledge.lease)
+        self._pledges.keep(self._run_id, own_key, put, self, place)
+        return True
 
     def _place(self) -> Place | None:
         item = self._items.get(self._round_key)

@@ -15,13 +15,14 @@ import msgspec
 from quorate.kv.types import Batch, Op, Result
 
 OLDEST_VERSION = 1
-NEWEST_VERSION = 5
+NEWEST_VERSION = 6
 """2: the server waits for keys (`Await`). 3: it says who makes a run when somebody joins (`MakeRun`). 4: it says
 where a node stands in a few bytes, to whoever waits for that on a connection of its own (`Stand`, `Place`). 5: whoever
-stands there may open the node's session there, too (`Hold`)."""
+stands there may open the node's session there, too (`Hold`). 6: and may confirm its place beforehand (`Pledge`)."""
 TURNS_FROM = 3
 PLACES_FROM = 4
 JOINS_FROM = 5
+PLEDGES_FROM = 6
 NOW = -1
 
 
@@ -168,7 +169,26 @@ class Stand(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
     node: str
 
 
-ClientMessage: TypeAlias = Do | WatchStart | WatchStop | Hold | Claim | AskStatus | Await | Stand
+class Pledge(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
+    """Whoever stands on this connection confirms beforehand the place that its node gets in one attempt, if any.
+
+    It counts for so many seconds from when it arrives, while the connection is open, and once; the last one counts. The
+    node's key is written as the node would do it, under its session and on top of `revision` (0: of the one by which it
+    has just joined on this connection): with `value`, or with `as_zero` in rank 0 (empty: such a place is told, and the
+    node confirms it). Without a number: the same as before, for so long from now on. From version 6 on.
+    """
+
+    for_s: float
+    number: int = 0
+    join: int = 0
+    incarnation: str = ""
+    lease: int = 0
+    revision: int = 0
+    value: bytes = b""
+    as_zero: bytes = b""
+
+
+ClientMessage: TypeAlias = Do | WatchStart | WatchStop | Hold | Claim | AskStatus | Await | Stand | Pledge
 
 
 class ClientFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):

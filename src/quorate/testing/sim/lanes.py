@@ -11,8 +11,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quorate.backends.contract import Begun, Done, Start, Terms
-from quorate.backends.tcp_lane import OPEN_S, OfferedLane, done_at
+from quorate.backends.tcp_lane import OPEN_S
 from quorate.backends.tcp_link import Link
+from quorate.backends.tcp_offers import OfferedLane, done_at
+from quorate.backends.tcp_pledge import (
+    PLEDGE_EVERY_S,
+    PLEDGED_S,
+    may_pledge,
+    may_pledge_at_once,
+    pledge_at_once,
+    pledge_of,
+)
 from quorate.kv.types import Grant, TxnResult
 from quorate.wire.frames import frame
 from quorate.wire.messages import (
@@ -25,6 +34,7 @@ from quorate.wire.messages import (
     Hello,
     Hold,
     Place,
+    Pledge,
     ServerMessage,
     Stand,
     Welcome,
@@ -51,17 +61,22 @@ class WiredLane(OfferedLane):
         self._is_standing = False
         self._heard: asyncio.Queue[Place | Answer] | None = None
         """What is said to one who `begins`."""
+        self._pledged_for = 0
+        """For which offer a place was confirmed beforehand."""
+        self._next_pledge: asyncio.TimerHandle | None = None
 
     def attend(self) -> None:
         """There may be something new to wait for."""
         if self._link is not None:
             self._stand_there()
+            self._pledge()
         elif self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open(), name="lane")
 
     def leave(self) -> None:
         """Wait no more."""
         link, self._link, self._confirmed, self._is_standing = self._link, None, None, False
+        self._pledge_no_more()
         if link is not None:
             link.close()
 
@@ -105,8 +120,12 @@ class WiredLane(OfferedLane):
         session = Do(self._seq - 1, Grant(start.ttl_s, start.lease)), Hold(start.lease, self._backend._grace_s)
         if not self._backend.vanishes(join):
             self._is_standing = True
-            self._send(self._stand, *session, Do(self._seq, join))
+            self._send(self._stand, *session, Do(self._seq, join), *self._pledges_at_once(start))
         said = await self._next_said(heard, alone_s)
+        if isinstance(said, Place) and said.is_active and _is_expected(start, said):  # it was confirmed beforehand
+            begun.done = done_at(said) if self._loop.time() < begun.sent_at + start.ttl_s else None
+            self.leave()
+            return begun.done
         if isinstance(said, Answer):
             result = said.result
             begun.revision = result.revision if isinstance(result, TxnResult) and result.committed else 0
@@ -156,6 +175,7 @@ class WiredLane(OfferedLane):
                     self._link = link
                     if stands:
                         self._stand_there()
+                        self._pledge()
         except (OSError, TimeoutError):
             link.abort("given up")
 
@@ -168,6 +188,39 @@ class WiredLane(OfferedLane):
         if link is self._link:
             self._link = self._confirmed = None
             self._is_standing = False
+            self._pledge_no_more()
+
+    def _pledges_at_once(self, start: Start) -> list[Pledge]:
+        if not self._backend.pledges or not may_pledge_at_once(start):
+            return []
+        pledge, confirmation = pledge_at_once(start), start.confirms(1, 0)
+        assert confirmation is not None
+        if self._backend.vanishes(confirmation):
+            return []
+        self._backend.pledged(confirmation)
+        return [pledge]
+
+    def _pledge(self) -> None:
+        """Confirm beforehand what is offered, again and again while somebody waits."""
+        self._pledge_no_more()
+        number, terms = next(iter(self.terms.items()), (0, None))
+        if terms is None or self._link is None or not self._backend.pledges:
+            return
+        self._next_pledge = self._loop.call_later(PLEDGE_EVERY_S + self._backend.dawdle_s(), self._pledge)
+        if not may_pledge(terms, self._loop.time()):
+            return
+        if number == self._pledged_for:
+            self._send(Pledge(PLEDGED_S))
+        elif not self._backend.vanishes(terms.op):
+            self._pledged_for = number
+            for op in (terms.op, terms.as_zero):
+                self._backend.pledged(op)
+            self._send(pledge_of(terms))
+
+    def _pledge_no_more(self) -> None:
+        timer, self._next_pledge = self._next_pledge, None
+        if timer is not None:
+            timer.cancel()
 
     def _send(self, *messages: ClientMessage) -> None:
         if self._link is not None:
@@ -184,8 +237,19 @@ class WiredLane(OfferedLane):
 
     def _told(self, place: Place) -> None:
         confirmed = self._confirmed
-        if not (self._enters(*confirmed, place) if confirmed is not None else self._confirms(place)):
+        if confirmed is not None:
+            is_right = self._enters(*confirmed, place)
+        else:
+            is_right = self._enters_at_once(place) if place.is_active else self._confirms(place)
+        if not is_right:
             self.leave()
+
+    def _enters_at_once(self, place: Place) -> bool:
+        number, terms = next(iter(self.terms.items()), (0, None))
+        if terms is None or number != self._pledged_for or not _is_expected(terms, place):
+            return False
+        self.place = frame(encoder.encode((place,)))
+        return self._enters(number, terms, place, is_pledged=True)
 
     def _confirms(self, place: Place) -> bool:
         number, terms = next(iter(self.terms.items()), (0, None))
@@ -203,13 +267,15 @@ class WiredLane(OfferedLane):
             self._send(Do(self._seq, op))
         return True
 
-    def _enters(self, number: int, terms: Terms, place: Place) -> bool:
+    def _enters(self, number: int, terms: Terms, place: Place, is_pledged: bool = False) -> bool:
         session = terms.session
         if not place.is_active or not _is_expected(terms, place):
             return False
         if session.expires_at <= self._loop.time() or session.lost.reason is not None:
             return False
         self.entered = place
+        if is_pledged and self.terms.pop(number, None) is None:
+            return False
         if not self.seats.pop(number, False):
             return False
         self.leave()

@@ -30,6 +30,7 @@ from quorate.kv.types import (
     LeaseResult,
     Op,
     Origin,
+    Put,
     Result,
     Shorten,
     Tick,
@@ -137,7 +138,7 @@ class _Life(Server):
         if origin is not None:
             self._writer = self._home.writers.get(origin.client, "")
         else:
-            self._writer = self.name if isinstance(op, Txn | Add) else ""
+            self._writer = self.name if isinstance(op, Txn | Add) and not self._home.was_pledged(op) else ""
         self._home.note("executes", self._writer, op)
         try:
             result = self._plain_execute(op, origin)
@@ -224,6 +225,8 @@ class WiredServer:
         """It is down with its machine: nobody even says that nobody listens."""
         self.writers: dict[str, str] = {}
         """Which node a client is."""
+        self.pledged: set[tuple[str, bytes]] = set()
+        """What the server may write for nodes that confirm beforehand."""
         self.backends: dict[str, WiredBackend] = {}
         """Who a client is."""
         self.first_revision = 0
@@ -244,6 +247,11 @@ class WiredServer:
     def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
         """Something that nobody asked for over a connection."""
         return self._context.run(self.life.hub.execute, op)
+
+    def was_pledged(self, op: Txn | Add) -> bool:
+        """Whether it writes nothing but what nodes have confirmed beforehand."""
+        puts = [(step.key, step.value) for step in op.then if isinstance(step, Put)] if isinstance(op, Txn) else []
+        return bool(puts) and self.pledged.issuperset(puts)
 
     # --- lives --------------------------------------------------------------------------------------------------------
 

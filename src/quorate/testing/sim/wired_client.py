@@ -12,12 +12,14 @@ from quorate.backends.tcp import TcpBackend
 from quorate.backends.tcp_link import Link
 from quorate.backends.tcp_requests import Pending, Ready
 from quorate.errors import OutcomeUnknown
-from quorate.kv.types import Op, Txn
+from quorate.kv.types import Op, Put, Txn
 from quorate.testing.sim.lanes import WiredLane
 from quorate.testing.sim.network import Weather
 from quorate.testing.sim.streams import Above, Stream
 from quorate.testing.sim.wired import ENDPOINT, UNREACHABLE, WiredServer
 from quorate.wire.messages import AskStatus, Do
+
+PLEDGES = 0.7
 
 
 class WiredBackend(TcpBackend):
@@ -40,6 +42,8 @@ class WiredBackend(TcpBackend):
         self.swallow: Callable[[Op], bool] | None = None
         """Requests that this process never manages to send."""
         self.left_to_send: int | None = None
+        self.pledges = random.Random(f"{plan.seed} pledges of {process}").random() < PLEDGES
+        """Whether its callers confirm beforehand."""
         self.has_sent = asyncio.Event()
         """Set when `left_to_send` more requests were sent."""
         self._process = process
@@ -99,6 +103,10 @@ class WiredBackend(TcpBackend):
     def vanishes(self, op: Op) -> bool:
         """Whether a request of a caller is never sent."""
         return self._vanishes(op)
+
+    def pledged(self, op: Txn | None) -> None:
+        """The server may write what this would from now on, and it is this process's doing."""
+        self.server.pledged.update((step.key, step.value) for step in (op.then if op else ()) if isinstance(step, Put))
 
     def _streams(self) -> list[Stream]:
         return [stream for stream in (self.stream, self._aside) if stream is not None]
