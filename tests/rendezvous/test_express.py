@@ -16,6 +16,7 @@ from quorate.events import Confirmed, Emitter, RoundEntered
 from quorate.kv.types import Put
 from quorate.rendezvous.membership import Cause, Identity
 from quorate.rendezvous.node import Node
+from quorate.rendezvous.presence import MOST_PLEDGED
 from quorate.rendezvous.records import DrainRecord, encode
 from quorate.settings import Settings
 from tests.server.kit import eventually, run, serving
@@ -537,5 +538,21 @@ def test_who_polls_is_not_told_of_the_round_before():
             assert node.waiting_count() == 0
             await asyncio.gather(call, again, third)
             assert node.waiting_count() == 0
+
+    run(main())
+
+
+def test_one_who_waits_through_many_attempts_does_not_remember_all_that_it_has_confirmed_beforehand():
+    async def main():
+        async with group(3) as nodes:
+            node, call, _ = await nodes.waiting("b")
+            presence = node._presence
+            for number in range(1, 200):
+                presence.pledge([presence.prepare_ahead(number).record])
+            assert len(presence._pledged) == MOST_PLEDGED
+            assert presence.highest == 199
+            call.cancel()
+            await asyncio.wait([call])
+            assert presence._pledged == {}
 
     run(main())

@@ -25,6 +25,8 @@ from quorate.settings import Settings
 
 WITHDRAW_S = 5.0
 """What is spent on saying goodbye at most; then the lease does it."""
+MOST_PLEDGED = 32
+"""So many confirmations that somebody else may have written are remembered: two for each attempt."""
 
 
 class Ahead:
@@ -229,7 +231,10 @@ class Presence:
 
     def pledge(self, records: Iterable[NodeRecord]) -> None:
         """The backend may write one of these for this node from now on, on top of the revision that it knows."""
-        self._pledged.update((encode(record), record) for record in records)
+        for record in records:
+            self._pledged[encode(record)] = record
+        while len(self._pledged) > MOST_PLEDGED:  # for attempts that are long over
+            del self._pledged[next(iter(self._pledged))]
 
     async def find_out(self, number: int, confirmed: Callable[[], None]) -> NodeRecord | None:
         """What the backend has written for this node to confirm a place in that attempt; None: nothing."""
