@@ -11,7 +11,9 @@ import quorate
 from quorate import _background
 from quorate._marks import collect
 from quorate.backends import tcp_pledge
+from quorate.backends.tcp import TcpBackend
 from quorate.backends.tcp_lane import Practice
+from quorate.errors import Unavailable
 from quorate.kv.types import Grant, Put, Revoke, Txn
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import NodePhase, NodeRecord, decode, encode
@@ -98,6 +100,25 @@ def test_an_attempt_that_comes_to_nothing_is_followed_by_another_whoever_knows_o
         for world in worlds:
             world.store.set(f"rank{world.rank}", b"here")
         worlds[0].store.wait(["rank0", "rank1", "rank2"], 10.0)
+
+
+def test_whoever_cannot_ask_whether_its_place_was_confirmed_asks_again(monkeypatch):
+    asked = []
+    get = TcpBackend.get
+
+    async def cut_once(backend, key):
+        if KEYS.nodes in key and key not in asked:
+            asked.append(key)
+            raise Unavailable("cut, once")
+        return await get(backend, key)
+
+    monkeypatch.setattr(TcpBackend, "get", cut_once)
+    hits = collect()
+    with two_who_have_confirmed() as (house, *_):
+        until(lambda: asked and "presence.found_out" in hits, "it has asked again")
+        assert _members(house) == ["a", "b"]
+        records = house.ask(lambda: [item for key, item in house.items.items() if key.startswith(KEYS.nodes)])
+        assert {decode(NodeRecord, item).join for item in records} == {1}, "nobody joined anew"
 
 
 @pytest.mark.parametrize("knows", [True, False])

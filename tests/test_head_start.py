@@ -1,6 +1,7 @@
 """Callers that have looked at their run and join by themselves, through the blocking API on a real server."""
 
 import socket
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -11,6 +12,7 @@ from quorate._marks import collect
 from quorate.backends import tcp_lane
 from quorate.backends.tcp_lane import TcpLane
 from quorate.errors import RendezvousClosedError, RendezvousError
+from quorate.kv.types import Revoke
 from quorate.rendezvous.head_start import HeadStart
 from quorate.wire import messages
 from tests.patience import PATIENCE_S, in_thread, result_of, until
@@ -38,8 +40,22 @@ def look(handler):
     until(lambda: handler._core._node.starts._ready, "a start is ready")
 
 
+def nodes_of_items(house):
+    return [key for key in house.items if "/nodes/" in key]
+
+
 def nodes_of(house):
-    return house.ask(lambda: [key for key in house.items if "/nodes/" in key])
+    return house.ask(lambda: nodes_of_items(house))
+
+
+def pledged(house):
+    """Whether somebody waits who has confirmed its place beforehand."""
+
+    def look():
+        stands = [one.stands for one in house.server.connections if one.stands is not None]
+        return any(one._told is not None and one._told._pledge is not None for one in stands)
+
+    return house.ask(look)
 
 
 @pytest.fixture
@@ -92,6 +108,35 @@ def test_one_who_is_far_from_its_server_waits_for_the_answer_and_is_in_by_itself
         worlds = [last.next_rendezvous(), result_of(call)]
         until(lambda: "node.began_and_entered" in hits, "its node has heard of it")
         assert {world.rank for world in worlds} == {0, 1}
+
+
+def test_one_whose_join_was_not_answered_in_time_knows_of_what_was_confirmed_on_top_of_it():
+    """Bug that this found: it was a member that nobody represented, and its caller waited for good."""
+    with run_of(3, "x", "y", "z", options="&join_timeout=20") as (house, *handlers):
+        calls = [in_thread(handlers[0].next_rendezvous)]
+        until(lambda: nodes_of(house), "one has joined")
+        for handler in handlers[1:]:
+            look(handler)
+        until(lambda: pledged(house), "the first has confirmed beforehand")
+        house._loop.call_soon_threadsafe(time.sleep, 0.06)
+        for handler in handlers[1:]:
+            calls.append(in_thread(handler.next_rendezvous))
+            time.sleep(0.04)  # for which the server stands still
+        assert {result_of(call).round for call in calls} == {1}
+
+
+def test_one_whose_session_was_lost_while_it_waited_is_in_the_round_that_was_expected_next():
+    """Bug that this found: it counted as a floor what it had confirmed beforehand, and that number was left out."""
+    options = "&keep_alive_interval=1&keep_alive_max_attempt=2"
+    with run_of(2, "a", "b", options=options) as (house, first, last):
+        call = in_thread(first.next_rendezvous)
+        until(lambda: pledged(house), "it has confirmed beforehand")
+        before = nodes_of(house)
+        (lease,) = house.ask(lambda: [house.items[key].lease for key in nodes_of_items(house)])
+        house.ask(lambda: house.server.hub.execute(Revoke(lease)))
+        until(lambda: nodes_of(house) == before, "it has joined again")
+        until(lambda: pledged(house), "it has confirmed beforehand")
+        assert {last.next_rendezvous().round, result_of(call).round} == {1}
 
 
 def test_one_who_is_not_the_last_waits_like_any_other():

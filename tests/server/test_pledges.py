@@ -1,5 +1,6 @@
 """Who waits for a node's place may confirm it beforehand: it is written down, and only the active round is told."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -9,10 +10,11 @@ from quorate.kv.types import Grant, ModRevisionIs, Put, Txn
 from quorate.rendezvous.records import RoundPhase
 from quorate.server import soon
 from quorate.server.limits import ServerLimits
-from quorate.server.pledges import Pledges
+from quorate.server.local import LocalBackend
+from quorate.server.standing import MOST_PLEDGED_S, Standing
 from quorate.wire.messages import Do, Hold, Place, Pledge
-from tests.server.kit import eventually, run
-from tests.server.standing_kit import KEYS, NODE, assign, nothing, own_key, scene, state
+from tests.server.kit import eventually, run, serving
+from tests.server.standing_kit import KEYS, NODE, assign, come, nothing, own_key, scene, state
 
 LEASE = 77
 VALUE, AS_ZERO = b"the confirmation", b"the confirmation of rank 0"
@@ -150,6 +152,33 @@ def test_answers_to_a_join_with_a_pledge_go_out_with_what_follows(monkeypatch):
     run(main())
 
 
+def test_a_session_that_is_opened_with_a_pledge_and_nothing_else_is_answered(monkeypatch):
+    async def main():
+        async with scene(monkeypatch) as there:
+            there.other.send(Do(1, Grant(60.0, LEASE)), pledge(0))
+            assert (await there.other.answer(1)).lease == LEASE
+
+    run(main())
+
+
+@pytest.mark.parametrize("for_s", [float("nan"), float("inf"), 1e300])
+def test_nobody_confirms_for_longer_than_a_moment(for_s):
+    async def main():
+        async with serving() as server:
+            node = await come(server, "node", "run")
+            server.hub.execute(Grant(60.0, LEASE))
+            told = Standing(server, "run", NODE, node)
+            server.hub.execute(Txn((), (own_key(0),)))
+            revision = server.hub.engine.items[KEYS.node(NODE)].mod_revision
+            told.pledge(pledge(revision, for_s))
+            place = Place(False, 1, 4, "life", 2, 3, revision)
+            now = asyncio.get_running_loop().time()
+            told._clock = lambda: now + MOST_PLEDGED_S + 1.0
+            assert not told._is_pledged(place)
+
+    run(main())
+
+
 def test_a_pledge_is_for_one_attempt(monkeypatch):
     async def main():
         async with joined(monkeypatch) as (there, revision):
@@ -202,6 +231,40 @@ def test_a_pledge_that_there_is_no_room_for_is_left_to_the_node(monkeypatch):
     run(main())
 
 
+def test_what_a_quota_has_no_room_for_any_more_when_it_counts_is_told(monkeypatch):
+    async def main():
+        limits = ServerLimits(max_bytes_per_run=20_000)
+        async with joined(monkeypatch, limits=limits) as (there, revision):
+            await hears(there.other, msgspec.structs.replace(pledge(revision), value=bytes(10_000)))
+            there.other.send(Do(5, Txn((), (Put("/quorate/run/x", bytes(15_000)),))))
+            await there.other.answer(5)
+            form(there)
+            assert not (await there.other.next_message()).is_active
+            assert own(there).mod_revision == revision
+
+    run(main())
+
+
+def test_a_defect_of_one_who_is_told_keeps_neither_the_coordinator_nor_others_from_anything(monkeypatch):
+    class Broken:
+        def say(self, place):
+            raise RuntimeError("broken")
+
+    async def main():
+        async with scene(monkeypatch) as there:
+            said = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
+            hub, place = there.server.hub, Place(False, 1, 4, "life", 2, 3, 7)
+            for key in ("/a/1", "/b/1"):
+                there.server.pledges.keep(key[:2], ModRevisionIs(key, 99), Put(key, VALUE), Broken(), place)
+            there.server.pledges.keep("/c", ModRevisionIs("/c/1", 0), Put("/c/1", VALUE), Broken(), place)
+            assert (await LocalBackend(hub).txn((), [Put("/d", b"")])).committed
+            assert hub.engine.items["/c/1"].value == VALUE
+            assert [str(error) for error in said] == ["broken", "broken"]
+
+    run(main())
+
+
 def test_one_that_does_not_hold_any_more_is_told_and_keeps_nobody_else_from_being_written(monkeypatch):
     class Told:
         def __init__(self):
@@ -212,7 +275,7 @@ def test_one_that_does_not_hold_any_more_is_told_and_keeps_nobody_else_from_bein
 
     async def main():
         async with scene(monkeypatch) as there:
-            pledges, told, other = Pledges(there.server.hub), Told(), Told()
+            pledges, told, other = there.server.pledges, Told(), Told()
             place = Place(False, 1, 4, "life", 2, 3, 7)
             written = there.write(Put("/a", b""), Put("/b", b""))
             pledges.keep("run", ModRevisionIs("/a", written - 1), Put("/a", VALUE), told, place)
@@ -230,7 +293,7 @@ def test_all_of_one_run_are_one_revision_and_runs_are_apart(monkeypatch):
     async def main():
         async with scene(monkeypatch) as there:
             hub = there.server.hub
-            pledges = Pledges(hub)
+            pledges = there.server.pledges
             before = hub.engine.revision
             for key in ("/a/1", "/a/2", "/b/1"):
                 pledges.keep(key[:2], ModRevisionIs(key, 0), Put(key, VALUE), None, None)

@@ -307,7 +307,7 @@ class TcpLane(OfferedLane):
         if prepared is None or self._is_confirmed or not self._pool.is_usable:
             return
         if time.monotonic() >= self._pledge_at:
-            self._pledge(prepared.renewal, prepared.terms)
+            self._pledge(prepared.renewal if self._has_pledged else prepared.pledge, prepared.terms)
         with suppress(OSError):  # no file is left for it, or the pool was closed
             pair = self._pool.pairs.take()
             is_clean = False

@@ -369,8 +369,10 @@ class Node:
         if assign is not None and assign.join != own.join:
             assign = None
         if record is not None and assign is not None and record.number == assign.number:
-            if assign.number > own.round:
-                own = await self._presence.find_out(assign.number, patience.confirmed) or own
+            if assign.number > own.round and (found := await self._presence.find_out(assign.number)) is not None:
+                own = found
+                patience.confirmed()
+                self._voice.confirmed(assign.number, assign.rank)
             if own.phase is _MEMBER and own.round == record.number and record.phase is _ACTIVE:
                 return self._go_on(self._enter(assign.rank))
             if record.phase is _FORMING and assign.number > own.round:
@@ -484,10 +486,8 @@ class Node:
             self._reach.failed(error)
 
     def _claim(self) -> bytes:
-        floor, ttl_s = self._presence.highest, self.settings.session_ttl_s
+        floor, ttl_s = self._presence.floor, self.settings.session_ttl_s
         return encode(claim_of(self.identity, self._was_in, self.sight.last_active, floor, ttl_s))
-
-    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _raise_if_left(self) -> None:
         if self.left_because is not None:

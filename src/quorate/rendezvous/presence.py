@@ -236,15 +236,25 @@ class Presence:
         while len(self._pledged) > MOST_PLEDGED:  # for attempts that are long over
             del self._pledged[next(iter(self._pledged))]
 
-    async def find_out(self, number: int, confirmed: Callable[[], None]) -> NodeRecord | None:
-        """What the backend has written for this node to confirm a place in that attempt; None: nothing."""
-        if not any(record.round == number for record in self._pledged.values()):
-            return None
-        if not self._is_pledged((await self._backend.get(self._key)).item):
-            return None
-        mark("presence.found_out")
-        confirmed()
-        return self.record
+    async def find_out(self, number: int) -> NodeRecord | None:
+        """What the backend has written for this node to confirm a place in that attempt; None: nothing.
+
+        Asked again until it is known, as in `write`.
+        """
+        session = self.session
+        while session is self.session and any(record.round == number for record in self._pledged.values()):
+            try:
+                own = (await self._backend.get(self._key)).item
+            except (Unavailable, OutcomeUnknown) as error:
+                self._reach.failed(error)
+                await self._backoff.sleep()
+                continue
+            self._backoff.reset()
+            if not self._is_pledged(own):
+                return None
+            mark("presence.found_out")
+            return self.record
+        return None
 
     def _is_pledged(self, own: Item | None) -> bool:
         """Whether the key holds what was written for this node; then it is this node's."""
@@ -253,11 +263,6 @@ class Presence:
             return False
         self.floor = max(self.floor, record.floor)
         return self._written(record, own.mod_revision)
-
-    @property
-    def highest(self) -> int:
-        """The floor, if all is counted that may have been written for this node."""
-        return max([self.floor, *(record.floor for record in self._pledged.values())])
 
     def foresee(self, lease: int) -> NodeRecord:
         """What is written to join, by a session that is yet to be opened; it is left behind if nobody takes it over."""
@@ -301,20 +306,16 @@ class Presence:
 
     async def end(self, why: str) -> bool:
         """Say goodbye, with the reason, and end the session; bounded in time. False: there was none."""
-        has_sent, revision, floor = self._has_sent, self.revision, self.floor
+        has_sent, revision = self._has_sent, self.revision
         self._sent_join = self.join
         session = self._forget()
         if session is None:
             return False
-        highest, self.floor = self.floor, floor  # what may have been written for this node is found out
-        goodbye = encode(self._make(session, NodePhase.LEFT, why=why))
-        self.floor = highest
         try:
             async with asyncio.timeout(WITHDRAW_S):
                 if has_sent and not session.lost.is_set():
-                    is_as_known = await self._say_goodbye(Put(self._key, goodbye, session.lease), revision)
-                    if is_as_known and self.floor == highest:
-                        self.floor = floor
+                    goodbye = encode(self._make(session, NodePhase.LEFT, why=why))
+                    await self._say_goodbye(Put(self._key, goodbye, session.lease), revision)
                 await session.close()
         except TimeoutError:
             pass  # time ends the lease
@@ -322,18 +323,13 @@ class Presence:
             session.abandon()
         return True
 
-    async def _say_goodbye(self, goodbye: Put, revision: int) -> bool:
-        """Tried for half of the time there is: the end of the session says it too, only without the reason.
-
-        Whether the key was known to be what this node had written last.
-        """
+    async def _say_goodbye(self, goodbye: Put, revision: int) -> None:
+        """Tried for half of the time there is: the end of the session says it too, only without the reason."""
         try:
             async with asyncio.timeout(WITHDRAW_S / 2):
                 if revision > 0:
                     said = await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
-                    if said.committed:
-                        return True
-                    seen = said.results[0]
+                    seen = None if said.committed else said.results[0]
                     own = seen.item if isinstance(seen, GotItem) else None
                 else:  # a goodbye never makes the key: no door has let it in
                     own = (await self._backend.get(self._key)).item
@@ -342,7 +338,6 @@ class Presence:
                     await self._backend.txn([ModRevisionIs(self._key, own.mod_revision)], [goodbye])
         except (BackendError, TimeoutError):
             pass
-        return False
 
     def abandon(self) -> None:
         """Stop everything without a word: what a dead process does."""
@@ -386,7 +381,9 @@ class Presence:
 
     def _written(self, record: NodeRecord, revision: int) -> bool:
         self.record, self.revision = record, revision
-        self._pledged = {}  # they were to be written on top of another one
+        if self._pledged:  # what is not over may be written on top of this: a join whose answer was not heard, too
+            left = (one for one in self._pledged.values() if one.join == record.join and one.round > record.round)
+            self._pledged = {encode(one): one for one in left}
         return True
 
     def _lost(self, session: Session, why: str) -> None:
@@ -398,7 +395,6 @@ class Presence:
 
     def _forget(self) -> Session | None:
         session, self.session = self.session, None
-        self.floor = self.highest
         self.record, self.revision, self._ahead, self._has_sent = None, 0, None, False
         self._pledged = {}
         self._cancel_tasks()

@@ -56,7 +56,6 @@ from quorate.wire.messages import (
     encoder,
 )
 
-_ANSWERED_LAST = (Do, Pledge)  # which follows a join
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_WAITING_MESSAGES = 100_000
 
@@ -256,6 +255,8 @@ class Connection(asyncio.Protocol):
         quota.room -= length
         is_tight = (quota.room < 0 or length > quota.max_value) and quota.is_tight(length)
         self._last = received.messages[-1] if received.messages else None
+        if type(self._last) is Pledge:  # nothing answers that
+            self._last = next((one for one in reversed(received.messages) if type(one) is Do), None)
         for message in received.messages:
             if is_tight and isinstance(message, Do | Pledge) and self._is_refused(message, client, received.acked):
                 continue
@@ -288,7 +289,7 @@ class Connection(asyncio.Protocol):
                 self.send(answer)
             elif origin is not None and (client.run or self.stands is not None) and is_of_a_node(op):
                 self._send_soon(answer)
-            elif type(op) is Grant and type(self._last) in _ANSWERED_LAST and message is not self._last:
+            elif type(op) is Grant and type(self._last) is Do and message is not self._last:
                 self._out.append(answer)  # goes out with that of the last one: a node opens its session, and joins
             else:  # as `send`
                 self._out.append(answer)

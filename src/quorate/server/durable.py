@@ -73,6 +73,10 @@ class DurableHub(Hub):
             self.on_revoked(op.lease)
         return outcome.result
 
+    @property
+    def is_able(self) -> bool:
+        return not self._journal.is_failing
+
     def _unchanged(self, op: KeepAlive | Shorten) -> LeaseResult:
         """While nothing can be kept no time passes for leases, and they begin anew afterwards."""
         lease = self.engine.leases.get(op.lease)

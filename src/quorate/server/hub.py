@@ -87,6 +87,11 @@ class Hub:
             self.engine.unwatch(watch)
 
     @property
+    def is_able(self) -> bool:
+        """What is executed now can be kept."""
+        return True
+
+    @property
     def watch_count(self) -> int:
         return len(self._listeners)
 

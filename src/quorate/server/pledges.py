@@ -9,11 +9,14 @@ them does not hold any more. Who is refused is told its place, as if it had pled
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from quorate._marks import mark
 from quorate.kv.types import ModRevisionIs, Put, Txn, TxnResult
 from quorate.server.hub import Hub
+from quorate.server.outbox import guarded
+from quorate.server.quota import Quota
 from quorate.wire.messages import Place
 
 
@@ -35,8 +38,9 @@ class _Due(NamedTuple):
 class Pledges:
     """Those that are due. Belongs to the loop it is made on."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, quota: Quota) -> None:
         self._hub = hub
+        self._quota = quota
         self._loop = asyncio.get_running_loop()
         self._due: list[_Due] = []
         hub.outbox.follows = self.write
@@ -48,20 +52,29 @@ class Pledges:
         self._due.append(_Due(run, compare, put, who, place))
 
     def write(self) -> bool:
-        """Write all that are due, if any are."""
+        """Write all that are due, if any are. A defect costs the run that met it, not those behind it."""
         due, self._due = self._due, []
         by_run: dict[str, list[_Due]] = {}
         for one in due:
             by_run.setdefault(one.run, []).append(one)
         for those in by_run.values():
-            if self._are_written(those):
-                mark("pledges.written")
-            else:
-                for one in those:
-                    if not self._are_written([one]):
-                        one.who.say(one.place)
+            guarded(self._loop, partial(self._write_or_tell, those))
         return bool(due)
 
+    def _write_or_tell(self, those: list[_Due]) -> None:
+        if self._are_written(those):
+            mark("pledges.written")
+            return
+        for one in those:
+            if not self._are_written([one]):
+                guarded(self._loop, partial(one.who.say, one.place))
+
     def _are_written(self, those: list[_Due]) -> bool:
-        result = self._hub.execute(Txn(tuple(one.compare for one in those), tuple(one.put for one in those)))
+        op = Txn(tuple(one.compare for one in those), tuple(one.put for one in those))
+        size = sum(len(one.put.key) + len(one.put.value) for one in those)
+        self._quota.room -= size
+        is_tight = self._quota.room < 0 and self._quota.is_tight(size)
+        if not self._hub.is_able or (is_tight and self._quota.refusal(op, None) is not None):
+            return False
+        result = self._hub.execute(op)
         return isinstance(result, TxnResult) and result.committed

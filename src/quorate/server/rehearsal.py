@@ -26,6 +26,7 @@ from quorate.options import LastCallMode
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import ClosedRecord, ConfigRecord, NodePhase, NodeRecord, encode
 from quorate.server.runs import PREFIX
+from quorate.server.standing import MOST_PLEDGED_S
 from quorate.server.traffic import Traffic
 from quorate.settings import Timing
 from quorate.wire.frames import GREETING, Framer, frame
@@ -374,7 +375,7 @@ class Player:
     def _pledge(self, revision: int) -> Pledge:
         """Whatever place it has next is confirmed beforehand."""
         value = self._put(NodePhase.MEMBER, self._next).value
-        return Pledge(LIFE_S, self._next, self._join, RUN, self._lease, revision, value, value)
+        return Pledge(MOST_PLEDGED_S, self._next, self._join, RUN, self._lease, revision, value, value)
 
     def _do(self, op: Grant | Txn) -> Do:
         self._seq += 1

@@ -101,12 +101,12 @@ class Server:
         self.held = Held()
         self.near = Near()
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
-        self.pledges = Pledges(self.hub)
         self.first_revision = self.hub.engine.revision
         self.gallery = Gallery(self.hub, self.max_frame)
         self._rest = Rest(self.traffic, self.hub.engine, self.door) if self._awake is not None else None
         self.rehearsal = Rehearsal(_alone, self.connections, self.traffic, EVERY_S) if self._awake is not None else None
         self.quota = Quota(self.hub.engine, self.limits)
+        self.pledges = Pledges(self.hub, self.quota)
         self.clients = Clients(self.hub)
         self.runs = Runs(
             self.hub, self.clients, name, self.emit, rng or random.Random(secrets.randbits(64)), wall, self.make_local()

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 HELD_S = 0.1
 """How long the node's own connection holds back what was said here."""
+MOST_PLEDGED_S = 10.0
+MOST_PLEDGED_BYTES = 64 * 1024
+"""A place is never confirmed beforehand for longer, nor with more."""
 MOST_CONNECTIONS = 4_096
 """With more connections than these nobody is told that way: each node would need two."""
 
@@ -207,8 +210,10 @@ class Standing:
 
     def pledge(self, pledge: Pledge) -> None:
         """A place is confirmed beforehand, or the one that was is for longer."""
-        self._pledged_until = self._clock() + pledge.for_s
-        if pledge.number:
+        self._pledged_until = self._clock() + (pledge.for_s if pledge.for_s <= MOST_PLEDGED_S else MOST_PLEDGED_S)
+        if len(pledge.value) + len(pledge.as_zero) > MOST_PLEDGED_BYTES:
+            self._pledge = None
+        elif pledge.number:
             own = self._items.get(self._node_key)
             has_joined = own is not None and own.lease == pledge.lease and own.mod_revision == own.create_revision
             self._pledged_on = pledge.revision or (own.mod_revision if own is not None and has_joined else 0)
