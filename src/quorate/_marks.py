@@ -11,6 +11,7 @@ MARKS = {
     "fenced.refused_by_term": "a deposed coordinator's write was refused",
     "fenced.refused_by_view": "a write on an old view was refused",
     "fenced.split": "an attempt took several transactions",
+    "coordinator.at_once": "all members had confirmed beforehand, and the attempt was written as an active round",
     "coordinator.burnt": "an attempt was committed, and not all were told of their place",
     "coordinator.lost_backend": "the coordinator lost the backend and looked again",
     "coordinator.silent_watch": "the coordinator gave up a watch that stayed silent after its own write",

@@ -79,7 +79,7 @@ MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
         Broke,
     ),
     "a round may become active after a close": (
-        [Patch(FencedWriter, "write_round", "(closed, *compares)", "tuple(compares)")],
+        [Patch(FencedWriter, "write_round", "(closed, *writes.compares)", "writes.compares")],
         Setup("", joins=1, begin="forming", budget=Budget(close=1)),
         BrokeFinality,
     ),

@@ -22,7 +22,7 @@ def reported(board: Board, reports: Reports, number: int, *names: str) -> Histor
         board.now += 1
         board.confirm(number, name)
     record = round_record(number, size=len(names), why="the last call is over")
-    result = reports.activated(plan, record, board.view, board.now)
+    result = reports.activated(plan, record, board.now)
     board.activate(number, *names)
     return result
 

@@ -63,23 +63,6 @@ def test_those_who_were_told_together_get_the_core(monkeypatch: pytest.MonkeyPat
     run(story())
 
 
-def test_what_follows_when_all_were_told_keeps_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        outbox, flushed, ways = Outbox(), list[Sender](), list[int]()
-        monkeypatch.setattr(outbox_module, "give_way", lambda: ways.append(len(flushed)))
-        outbox.follows = lambda: len(flushed) == 2
-        for _ in range(2):
-            outbox.add(Sender(flushed))
-        assert outbox.deliver()
-        assert ways == []
-        for _ in range(2):
-            outbox.add(Sender(flushed))
-        assert not outbox.deliver()
-        assert ways == [4]
-
-    run(story())
-
-
 def test_who_was_flushed_at_once_is_not_flushed_again_and_who_comes_then_is_not_forgotten() -> None:
     async def story() -> None:
         outbox, flushed = Outbox(), list[Sender]()

@@ -1,4 +1,4 @@
-"""Who waits for a node's place may confirm it beforehand: it is written down, and only the active round is told."""
+"""Who waits for a node's place may confirm it beforehand: the coordinator writes that with the attempt."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -6,23 +6,42 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from quorate.kv.types import Grant, ModRevisionIs, Put, Txn
-from quorate.rendezvous.records import RoundPhase
+from quorate._marks import collect
+from quorate.backends.contract import Asked
+from quorate.kv.types import Grant, ModRevisionIs, Put, Revoke, Txn
+from quorate.rendezvous.records import (
+    ConfigRecord,
+    NodePhase,
+    NodeRecord,
+    RoundPhase,
+    RoundRecord,
+    decode,
+    encode,
+)
 from quorate.server import soon
 from quorate.server.limits import ServerLimits
-from quorate.server.local import LocalBackend
-from quorate.server.standing import MOST_PLEDGED_S, Standing
-from quorate.wire.messages import Do, Hold, Place, Pledge
+from quorate.server.pledges import Pledges
+from quorate.server.standing import MOST_PLEDGED_BYTES, MOST_PLEDGED_S, Standing
+from quorate.settings import Settings
+from quorate.wire.messages import NOW, Do, Hold, Place, Pledge, Stand, WatchStart
 from tests.server.kit import eventually, run, serving
 from tests.server.standing_kit import KEYS, NODE, assign, come, nothing, own_key, scene, state
 
 LEASE = 77
-VALUE, AS_ZERO = b"the confirmation", b"the confirmation of rank 0"
 LAPSED = -1.0
 
 
+def confirmation(node_id=NODE, number=1, join=4, **fields):
+    fields = {"phase": NodePhase.MEMBER, "name": node_id, "addr": "a", "session": LEASE, "floor": number, **fields}
+    return NodeRecord(id=node_id, join=join, round=number, **fields)
+
+
+VALUE, AS_ZERO = encode(confirmation()), encode(confirmation(addr0="zero", port0=5))
+
+
 def pledge(on, for_s=60.0, number=1, join=4, incarnation="life", lease=LEASE, as_zero=AS_ZERO):
-    return Pledge(for_s, number, join, incarnation, lease, on, VALUE, as_zero)
+    said = VALUE if (number, join) == (1, 4) else encode(confirmation(number=number, join=join))
+    return Pledge(for_s, number, join, incarnation, lease, on, said, as_zero if said == VALUE else b"")
 
 
 @asynccontextmanager
@@ -30,7 +49,7 @@ async def joined(monkeypatch, **options):
     """The scene, with the node's key there; and the revision of that."""
     async with scene(monkeypatch, **options) as there:
         there.server.hub.execute(Grant(60.0, LEASE))
-        yield there, there.write(own_key(0))
+        yield there, there.write(msgspec.structs.replace(own_key(0), lease=LEASE))
 
 
 async def hears(raw, *messages):
@@ -39,36 +58,22 @@ async def hears(raw, *messages):
     await raw.answer(1)
 
 
-def form(there, number=1, rank=2):
-    return there.write(state(RoundPhase.FORMING, number), assign(number, rank))
+def confirmed(there, on, rank=2, *others):
+    """What the coordinator is told, if it asks for the place of the node, and of others."""
+    asked = [Asked(NODE, 4, rank, on), *others]
+    return list(there.server.pledges.confirmed("run", 1, "life", asked))
 
 
-def own(there):
-    return there.server.hub.engine.items[KEYS.node(NODE)]
+AS_SAID = [Put(KEYS.node(NODE), VALUE, LEASE)]
 
 
-def test_a_place_that_was_confirmed_beforehand_is_written_down_and_the_active_round_is_what_is_told(monkeypatch):
+def test_a_place_that_was_confirmed_beforehand_is_known_with_how_it_is_confirmed(monkeypatch):
     async def main():
         async with joined(monkeypatch) as (there, revision):
             await hears(there.other, pledge(revision))
-            formed = form(there)
-            await eventually(lambda: own(there).value == VALUE, "it is written")
-            assert own(there).lease == LEASE
-            assert own(there).mod_revision == formed + 1
-            await nothing(there.other)
-            await nothing(there.node)
-            there.activate()
-            assert await there.other.next_message() == Place(True, 1, 4, "life", 2, 3, formed + 1, "zero", 5)
-
-    run(main())
-
-
-def test_what_rank_0_confirms_is_what_was_said_for_that(monkeypatch):
-    async def main():
-        async with joined(monkeypatch) as (there, revision):
-            await hears(there.other, pledge(revision))
-            form(there, rank=0)
-            await eventually(lambda: own(there).value == AS_ZERO, "it is written")
+            assert confirmed(there, revision) == AS_SAID
+            assert confirmed(there, revision, 0) == [Put(KEYS.node(NODE), AS_ZERO, LEASE)]
+            assert confirmed(there, revision, 2, Asked("another", 1, 1, 5)) == [*AS_SAID, None]
 
     run(main())
 
@@ -77,8 +82,7 @@ def test_a_pledge_that_was_renewed_in_time_counts(monkeypatch):
     async def main():
         async with joined(monkeypatch) as (there, revision):
             await hears(there.other, pledge(revision, LAPSED), Pledge(60.0))
-            form(there)
-            await eventually(lambda: own(there).value == VALUE, "it is written")
+            assert confirmed(there, revision) == AS_SAID
 
     run(main())
 
@@ -94,60 +98,59 @@ def test_a_pledge_that_was_renewed_in_time_counts(monkeypatch):
         lambda on: (pledge(on, incarnation="another"),),
         lambda on: (pledge(on - 1),),
         lambda on: (pledge(on), pledge(on, number=2)),
-        lambda on: (pledge(on, lease=LEASE + 1),),
-        lambda on: (pledge(0),),  # the key was not made under that session
+        lambda on: (pledge(0, lease=LEASE + 1),),  # the key was not made under that session
     ],
-    ids=["over", "ended", "of nothing", "number", "join", "incarnation", "revision", "taken back", "lease", "not new"],
+    ids=["over", "ended", "of nothing", "number", "join", "incarnation", "revision", "taken back", "lease"],
 )
-def test_a_place_that_was_not_confirmed_beforehand_is_told(monkeypatch, said):
+def test_a_place_that_was_not_confirmed_beforehand_is_not(monkeypatch, said):
     async def main():
         async with joined(monkeypatch) as (there, revision):
             await hears(there.other, *said(revision))
-            form(there)
-            place = await there.other.next_message()
-            assert (place.is_active, place.revision) == (False, revision)
-            assert own(there).mod_revision == revision
+            assert confirmed(there, revision) == []
 
     run(main())
 
 
-def test_rank_0_is_told_if_nothing_was_said_for_that(monkeypatch):
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"no record",
+        encode(confirmation("another")),
+        encode(confirmation(phase=NodePhase.JOINING)),
+        encode(confirmation(join=5)),
+        encode(confirmation(number=2)),
+        encode(confirmation(labels={"a": "x" * MOST_PLEDGED_BYTES})),
+    ],
+    ids=["unreadable", "node", "phase", "join", "number", "size"],
+)
+def test_what_does_not_say_what_it_is_said_to_say_is_not_taken(monkeypatch, value):
+    async def main():
+        async with joined(monkeypatch) as (there, revision):
+            for said in ({"value": value}, {"as_zero": value}):
+                await hears(there.other, pledge(revision), msgspec.structs.replace(pledge(revision), **said))
+                assert confirmed(there, revision) == []
+                assert len(there.server.pledges) == 0
+
+    run(main())
+
+
+def test_rank_0_is_asked_if_nothing_was_said_for_that(monkeypatch):
     async def main():
         async with joined(monkeypatch) as (there, revision):
             await hears(there.other, pledge(revision, as_zero=b""))
-            form(there, rank=0)
-            assert not (await there.other.next_message()).is_active
-            assert own(there).mod_revision == revision
+            assert confirmed(there, revision, 0) == []
 
     run(main())
 
 
 def test_a_pledge_of_one_who_has_just_joined_is_on_top_of_that(monkeypatch):
     async def main():
-        async with scene(monkeypatch) as there:
-            there.server.hub.execute(Grant(60.0, LEASE))
-            there.write(msgspec.structs.replace(own_key(0), lease=LEASE))
+        async with joined(monkeypatch) as (there, revision):
             await hears(there.other, pledge(0))
-            form(there)
-            await eventually(lambda: own(there).value == VALUE, "it is written")
-
-    run(main())
-
-
-def test_answers_to_a_join_with_a_pledge_go_out_with_what_follows(monkeypatch):
-    monkeypatch.setattr(soon, "QUIET_S", 60.0)
-    monkeypatch.setattr(soon, "MOST_QUIET_S", 60.0)
-
-    async def main():
-        async with scene(monkeypatch) as there:
-            join = Txn((ModRevisionIs(KEYS.node(NODE), 0),), (msgspec.structs.replace(own_key(0), lease=LEASE),))
-            there.other.send(Do(1, Grant(60.0, LEASE)), Hold(LEASE, 1.0), Do(2, join), pledge(0))
-            await nothing(there.other)
-            form(there)
-            await eventually(lambda: own(there).value == VALUE, "it is written")
-            there.activate()
-            assert (await there.other.next_message()).is_active
-            assert [(await there.other.next_message()).seq for _ in range(2)] == [1, 2]
+            assert confirmed(there, revision) == AS_SAID
+            again = there.write(msgspec.structs.replace(own_key(0), lease=LEASE))
+            await hears(there.other, pledge(0))
+            assert confirmed(there, again) == [], "it is not the first that was written there"
 
     run(main())
 
@@ -171,24 +174,9 @@ def test_nobody_confirms_for_longer_than_a_moment(for_s):
             server.hub.execute(Txn((), (own_key(0),)))
             revision = server.hub.engine.items[KEYS.node(NODE)].mod_revision
             told.pledge(pledge(revision, for_s))
-            place = Place(False, 1, 4, "life", 2, 3, revision)
-            now = asyncio.get_running_loop().time()
-            told._clock = lambda: now + MOST_PLEDGED_S + 1.0
-            assert not told._is_pledged(place)
-
-    run(main())
-
-
-def test_a_pledge_is_for_one_attempt(monkeypatch):
-    async def main():
-        async with joined(monkeypatch) as (there, revision):
-            await hears(there.other, pledge(revision))
-            form(there)
-            await eventually(lambda: own(there).value == VALUE, "it is written")
-            again = there.write(own_key(0))  # the node has joined again since
-            form(there)
-            assert not (await there.other.next_message()).is_active
-            assert own(there).mod_revision == again
+            asked, now = Asked(NODE, 4, 2, revision), asyncio.get_running_loop().time()
+            assert told.confirms(1, "life", asked, now) is not None
+            assert told.confirms(1, "life", asked, now + MOST_PLEDGED_S + 1.0) is None
 
     run(main())
 
@@ -199,10 +187,20 @@ def test_nothing_is_confirmed_for_one_whose_connection_is_closed(monkeypatch):
             await hears(there.other, pledge(revision))
             there.other.close()
             await eventually(lambda: len(there.server.connections) == 1, "it is gone")
-            formed = form(there)
-            batch = (await there.node.next_message()).batch
-            assert batch.revision == formed
-            assert own(there).mod_revision == revision
+            assert confirmed(there, revision) == []
+            assert len(there.server.pledges) == 0
+
+    run(main())
+
+
+def test_nothing_is_confirmed_for_a_node_whose_connection_is_closed(monkeypatch):
+    async def main():
+        async with joined(monkeypatch) as (there, revision):
+            await hears(there.other, pledge(revision))
+            there.node.close()
+            await eventually(lambda: len(there.server.connections) == 1, "it is gone")
+            assert confirmed(there, revision) == []
+            assert len(there.server.pledges) == 0
 
     run(main())
 
@@ -211,95 +209,226 @@ def test_nobody_can_confirm_for_a_node_that_is_waited_for_elsewhere(monkeypatch)
     async def main():
         async with joined(monkeypatch) as (there, revision):
             await hears(there.node, pledge(revision))
-            form(there)
-            assert not (await there.other.next_message()).is_active
-            assert own(there).mod_revision == revision
+            assert confirmed(there, revision) == []
+
+    run(main())
+
+
+def test_only_whoever_stands_last_for_a_node_confirms(monkeypatch):
+    async def main():
+        async with joined(monkeypatch) as (there, revision):
+            await hears(there.other, pledge(revision))
+            third = await come(there.server, "third")
+            await hears(third, Stand("node", NODE))
+            assert confirmed(there, revision) == []
+            await hears(there.other, pledge(revision))
+            assert confirmed(there, revision) == []
+            await hears(third, pledge(revision))
+            assert confirmed(there, revision) == AS_SAID
 
     run(main())
 
 
 def test_a_pledge_that_there_is_no_room_for_is_left_to_the_node(monkeypatch):
     async def main():
-        limits = ServerLimits(max_value=600)
-        async with joined(monkeypatch, limits=limits) as (there, revision):
-            large = msgspec.structs.replace(pledge(revision), value=bytes(2_000))
-            await hears(there.other, large)
-            form(there)
-            assert not (await there.other.next_message()).is_active
-            assert own(there).mod_revision == revision
+        async with joined(monkeypatch, limits=ServerLimits(max_value=600)) as (there, revision):
+            large = encode(confirmation(labels={"a": "x" * 2_000}))
+            await hears(there.other, msgspec.structs.replace(pledge(revision), value=large))
+            assert confirmed(there, revision) == []
 
     run(main())
 
 
-def test_what_a_quota_has_no_room_for_any_more_when_it_counts_is_told(monkeypatch):
+def test_what_a_quota_has_no_room_for_any_more_when_it_counts_is_asked(monkeypatch):
     async def main():
-        limits = ServerLimits(max_bytes_per_run=20_000)
-        async with joined(monkeypatch, limits=limits) as (there, revision):
-            await hears(there.other, msgspec.structs.replace(pledge(revision), value=bytes(10_000)))
+        async with joined(monkeypatch, limits=ServerLimits(max_bytes_per_run=20_000)) as (there, revision):
+            large = encode(confirmation(labels={"a": "x" * 10_000}))
+            await hears(there.other, msgspec.structs.replace(pledge(revision), value=large))
             there.other.send(Do(5, Txn((), (Put("/quorate/run/x", bytes(15_000)),))))
             await there.other.answer(5)
-            form(there)
-            assert not (await there.other.next_message()).is_active
-            assert own(there).mod_revision == revision
+            assert confirmed(there, revision) == []
 
     run(main())
 
 
-def test_a_defect_of_one_who_is_told_keeps_neither_the_coordinator_nor_others_from_anything(monkeypatch):
-    class Broken:
-        def say(self, place):
-            raise RuntimeError("broken")
+def test_answers_to_a_join_with_a_pledge_go_out_with_what_follows(monkeypatch):
+    monkeypatch.setattr(soon, "QUIET_S", 60.0)
+    monkeypatch.setattr(soon, "MOST_QUIET_S", 60.0)
 
     async def main():
         async with scene(monkeypatch) as there:
-            said = []
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
-            hub, place = there.server.hub, Place(False, 1, 4, "life", 2, 3, 7)
-            for key in ("/a/1", "/b/1"):
-                there.server.pledges.keep(key[:2], ModRevisionIs(key, 99), Put(key, VALUE), Broken(), place)
-            there.server.pledges.keep("/c", ModRevisionIs("/c/1", 0), Put("/c/1", VALUE), Broken(), place)
-            assert (await LocalBackend(hub).txn((), [Put("/d", b"")])).committed
-            assert hub.engine.items["/c/1"].value == VALUE
-            assert [str(error) for error in said] == ["broken", "broken"]
+            join = Txn((ModRevisionIs(KEYS.node(NODE), 0),), (msgspec.structs.replace(own_key(0), lease=LEASE),))
+            there.other.send(Do(1, Grant(60.0, LEASE)), Hold(LEASE, 1.0), Do(2, join), pledge(0))
+            await nothing(there.other)
+            there.write(state(RoundPhase.ACTIVE), assign())
+            assert (await there.other.next_message()).is_active
+            assert [(await there.other.next_message()).seq for _ in range(2)] == [1, 2]
 
     run(main())
 
 
-def test_one_that_does_not_hold_any_more_is_told_and_keeps_nobody_else_from_being_written(monkeypatch):
-    class Told:
-        def __init__(self):
-            self.places = []
+# --- with a coordinator -----------------------------------------------------------------------------------------------
 
-        def say(self, place):
-            self.places.append(place)
+OTHER, OTHER_LEASE = "n2", 78
 
+
+class Pair:
+    """A run of two nodes: that of the scene, which confirms beforehand, and another one."""
+
+    def __init__(self, there, ask):
+        self.there, self.ask = there, ask
+        self.items = there.server.hub.engine.items
+        self.hits = collect()
+
+    @property
+    def round(self):
+        item = self.items.get(KEYS.round)
+        return decode(RoundRecord, item) if item is not None else None
+
+    def phase(self, node_id):
+        return decode(NodeRecord, self.items[KEYS.node(node_id)]).phase
+
+    async def pledges(self, raw, node_id, lease):
+        """Have somebody confirm beforehand, whatever the place."""
+        own = self.items[KEYS.node(node_id)]
+        said = encode(confirmation(node_id, session=lease, addr0="zero", port0=5))
+        await hears(raw, Pledge(60.0, 1, 4, "life", lease, own.mod_revision, said, said))
+
+    def comes(self):
+        """The second node joins; the revision."""
+        return self.there.write(_joining(OTHER, OTHER_LEASE))
+
+    async def told(self, raw):
+        """The next place that is told there, past answers."""
+        while not isinstance(said := await raw.next_message(), Place):
+            pass
+        return said
+
+    async def is_active(self):
+        await eventually(lambda: self.round is not None and self.round.phase is RoundPhase.ACTIVE, "it is active")
+        return self.round
+
+
+def _joining(node_id, lease):
+    record = confirmation(node_id, number=0, phase=NodePhase.JOINING, session=lease)
+    return Put(KEYS.node(node_id), encode(record), lease)
+
+
+@asynccontextmanager
+async def pair(monkeypatch, min_nodes=2, **options):
+    async with scene(monkeypatch, **options) as there:
+        for lease in (LEASE, OTHER_LEASE):
+            there.server.hub.execute(Grant(60.0, lease))
+        settings = Settings.build(scheme="tcp", run_id="run", min_nodes=min_nodes, max_nodes=2)
+        shared, timing = settings.shared(), settings.timing()
+        config = ConfigRecord(incarnation="life", shared=shared, timing=timing, run_lease=0, data_lease=0)
+        there.write(Put(KEYS.config, encode(config)))
+        there.write(_joining(NODE, LEASE))
+        node = await come(there.server, "node 2", "run")
+        node.send(WatchStart(1, KEYS.round, NOW), WatchStart(2, KEYS.assign(OTHER), NOW))
+        other = await come(there.server, "other 2")
+        await hears(other, Stand("node 2", OTHER))
+        both = Pair(there, other)
+        await both.pledges(there.other, NODE, LEASE)
+        yield both
+        node.close()
+
+
+def _pledges_as_it_comes(both, monkeypatch):
+    """The second node joins, and whoever waits for it pledges at once; what the coordinator asks for then."""
+    seen = []
+    plain = Pledges.confirmed
+
+    def confirmed_by(pledges, run_id, number, incarnation, asked):
+        asked = list(asked)
+        seen.append([one.node_id for one in asked])
+        return plain(pledges, run_id, number, incarnation, asked)
+
+    monkeypatch.setattr(Pledges, "confirmed", confirmed_by)
+    own = Pledge(60.0, 1, 4, "life", OTHER_LEASE, 0, encode(confirmation(OTHER, session=OTHER_LEASE)), b"")
+    join = _joining(OTHER, OTHER_LEASE)
+    both.ask.send(Do(2, Txn((ModRevisionIs(join.key, 0),), (join,))), own)
+    return seen
+
+
+def test_a_round_that_all_members_have_confirmed_beforehand_is_active_at_once(monkeypatch):
     async def main():
-        async with scene(monkeypatch) as there:
-            pledges, told, other = there.server.pledges, Told(), Told()
-            place = Place(False, 1, 4, "life", 2, 3, 7)
-            written = there.write(Put("/a", b""), Put("/b", b""))
-            pledges.keep("run", ModRevisionIs("/a", written - 1), Put("/a", VALUE), told, place)
-            pledges.keep("run", ModRevisionIs("/b", written), Put("/b", VALUE), other, place)
-            await eventually(lambda: told.places, "it is told")
-            items = there.server.hub.engine.items
-            assert (items["/a"].value, items["/b"].value) == (b"", VALUE)
-            assert told.places == [place]
-            assert other.places == []
+        async with pair(monkeypatch) as both:
+            asked = _pledges_as_it_comes(both, monkeypatch)
+            record = await both.is_active()
+            assert asked == [[NODE, OTHER]]
+            assert both.items[KEYS.round].version == 1, "it was never anything else"
+            assert (record.addr, record.port, record.size) == ("zero", 5, 2)
+            written = {both.items[key].mod_revision for key in (KEYS.round, KEYS.node(NODE), KEYS.node(OTHER))}
+            assert len(written) == 1
+            assert [both.items[KEYS.node(one)].lease for one in (NODE, OTHER)] == [LEASE, OTHER_LEASE]
+            place = await both.there.other.next_message()
+            assert place == Place(True, 1, 4, "life", 0, 2, written.pop(), "zero", 5)
+            assert (await both.told(both.ask)).is_active
+            assert "coordinator.at_once" in both.hits
+            assert len(both.there.server.pledges) == 0, "nobody waits any more"
 
     run(main())
 
 
-def test_all_of_one_run_are_one_revision_and_runs_are_apart(monkeypatch):
+def test_who_has_not_is_asked_and_who_has_hears_when_the_round_is_active(monkeypatch):
     async def main():
-        async with scene(monkeypatch) as there:
-            hub = there.server.hub
-            pledges = there.server.pledges
-            before = hub.engine.revision
-            for key in ("/a/1", "/a/2", "/b/1"):
-                pledges.keep(key[:2], ModRevisionIs(key, 0), Put(key, VALUE), None, None)
-            assert pledges.write()
-            assert not pledges.write(), "nothing is due any more"
-            revisions = [hub.engine.items[key].mod_revision for key in ("/a/1", "/a/2", "/b/1")]
-            assert revisions == [before + 1, before + 1, before + 2]
+        async with pair(monkeypatch) as both:
+            both.comes()
+            place = await both.ask.next_message()
+            assert (place.is_active, place.rank) == (False, 1)
+            assert both.phase(NODE) is NodePhase.MEMBER
+            assert both.phase(OTHER) is NodePhase.JOINING
+            assert both.items[KEYS.node(NODE)].mod_revision == both.items[KEYS.round].mod_revision
+            await nothing(both.there.other)
+            said = encode(confirmation(OTHER, session=OTHER_LEASE))
+            own = ModRevisionIs(KEYS.node(OTHER), place.revision)
+            both.there.server.hub.execute(Txn((own,), (Put(KEYS.node(OTHER), said, OTHER_LEASE),)))
+            await both.is_active()
+            assert (await both.there.other.next_message()).is_active
+            assert "coordinator.at_once" not in both.hits
+
+    run(main())
+
+
+@pytest.mark.parametrize("change", ["rewritten", "gone"])
+def test_if_that_does_not_hold_any_more_everybody_is_asked(monkeypatch, change):
+    plain = Pledges.confirmed
+
+    async def main():
+        async with pair(monkeypatch) as both:
+
+            def then_changed(*given):
+                said = plain(*given)
+                if change == "gone":
+                    both.there.server.hub.execute(Revoke(LEASE))
+                else:
+                    both.there.write(_joining(NODE, LEASE))
+                return said
+
+            monkeypatch.setattr(Pledges, "confirmed", then_changed)
+            both.comes()
+            if change == "gone":
+                await eventually(lambda: KEYS.node(NODE) not in both.items, "it is gone")
+                await nothing(both.ask)
+                assert both.round is None
+                return
+            for raw, rank in ((both.there.other, 0), (both.ask, 1)):
+                place = await raw.next_message()
+                assert (place.is_active, place.rank, place.number) == (False, rank, 1)
+            assert both.phase(NODE) is NodePhase.JOINING
+
+    run(main())
+
+
+def test_what_an_earlier_life_left_in_the_store_is_cleared_before_the_round_is_active(monkeypatch):
+    async def main():
+        async with pair(monkeypatch) as both:
+            left = f"{KEYS.store(1)}old"
+            both.there.write(Put(left, b"old"))
+            _pledges_as_it_comes(both, monkeypatch)
+            assert not (await both.told(both.ask)).is_active
+            assert not (await both.there.other.next_message()).is_active
+            assert left in both.items, "it is cleared when the round becomes active"
 
     run(main())

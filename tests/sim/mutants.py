@@ -18,7 +18,7 @@ from quorate.backends.session import LeaseSession
 from quorate.backends.tcp import TcpBackend
 from quorate.kv import log, parts
 from quorate.kv.engine import Engine
-from quorate.rendezvous import decide, ranks
+from quorate.rendezvous import attempt, decide, ranks
 from quorate.rendezvous.candidate import Candidate
 from quorate.rendezvous.coordinator import Coordinator
 from quorate.rendezvous.entry import Entry
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         "a round is written without a look at state/closed",
         ("Finality",),
-        (Edit(FencedWriter, "write_round", "(closed, *compares)", "(*compares,)"),),
+        (Edit(FencedWriter, "write_round", "(closed, *writes.compares)", "writes.compares"),),
         rule=7,
         world=alone("forming", close=1),
     ),
@@ -244,10 +244,10 @@ MUTANTS = (
         ("Ranks", "Agreement", "Barrier"),
         (
             Edit(
-                Coordinator,
-                "_form",
-                "def formed(",
-                "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    def formed(",
+                attempt,
+                "forms",
+                "_confirm(",
+                "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    _confirm(",
             ),
         ),
         rule=10,
@@ -268,17 +268,17 @@ MUTANTS = (
         ("Agreement",),
         (
             Edit(
-                Coordinator,
-                "_form",
-                "number=decision.number, rank=rank,",
-                "number=decision.number, rank=~rank % len(members),",
+                attempt,
+                "_assignments",
+                "number=number, rank=rank,",
+                "number=number, rank=~rank % len(new.members),",
             ),
         ),
     ),
     Mutant(
         "a node is in a round twice",
         ("Ranks",),
-        (Edit(Coordinator, "_form", "for c in decision.ranked]", "for c in (*decision.ranked, decision.ranked[0])]"),),
+        (Edit(attempt, "attempt", "for c in decision.ranked]", "for c in (*decision.ranked, decision.ranked[0])]"),),
     ),
     Mutant(
         "a round is decided while another is active",
@@ -291,7 +291,7 @@ MUTANTS = (
     Mutant(
         "an activation does not compare the confirmations",
         ("Freshness",),
-        (Edit(Coordinator, "_activate", "still_confirmed[:room]", "()"),),
+        (Edit(Coordinator, "_activate", "still_confirmed[:room]", "[]"),),
         world=alone("forming", expire=1),
     ),
     Mutant(
@@ -314,7 +314,10 @@ MUTANTS = (
     Mutant(
         "the store of a number's earlier life is left in place",
         ("Fencing",),
-        (Edit(Coordinator, "_activate", "DeleteRange(keys.store(plan.number))", "DeleteRange(keys.store(0))"),),
+        (
+            Edit(attempt, "becomes_active", "DeleteRange(keys.store(record.number))", "DeleteRange(keys.store(0))"),
+            Edit(attempt, "at_once", "RangeEmpty(keys.store(record.number))", "RangeEmpty(keys.store(0))"),
+        ),
     ),
     Mutant(
         "an attempt survives a close and a reopening",
@@ -527,6 +530,12 @@ MUTANTS = (
         "a node takes what was written to confirm its place for somebody else's doing",
         ("Completion", "Admission"),
         (Edit(Presence, "_is_pledged", "if own is None or record is None", "if True or record is None"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "a round is active at once if anybody has confirmed beforehand",
+        ("Barrier",),
+        (Edit(Coordinator, "_form", "len(sure) == len(new.members)", "sure"),),
         is_wired=True,
     ),
     Mutant(

@@ -16,14 +16,14 @@ The conformance suite in `quorate.testing.conformance` checks all of it on any i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, TypedDict, Unpack
 
 from quorate.backends.lost import Lost
 from quorate.errors import BackendError, Unavailable
 from quorate.events import Event
-from quorate.kv.types import AddResult, Batch, BranchOp, Compare, Item, Op, Range, Result, Txn, TxnResult
+from quorate.kv.types import AddResult, Batch, BranchOp, Compare, Item, Op, Put, Range, Result, Txn, TxnResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +329,16 @@ class Shortcut(Protocol):
         """One that somebody has opened on a lane: as `Backend.open_session` has it."""
 
 
+class Asked(NamedTuple):
+    """A place that is about to be given: to whom, for which of its joins, and what its key is as far as is known."""
+
+    node_id: str
+    join: int
+    rank: int
+    revision: int
+    """Of the node's key."""
+
+
 class Backend(ABC):
     """A connection to where the keys of a run live. All methods may raise the three errors of the contract."""
 
@@ -426,6 +436,14 @@ class Backend(ABC):
     def shortcut(self) -> Shortcut | None:
         """A way to answer a push with fewer steps, if there is one."""
         return None
+
+    def confirmed(self, run_id: str, number: int, incarnation: str, asked: Iterable[Asked]) -> Sequence[Put | None]:
+        """How each of them confirms its place in that attempt, in this order; None: it has not said so beforehand.
+
+        Each is the node's own word, for that attempt and that join, under its session, and is to be written on top of
+        the revision that was named. Empty: nobody has, or it counts no more.
+        """
+        return ()
 
     @abstractmethod
     async def status(self) -> BackendStatus: ...

@@ -1,7 +1,7 @@
 """Places that are confirmed beforehand: what a caller says that waits for one, and for how long it holds.
 
-The server writes the confirmation as soon as the node has its place, and wakes the caller once instead of twice. It is
-the same transaction with the same compare, for one attempt and one join. It holds for a moment only, and is said again
+The coordinator writes the confirmation with the place, and the server wakes the caller once instead of twice. It is the
+same write with the same compare, for one attempt and one join. It holds for a moment only, and is said again
 while the caller is about: a process that stands still, or is cut off, is asked as before.
 """
 

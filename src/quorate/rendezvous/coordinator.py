@@ -6,13 +6,14 @@ revision of the `coordinator` key (its term) and the revision of `state/round` t
 
 Order within an attempt: the roster whole, then `state/round` forming, then the assignments; when all have confirmed,
 `state/round` active, in one transaction with the compare that every member's key is still the confirmation that was
-seen (as far as the backend's limit on compares allows).
+seen (as far as the backend's limit on compares allows). What members have confirmed beforehand is written with the
+attempt, and the whole of one that all of them have as an active round (`attempt.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from quorate._marks import mark
@@ -32,11 +33,24 @@ from quorate.events import (
 from quorate.kv.types import (
     Batch,
     BranchOp,
+    Compare,
     Delete,
     DeleteRange,
     ModRevisionIs,
     Put,
     TxnResult,
+)
+from quorate.rendezvous.attempt import (
+    Attempt,
+    Leases,
+    active,
+    active_words,
+    at_once,
+    attempt,
+    becomes_active,
+    forming_words,
+    forms,
+    how_first_confirms,
 )
 from quorate.rendezvous.decide import (
     Activate,
@@ -46,17 +60,14 @@ from quorate.rendezvous.decide import (
     GiveUp,
     Hold,
     Wait,
-    active_sentence,
     decide,
-    forming_sentence,
     summarise,
 )
 from quorate.rendezvous.feed import Feed
-from quorate.rendezvous.fenced import Deposed, FencedWriter, LookAgain, Writes
+from quorate.rendezvous.fenced import OTHER_COMPARES, Deposed, FencedWriter, LookAgain, Writes
 from quorate.rendezvous.history import Reports
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.records import (
-    AssignRecord,
     RosterMember,
     RosterRecord,
     RoundPhase,
@@ -65,11 +76,9 @@ from quorate.rendezvous.records import (
     decode,
     encode,
     join_roster,
-    roster_digest,
-    split_roster,
 )
 from quorate.rendezvous.returning import Returning
-from quorate.rendezvous.view import Departure, Plan, View
+from quorate.rendezvous.view import Departure, View
 
 TELL_EVERY_S = 0.25
 RETELL_EVERY_S = 1.0
@@ -78,8 +87,6 @@ MANY_NODES = 1_000
 """From so many nodes on they are told less often, a loss excepted."""
 MOST_COLLECTED = 100
 """Old rounds whose data is removed at a time; what is left of more goes with its lease."""
-OTHER_COMPARES = 3
-"""An activation compares the term, `state/round` and `state/closed`, and as many confirmations as there is room for."""
 CATCH_UP_S = 5.0
 """A watch that is silent for so long after our own write is given up."""
 
@@ -116,6 +123,8 @@ class Coordinator:
         self._noticed_end_of = 0
         self._announced = 0
         self._knows_the_past = False
+        self._took_at_their_word = 0
+        """In which attempt members were, who had confirmed beforehand."""
 
     @property
     def view(self) -> View:
@@ -270,48 +279,24 @@ class Coordinator:
 
     async def _form(self, decision: Form, now: float) -> None:
         view, keys = self._view, self._keys
-        assert view.config is not None
-        members = [RosterMember(c.id, view.nodes[c.id].record.join, c.name, c.addr) for c in decision.ranked]
-        chunks = split_roster(decision.number, members)
-        before = view.round
-        record = RoundRecord(
-            number=decision.number,
-            phase=RoundPhase.FORMING,
-            incarnation=view.config.incarnation,
-            size=len(members),
-            term=self._term,
-            chunks=len(chunks),
-            digest=roster_digest(chunks),
-            last_active=before.last_active if before and view.ever_active else 0,
-            kept_from=before.kept_from if before else decision.number,
-            why=decision.why,
-        )
-        waiting = WaitingRecord(
-            number=decision.number,
-            reason=forming_sentence(decision.number, len(members), decision.why),
-        )
-        writes = Writes()
-        for index, chunk in enumerate(chunks):
-            writes.ops.append(Put(keys.roster_chunk(decision.number, index), chunk, self._data_lease))
-        writes.marker = len(writes.ops)
-        writes.ops.append(Put(keys.round, encode(record), self._run_lease))
-        writes.ops.append(Put(keys.waiting, encode(waiting), self._run_lease))
-        for rank, member in enumerate(members):
-            assign = AssignRecord(number=decision.number, rank=rank, join=member.join)
-            writes.ops.append(Put(keys.assign(member.id), encode(assign), view.nodes[member.id].lease))
+        new = attempt(view, decision, self._term)
+        said = self._said(new)
+        sure = [put for put in said if put is not None]
+        if len(sure) == len(new.members) and await self._formed_at_once(new, said, sure[0], now):
+            return
+        waiting = forming_words(new.record)
+        writes = forms(keys, new, said, waiting, view, self._leases)
+        if sure and not self._writer.is_one(writes):
+            writes = forms(keys, new, (), waiting, view, self._leases)
 
         def formed(revision: int) -> None:  # when the nodes know: they wait for what comes before this
-            plan = Plan(
-                number=decision.number,
-                ranks={member.id: (member.join, rank) for rank, member in enumerate(members)},
-                pending=dict.fromkeys([member.id for member in members]),
-                started_at=now,
-                why=decision.why,
-            )
-            self._formed(plan, record, waiting, revision)
+            plan = new.plan(now)
+            view.start_plan(plan)
+            self._reports.formed(plan, view)
+            self._formed(new.record, waiting, revision)
 
         try:
-            await self._writer.write_round(view.round_revision, view.closed_revision, writes, formed)
+            await self._write_round(writes, formed)
         except BaseException:
             mark("coordinator.burnt")
             if view.plan is not None:
@@ -323,81 +308,80 @@ class Coordinator:
         view.plan.started_at = self._loop.time()
         await self._catch_up()
 
-    def _formed(self, plan: Plan, record: RoundRecord, waiting: WaitingRecord, revision: int) -> None:
+    def _said(self, new: Attempt) -> Sequence[Put | None]:
+        """How its members have confirmed their places beforehand. Asked once: if that does not hold, all are told."""
+        record = new.record
+        if record.number == self._took_at_their_word:
+            return ()
+        said = self._backend.confirmed(self._keys.run_id, record.number, record.incarnation, new.asked(self._view))
+        if said:
+            self._took_at_their_word = record.number
+        return said
+
+    def _formed(self, record: RoundRecord, waiting: WaitingRecord, revision: int) -> None:
         """The attempt is committed (its assignments may still be on their way)."""
-        self._view.start_plan(plan)
-        self._reports.formed(plan, self._view)
         self._note_told(waiting, revision)
         self._emit(
             RoundForming(
-                run_id=self._keys.run_id, by=self._name, round=plan.number, size=record.size, reason=record.why
+                run_id=self._keys.run_id, by=self._name, round=record.number, size=record.size, reason=record.why
             )
         )
+
+    async def _formed_at_once(self, new: Attempt, said: Sequence[Put | None], first: Put, now: float) -> bool:
+        """All members have confirmed beforehand, rank 0 `first`: the round is active, if that can be written as one."""
+        view, forming = self._view, new.record
+        record, waiting = active(forming, how_first_confirms(first), forming.why), active_words(view, forming)
+        plan = new.plan(now)
+        self._reports.formed(plan, view)
+        report = self._reports.activated(plan, record, now)
+        writes = at_once(self._keys, new, said, view, record, waiting, report, self._leases)
+        if not self._writer.is_one(writes):
+            return False
+
+        def activated(revision: int) -> None:
+            self._formed(forming, waiting, revision)
+            self._activated(record, new.members, waiting, revision)
+
+        mark("coordinator.at_once")
+        await self._write_round(writes, activated, self._backend.rest_s)
+        await self._catch_up()
+        await self._collect(forming)
+        return True
 
     async def _activate(self, decision: Activate, now: float) -> None:
         view, keys = self._view, self._keys
         plan, forming = view.plan, view.round
         assert plan is not None
         assert forming is not None
-        assert view.rules is not None
-        first = view.nodes[next(iter(plan.ranks))].record
-        record = RoundRecord(
-            number=plan.number,
-            phase=RoundPhase.ACTIVE,
-            incarnation=forming.incarnation,
-            size=forming.size,
-            term=self._term,
-            addr=first.addr0,
-            port=first.port0,
-            chunks=forming.chunks,
-            digest=forming.digest,
-            last_active=plan.number,
-            kept_from=forming.last_active or forming.kept_from,
-            why=decision.why,
-        )
-        others = len(view.candidates) - forming.size
-        open_places = view.rules.max_nodes - forming.size
-        waiting = WaitingRecord(
-            number=plan.number,
-            spare=max(0, others - open_places),
-            open_places=open_places,
-            reason=active_sentence(plan.number, forming.size, forming.size),
-        )
-        report = self._reports.activated(plan, record, view, now)
-        room = self._backend.limits.max_txn_ops - OTHER_COMPARES
         confirmed = [(node_id, view.nodes[node_id]) for node_id in plan.ranks]
-        still_confirmed = [ModRevisionIs(keys.node(node_id), node.mod_revision) for node_id, node in confirmed]
-        writes = Writes(
-            [
-                DeleteRange(keys.store(plan.number)),  # of an earlier life that had the number, too
-                Put(keys.round, encode(record), self._run_lease),
-                Put(keys.waiting, encode(waiting), self._run_lease),
-                Put(keys.history(plan.number), encode(report), self._data_lease),
-            ],
-            marker=1,
-        )
+        record, waiting = active(forming, confirmed[0][1].record, decision.why), active_words(view, forming)
+        report = self._reports.activated(plan, record, now)
+        room = self._backend.limits.max_txn_ops - OTHER_COMPARES  # as many confirmations as there is room for
+        still_confirmed: list[Compare] = [
+            ModRevisionIs(keys.node(node_id), node.mod_revision) for node_id, node in confirmed
+        ]
 
         def activated(revision: int) -> None:
             members = [RosterMember(i, plan.ranks[i][0], node.record.name, node.record.addr) for i, node in confirmed]
-            view.set_roster(plan.number, members)
-            self._note_told(waiting, revision)
-            self._announce(record)
+            self._activated(record, members, waiting, revision)
 
-        await self._writer.write_round(
-            view.round_revision,
-            view.closed_revision,
-            writes,
-            activated,
-            still_confirmed[:room],
-            self._backend.rest_s,
-        )
+        writes = becomes_active(keys, record, waiting, report, self._leases)
+        writes.compares = still_confirmed[:room]
+        await self._write_round(writes, activated, self._backend.rest_s)
         await self._catch_up()
-        await self._collect(forming, plan.number)
+        await self._collect(forming)
 
-    async def _collect(self, forming: RoundRecord, number: int) -> None:
+    def _activated(
+        self, record: RoundRecord, members: Sequence[RosterMember], waiting: WaitingRecord, revision: int
+    ) -> None:
+        self._view.set_roster(record.number, members)
+        self._note_told(waiting, revision)
+        self._announce(record)
+
+    async def _collect(self, forming: RoundRecord) -> None:
         """Remove what rounds before the previous active one left behind. Their members have been gone for a round."""
         room = min(self._backend.limits.max_txn_ops // 3, MOST_COLLECTED)
-        old = list(islice((n for n in range(forming.kept_from, number) if n != forming.last_active), room))
+        old = list(islice((n for n in range(forming.kept_from, forming.number) if n != forming.last_active), room))
         ops: list[BranchOp] = []
         for n in old:
             ops += [DeleteRange(self._keys.store(n)), DeleteRange(self._keys.roster(n))]
@@ -478,12 +462,20 @@ class Coordinator:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     @property
+    def _leases(self) -> Leases:
+        return Leases(self._run_lease, self._data_lease)
+
+    @property
     def _run_lease(self) -> int:
         return self._view.config.run_lease if self._view.config else 0
 
     @property
     def _data_lease(self) -> int:
         return self._view.config.data_lease if self._view.config else 0
+
+    async def _write_round(self, writes: Writes, on_marker: Callable[[int], None], rest_s: float = 0.0) -> None:
+        view = self._view
+        await self._writer.write_round(view.round_revision, view.closed_revision, writes, on_marker, rest_s)
 
     async def _write(self, *ops: BranchOp) -> TxnResult:
         return await self._writer.write(self._view.round_revision, ops)

@@ -15,6 +15,9 @@ from quorate.errors import LeaseGone
 from quorate.kv.types import BranchOp, Compare, CreateRevisionIs, DeleteRange, GotItem, ModRevisionIs, Put, TxnResult
 from quorate.rendezvous.keys import RunKeys
 
+OTHER_COMPARES = 3
+"""Whoever writes `state/round` compares the term, `state/round` and `state/closed` anyway."""
+
 
 class Deposed(Exception):
     """Another term has begun, or none: this coordinator must not write any more."""
@@ -30,6 +33,8 @@ class Writes:
 
     ops: list[Put | DeleteRange] = field(default_factory=list)
     marker: int = 0
+    compares: list[Compare] = field(default_factory=list)
+    """What the marker's transaction compares beside that which all do."""
 
 
 class FencedWriter:
@@ -67,13 +72,12 @@ class FencedWriter:
         closed_revision: int,
         writes: Writes,
         on_marker: Callable[[int], None],
-        compares: Sequence[Compare] = (),
         rest_s: float = 0.0,
     ) -> None:
         """All writes in order, in as few transactions as the backend's limits allow.
 
         Up to the marker they compare the `state/round` that was decided on, after it the one that the marker wrote;
-        the marker's transaction also compares `state/closed` and `compares`. `on_marker` is called when it is
+        the marker's transaction also compares `state/closed` and what the writes name. `on_marker` is called when it is
         committed, with its revision, or so much later as is said. If an outcome is unknown the error goes to the
         caller, who scans again: an attempt that turns out to be there is then nobody's plan, and the next one takes a
         new number.
@@ -81,13 +85,18 @@ class FencedWriter:
         closed = ModRevisionIs(self._keys.closed, closed_revision)
         for start, end in self._packed(writes):
             has_marker = start <= writes.marker < end
-            extra = (closed, *compares) if has_marker else ()
+            extra = (closed, *writes.compares) if has_marker else ()
             result = await self.write(round_revision, writes.ops[start:end], extra)
             if has_marker:
                 if rest_s:
                     await asyncio.sleep(rest_s)
                 round_revision = result.revision
                 on_marker(round_revision)
+
+    def is_one(self, writes: Writes) -> bool:
+        """Whether all of that goes into one transaction."""
+        has_room = len(writes.compares) + OTHER_COMPARES <= self._backend.limits.max_txn_ops
+        return has_room and len(self._packed(writes)) == 1
 
     def _packed(self, writes: Writes) -> list[tuple[int, int]]:
         """Consecutive slices that fit into one transaction each; what follows the marker directly stays with it."""

@@ -51,7 +51,7 @@ class Reports:
         since = view.minimum_since
         self._last_call_s = max(0.0, plan.started_at - since) if since is not None else 0.0
 
-    def activated(self, plan: Plan, record: RoundRecord, view: View, now: float) -> HistoryRecord:
+    def activated(self, plan: Plan, record: RoundRecord, now: float) -> HistoryRecord:
         """The report of a round that becomes active."""
         report = HistoryRecord(
             number=record.number,

@@ -36,6 +36,7 @@ from quorate.server.hub import Hub
 from quorate.server.journal import Journal
 from quorate.server.local import LocalBackend, LocalWatch
 from quorate.server.onlooker import Onlooker
+from quorate.server.pledges import Pledges
 from quorate.server.refusals import Refusal
 from quorate.server.server import Server
 from quorate.wire.frames import frame
@@ -192,8 +193,8 @@ class DurableWatch(LocalWatch):
 class DurableLocal(LocalBackend):
     """For coordinators: a call returns when what it did is kept."""
 
-    def __init__(self, hub: Hub, journal: Journal) -> None:
-        super().__init__(hub)
+    def __init__(self, hub: Hub, journal: Journal, pledges: Pledges | None = None) -> None:
+        super().__init__(hub, pledges)
         self._journal = journal
 
     async def execute(self, op: Op) -> Result:
@@ -217,7 +218,7 @@ class DurableServer(Server):
         return DurableHub(engine, self.journal)
 
     def make_local(self) -> LocalBackend:
-        return DurableLocal(self.hub, self.journal)
+        return DurableLocal(self.hub, self.journal, self.pledges)
 
     def make_connection(self) -> Connection:
         return DurableConnection(self, self.journal)

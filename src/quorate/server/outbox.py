@@ -35,8 +35,6 @@ class Outbox:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._due: list[Sender] = []
-        self.follows: Callable[[], bool] = lambda: False
-        """What is to be done when all were told; whether there was anything."""
 
     def add(self, one: Sender) -> None:
         """Have it flushed, in this turn of the loop or the next one."""
@@ -44,20 +42,16 @@ class Outbox:
             self._loop.call_soon(self.flush)
         self._due.append(one)
 
-    def deliver(self) -> bool:
-        """The same at once, and what follows; whether anything did, which is to be looked at before anything else.
-
-        If not, those who were told have the core, if they wait for this very one.
+    def deliver(self) -> None:
+        """The same at once. Then those who were told have the core, if they wait for this very one.
 
         A kernel may leave them in its queue while others are idle: seen for a quarter of a millisecond, with a server
         that took in meanwhile what the rest had answered.
         """
         several = len(self._due) > 1
         self.flush()
-        is_followed = self.follows()
-        if several and not is_followed:
+        if several:
             give_way()
-        return is_followed
 
     def flush(self) -> None:
         """Everybody sends what is to be sent."""

@@ -124,7 +124,7 @@ class Server:
 
     def make_local(self) -> LocalBackend:
         """What the coordinators work on."""
-        return LocalBackend(self.hub)
+        return LocalBackend(self.hub, self.pledges)
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets that are bound already."""

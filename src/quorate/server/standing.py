@@ -15,10 +15,11 @@ from collections import deque
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, cast
 
+from quorate.backends.contract import Asked
 from quorate.errors import RendezvousStateError
-from quorate.kv.types import Item, ModRevisionIs, Put
+from quorate.kv.types import Item, Put
 from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import AssignRecord, RoundPhase, RoundRecord, decode, prepare
+from quorate.rendezvous.records import AssignRecord, NodePhase, NodeRecord, RoundPhase, RoundRecord, decode, prepare
 from quorate.server.outbox import guarded
 from quorate.server.runs import PREFIX
 from quorate.wire.frames import frame
@@ -35,7 +36,7 @@ MOST_PLEDGED_BYTES = 64 * 1024
 MOST_CONNECTIONS = 4_096
 """With more connections than these nobody is told that way: each node would need two."""
 
-_ACTIVE = RoundPhase.ACTIVE
+_ACTIVE, _MEMBER = RoundPhase.ACTIVE, NodePhase.MEMBER
 
 
 @lru_cache(maxsize=256)
@@ -84,6 +85,7 @@ class Stands:
         if other.stands is None:
             other.stands = Stands(other, self._house)
         self._for = other.stands
+        other.stands._tell_nobody()
         other.stands._told = Standing(self._house, other.run, node_id, self._line)
         if self._house.rehearsal is not None:
             self._house.rehearsal.wanted()
@@ -117,20 +119,26 @@ class Stands:
             self._held = None
             return False
         if place.is_active:
-            self._told = None
+            self._tell_nobody()
         if self._held is None:
             self._held = self._house.held.add(self)
         return True
 
     def end(self) -> None:
         """The connection is closed. If somebody waited on it, nobody has heard what was held back for that."""
-        other, self._for, self._told = self._for, None, None
+        other, self._for = self._for, None
+        self._tell_nobody()
         self._held = None
         if other is not None:
             if other._told is not None and other._told.line is self._line:
-                other._told = None
+                other._tell_nobody()
             if other.is_holding:
                 self._house.held.let_go(other)
+
+    def _tell_nobody(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told.end()
 
     def is_held(self, since: tuple[float, Stands]) -> bool:
         """Whether it still holds back what it did then."""
@@ -184,7 +192,7 @@ class Standing:
     def __init__(self, house: House, run_id: str, node_id: str, line: Line) -> None:
         prepare(RoundRecord, AssignRecord)
         keys = _keys_of(run_id)
-        self._run_id = run_id
+        self._run_id, self._node_id = run_id, node_id
         self._pledges = house.pledges
         self._clock = asyncio.get_running_loop().time
         self._pledge: Pledge | None = None
@@ -199,42 +207,68 @@ class Standing:
         self._told = known.mod_revision if known is not None else 0
 
     def tells(self) -> Place | None:
-        """Say what is new about the place, or see to it that it is confirmed, and here; None: nothing is."""
+        """Say what is new about the place, and here; None: nothing is. Who has confirmed it hears when it is active."""
         place = self._place()
-        if place is not None and (place.is_active or not self._is_pledged(place)):
-            self.say(place)
+        if place is not None and (place.is_active or not self._has_confirmed()):
+            self.line.say(frame(encoder.encode((place,))))
         return place
 
-    def say(self, place: Place) -> None:
-        self.line.say(frame(encoder.encode((place,))))
+    def _has_confirmed(self) -> bool:
+        """Whether what was said beforehand is written."""
+        pledge, own = self._pledge, self._items.get(self._node_key)
+        return pledge is not None and own is not None and own.value in (pledge.value, pledge.as_zero)
+
+    def end(self) -> None:
+        """Nobody is told here any more, nor confirms anything."""
+        self._pledge = None
+        self._pledges.forget(self._run_id, self._node_id, self)
 
     def pledge(self, pledge: Pledge) -> None:
         """A place is confirmed beforehand, or the one that was is for longer."""
         self._pledged_until = self._clock() + (pledge.for_s if pledge.for_s <= MOST_PLEDGED_S else MOST_PLEDGED_S)
-        if len(pledge.value) + len(pledge.as_zero) > MOST_PLEDGED_BYTES:
-            self._pledge = None
-        elif pledge.number:
-            own = self._items.get(self._node_key)
-            has_joined = own is not None and own.lease == pledge.lease and own.mod_revision == own.create_revision
-            self._pledged_on = pledge.revision or (own.mod_revision if own is not None and has_joined else 0)
-            self._pledge = pledge if self._pledged_on else None
+        if not pledge.number:
+            return
+        own = self._items.get(self._node_key)
+        has_joined = own is not None and own.lease == pledge.lease and own.mod_revision == own.create_revision
+        self._pledged_on = pledge.revision or (own.mod_revision if own is not None and has_joined else 0)
+        if self._pledged_on and self._says_so(pledge):
+            self._pledge = pledge
+            self._pledges.keep(self._run_id, self._node_id, self)
+        else:
+            self.end()
 
-    def _is_pledged(self, place: Place) -> bool:
-        """Whether that place was confirmed beforehand: then this is written down."""
-        pledge, self._pledge = self._pledge, None  # it is for one attempt
+    def _says_so(self, pledge: Pledge) -> bool:
+        """Whether what is to be written confirms what it is said to confirm: the coordinator takes it for that."""
+        if len(pledge.value) + len(pledge.as_zero) > MOST_PLEDGED_BYTES:
+            return False
+        for value in (pledge.value, pledge.as_zero):
+            try:
+                record = decode(NodeRecord, Item(self._node_key, value, 0, 0, 0, pledge.lease)) if value else None
+            except RendezvousStateError:
+                return False
+            if record is not None and (record.id, record.phase, record.join, record.round) != (
+                self._node_id,
+                _MEMBER,
+                pledge.join,
+                pledge.number,
+            ):
+                return False
+        return True
+
+    def confirms(self, number: int, incarnation: str, asked: Asked, now: float) -> Put | None:
+        """As in `Promised`."""
+        pledge = self._pledge
         if (
             pledge is None
-            or pledge.number != place.number
-            or pledge.join != place.join
-            or pledge.incarnation != place.incarnation
-            or self._pledged_on != place.revision
-            or self._clock() > self._pledged_until
-            or not (value := pledge.value if place.rank else pledge.as_zero)
+            or pledge.number != number
+            or pledge.join != asked.join
+            or pledge.incarnation != incarnation
+            or self._pledged_on != asked.revision
+            or now > self._pledged_until
+            or not (value := pledge.value if asked.rank else pledge.as_zero)
         ):
-            return False
-        own_key, put = ModRevisionIs(self._node_key, self._pledged_on), Put(self._node_key, value, pledge.lease)
-        self._pledges.keep(self._run_id, own_key, put, self, place)
-        return True
+            return None
+        return Put(self._node_key, value, pledge.lease)
 
     def _place(self) -> Place | None:
         item = self._items.get(self._round_key)

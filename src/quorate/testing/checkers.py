@@ -8,7 +8,7 @@ Feed them every commit in order of revision (`Safety.committed`) and every retur
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -155,11 +155,13 @@ def _read(kind: type[R], item: Item | None) -> R | None:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """One revision of the store. `writer` is the id of the node that asked for it, "" for time (a lease that ended)
-    and for whoever is no node (an operator)."""
+    and for whoever is no node (an operator). `said` are keys and values that their nodes had said beforehand, to be
+    written by a server in whose memory they are."""
 
     revision: int
     changes: tuple[Change, ...]
     writer: str = ""
+    said: Container[tuple[str, bytes]] = ()
 
 
 class Checker:
@@ -335,7 +337,8 @@ class Monotonicity(Checker):
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         if before is not None and now.number < before.number:
             raise BrokeMonotonicity(f"state/round went back from {before.number} to {now.number}")
-        if now.phase is RoundPhase.FORMING:
+        was_forming = before is not None and (before.number, before.phase) == (now.number, RoundPhase.FORMING)
+        if now.phase is RoundPhase.FORMING or not was_forming:
             if now.number in self._used:
                 raise BrokeMonotonicity(f"number {now.number} was used for a second attempt")
             self._used.add(now.number)
@@ -380,7 +383,7 @@ class Fencing(Checker):
             if change.key in (keys.round, keys.waiting) or change.key.startswith(keys.assigns):
                 self._by_coordinator(picture, commit, change.key)
             elif change.key.startswith(keys.nodes):
-                if change.key != keys.node(commit.writer):
+                if change.key != keys.node(commit.writer) and (change.key, change.item.value) not in commit.said:
                     raise BrokeFencing(f"{commit.writer} wrote {change.key}")
             elif change.key.startswith(keys.stores):
                 self._by_member(picture, commit, change.key)
@@ -413,7 +416,8 @@ class Finality(Checker):
             return
         if picture.is_closed:
             raise BrokeFinality(f"round {now.number} became active after the run was closed")
-        if self._closed_at_forming.get(now.number) != picture.closed_revision:
+        # One that is written as active at once was decided on `state/closed` as it is in the very commit.
+        if self._closed_at_forming.get(now.number, picture.closed_revision) != picture.closed_revision:
             raise BrokeFinality(f"round {now.number} was decided before the run was closed, and became active after")
 
     def wiped(self, picture: Picture) -> None:
@@ -440,9 +444,15 @@ class Safety:
         )
         """Those who look at every commit."""
 
-    def committed(self, revision: int, changes: Iterable[Change], writer: str = "") -> None:
+    def committed(
+        self,
+        revision: int,
+        changes: Iterable[Change],
+        writer: str = "",
+        said: Container[tuple[str, bytes]] = (),
+    ) -> None:
         """A revision was committed. Raises the error of the first guarantee that it breaks."""
-        commit = Commit(revision, tuple(changes), writer)
+        commit = Commit(revision, tuple(changes), writer, said)
         picture = self.picture
         before = picture.round
         wrote_round = ended = False

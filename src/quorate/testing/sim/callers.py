@@ -10,9 +10,10 @@ from typing import NamedTuple
 from quorate.backends.contract import Begun, Lane
 from quorate.kv.types import Op, Put, Txn
 from quorate.rendezvous.express import joined_at
-from quorate.rendezvous.membership import Joined
+from quorate.rendezvous.membership import Bootstrap, Joined
 from quorate.rendezvous.node import Node
 from quorate.testing.sim.lanes import WiredLane
+from quorate.testing.sim.plan import Plan
 
 
 class Call(NamedTuple):
@@ -21,6 +22,34 @@ class Call(NamedTuple):
     task: asyncio.Task[Joined]
     in_time: bool
     """The session had not ended by this side's clock."""
+
+
+class _Port:
+    """What is published of rank 0, as a `HeldZero` does it."""
+
+    def __init__(self, addr: str) -> None:
+        self._addr = addr
+
+    async def __call__(self, number: int, size: int) -> tuple[str, int]:
+        return self._addr, 20_000 + number % 10_000
+
+    def hold(self) -> tuple[str, int]:
+        return self._addr, 10_000
+
+    def let_go(self) -> None:
+        pass
+
+
+def waits_elsewhere(plan: Plan, machine: str) -> bool:
+    """Whether whoever calls is on another thread, so to say."""
+    return plan.all_pledge or random.Random(f"{plan.seed} {machine} waits").random() < 0.5
+
+
+def bootstrap(plan: Plan, machine: str, addr: str) -> Bootstrap:
+    """With a port that is held beforehand, or not before it is asked for."""
+    port = _Port(addr)
+    holds = plan.all_pledge or random.Random(f"{plan.seed} {machine} holds").random() < 0.5
+    return port if holds else port.__call__
 
 
 class _Caller:

@@ -30,7 +30,6 @@ from quorate.kv.types import (
     LeaseResult,
     Op,
     Origin,
-    Put,
     Result,
     Shorten,
     Tick,
@@ -138,7 +137,7 @@ class _Life(Server):
         if origin is not None:
             self._writer = self._home.writers.get(origin.client, "")
         else:
-            self._writer = self.name if isinstance(op, Txn | Add) and not self._home.was_pledged(op) else ""
+            self._writer = self.name if isinstance(op, Txn | Add) else ""
         self._home.note("executes", self._writer, op)
         try:
             result = self._plain_execute(op, origin)
@@ -185,7 +184,7 @@ class _PlainLife(_Life):
         super().__init__(engine=engine, **options)
 
     def make_local(self) -> LocalBackend:
-        self.local = _Local(self.hub)
+        self.local = _Local(self.hub, self.pledges)
         return self.local
 
 
@@ -193,7 +192,7 @@ class _DurableLife(_Life, DurableServer):
     """Of a server with data. What it executes has happened when it is kept."""
 
     def make_local(self) -> LocalBackend:
-        self.local = _DurableLocal(self.hub, self.journal)
+        self.local = _DurableLocal(self.hub, self.journal, self.pledges)
         return self.local
 
     def push(self, batch: Batch) -> None:
@@ -226,7 +225,7 @@ class WiredServer:
         self.writers: dict[str, str] = {}
         """Which node a client is."""
         self.pledged: set[tuple[str, bytes]] = set()
-        """What the server may write for nodes that confirm beforehand."""
+        """What the server may write for nodes that confirm beforehand: keys and values."""
         self.backends: dict[str, WiredBackend] = {}
         """Who a client is."""
         self.first_revision = 0
@@ -247,11 +246,6 @@ class WiredServer:
     def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
         """Something that nobody asked for over a connection."""
         return self._context.run(self.life.hub.execute, op)
-
-    def was_pledged(self, op: Txn | Add) -> bool:
-        """Whether it writes nothing but what nodes have confirmed beforehand."""
-        puts = [(step.key, step.value) for step in op.then if isinstance(step, Put)] if isinstance(op, Txn) else []
-        return bool(puts) and self.pledged.issuperset(puts)
 
     # --- lives --------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from quorate.testing.sim.wired import ENDPOINT, UNREACHABLE, WiredServer
 from quorate.wire.messages import AskStatus, Do
 
 PLEDGES = 0.7
+"""How often callers confirm beforehand, where not all of them do."""
 
 
 class WiredBackend(TcpBackend):
@@ -42,7 +43,7 @@ class WiredBackend(TcpBackend):
         self.swallow: Callable[[Op], bool] | None = None
         """Requests that this process never manages to send."""
         self.left_to_send: int | None = None
-        self.pledges = random.Random(f"{plan.seed} pledges of {process}").random() < PLEDGES
+        self.pledges = plan.all_pledge or random.Random(f"{plan.seed} pledges of {process}").random() < PLEDGES
         """Whether its callers confirm beforehand."""
         self.has_sent = asyncio.Event()
         """Set when `left_to_send` more requests were sent."""

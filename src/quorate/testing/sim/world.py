@@ -23,8 +23,8 @@ from quorate.errors import BackendError, RendezvousError, RendezvousGracefulExit
 from quorate.events import Emitter, Event
 from quorate.kv.types import Batch, Revoke
 from quorate.rendezvous.candidate import Candidate
-from quorate.rendezvous.coordinator import OTHER_COMPARES
 from quorate.rendezvous.entry import Entry
+from quorate.rendezvous.fenced import OTHER_COMPARES
 from quorate.rendezvous.keys import RunKeys
 from quorate.rendezvous.membership import Cause, Identity, Joined
 from quorate.rendezvous.node import Node
@@ -40,7 +40,7 @@ from quorate.testing.checkers import (
     Safety,
 )
 from quorate.testing.loop import MACHINE, VirtualTimeLoop
-from quorate.testing.sim.callers import go_on, join, look
+from quorate.testing.sim.callers import bootstrap, go_on, join, look, waits_elsewhere
 from quorate.testing.sim.network import SimBackend, SimServer, Weather
 from quorate.testing.sim.notes import Notes
 from quorate.testing.sim.plan import Plan
@@ -144,7 +144,8 @@ class SimWorld:
         self._revision = batch.revision
         self.note("commit", self._machine_of.get(writer, writer) or "(time)", batch)
         try:
-            self.safety.committed(batch.revision, batch.changes, writer)
+            pledged = self.wire.pledged if self.wire is not None else ()
+            self.safety.committed(batch.revision, batch.changes, writer, pledged)
         except AssertionError as error:
             self._break(error)
         current = self.safety.picture.round
@@ -193,13 +194,13 @@ class SimWorld:
                 backend,
                 self.settings(name),
                 identity,
-                bootstrap=_bootstrap(name),
+                bootstrap=bootstrap(self.plan, machine, name),
                 emit=Emitter(lambda event: self._emitted(machine, event)),
                 rng=rng,
                 wall=lambda: 1e9 + rng.random(),
             )
             process = SimProcess(name, machine, backend, node, rng, asyncio.Event())
-            process.waits_elsewhere = random.Random(f"{self.plan.seed} {machine} waits").random() < 0.5
+            process.waits_elsewhere = waits_elsewhere(self.plan, machine)
             process.looks = random.Random(f"{self.plan.seed} {machine} looks")
             made.append(process)
             process.task = asyncio.create_task(self._live(process), name=machine)
@@ -491,10 +492,3 @@ def in_words(what: object) -> str:
         keys = [("-" if c.item is None else "+") + c.key.removeprefix("/quorate/sim") for c in what.changes]
         return f"r{what.revision} {', '.join(keys[:4])}" + (" ..." if len(keys) > 4 else "")
     return what if isinstance(what, str) else type(what).__name__
-
-
-def _bootstrap(addr: str) -> Callable[[int, int], Coroutine[Any, Any, tuple[str, int]]]:
-    async def port(number: int, size: int) -> tuple[str, int]:
-        return addr, 20_000 + number % 10_000
-
-    return port
