@@ -175,7 +175,8 @@ class Pledge(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     It counts for so many seconds from when it arrives, while the connection is open, and once; the last one counts. The
     node's key is written as the node would do it, under its session and on top of `revision` (0: of the one by which it
     has just joined on this connection): with `value`, or with `as_zero` in rank 0 (empty: such a place is told, and the
-    node confirms it); both are its record as a member of that attempt. Without a number: the same as before, for so long from now on. From version 6 on.
+    node confirms it); both are its record as a member of that attempt. Without a number: the same as before, for so
+    long from now on. From version 6 on.
     """
 
     for_s: float
