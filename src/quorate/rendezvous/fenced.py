@@ -101,6 +101,9 @@ class FencedWriter:
     def _packed(self, writes: Writes) -> list[tuple[int, int]]:
         """Consecutive slices that fit into one transaction each; what follows the marker directly stays with it."""
         limits = self._backend.limits
+        whole = sum([len(op.value) for op in writes.ops if type(op) is Put])
+        if whole <= limits.max_txn_bytes and len(writes.ops) < limits.max_txn_ops:
+            return [(0, len(writes.ops))]
         slices: list[tuple[int, int]] = []
         start = size = 0
         for index, op in enumerate(writes.ops):
