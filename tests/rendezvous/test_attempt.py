@@ -18,7 +18,7 @@ from quorate.rendezvous.attempt import (
     forms,
     how_first_confirms,
 )
-from quorate.rendezvous.decide import Form, decide
+from quorate.rendezvous.decide import Form, decide, summarise
 from quorate.rendezvous.fenced import Writes
 from quorate.rendezvous.history import Reports
 from quorate.rendezvous.records import NodePhase, RoundPhase, RoundRecord, decode, encode, join_roster
@@ -26,12 +26,18 @@ from tests.rendezvous.board import KEYS, Board, node
 
 NAMES = ("a", "b", "c", "d")
 LEASES = Leases(0, 0)
+JOIN = 2
 
 
-def decided(*names: str) -> tuple[Board, Attempt]:
-    """A board on which these nodes have joined, and what is to be done about it."""
+def decided(*names: str, after: bool = False) -> tuple[Board, Attempt]:
+    """A board on which these nodes have joined, and what is to be done about it; `after` a round, with a loss in it."""
     board = Board(min_nodes=len(names), max_nodes=len(names))
-    board.join(*names)
+    if after:
+        board.activate(1, *names)
+        board.now += 100
+        board.lose(names[0])
+        board.now += 8
+    board.join(*names, join=JOIN)
     decision = decide(board.view, board.now)
     assert isinstance(decision, Form)
     return board, attempt(board.view, decision, term=1)
@@ -39,7 +45,7 @@ def decided(*names: str) -> tuple[Board, Attempt]:
 
 def said(board: Board, new: Attempt, name: str) -> Put:
     """How a node confirms its place."""
-    record = node(name, phase=NodePhase.MEMBER, round=new.record.number, addr0=name, port0=5)
+    record = node(name, join=JOIN, phase=NodePhase.MEMBER, round=new.record.number, addr0=name, port0=5)
     return Put(KEYS.node(name), encode(record), board.view.nodes[name].lease)
 
 
@@ -71,16 +77,24 @@ def left_by(board: Board) -> dict[str, tuple[bytes, int]]:
     return {key: (item.value, item.lease) for key, item in board.engine.items.items()}
 
 
-@given(st.integers(1, 4), st.sets(st.sampled_from(NAMES)))
-def test_it_comes_to_the_same_whoever_has_said_so_before(count: int, before: set[str]) -> None:
+def seen_by(board: Board) -> object:
+    """What a coordinator goes by afterwards."""
+    view = board.view
+    decision = decide(view, board.now)
+    words = summarise(view, decision, board.now)
+    return decision, words, view.departures, view.started_at, view.plan, view.minimum_since, set(view.members)
+
+
+@given(st.integers(1, 4), st.sets(st.sampled_from(NAMES)), st.booleans())
+def test_it_comes_to_the_same_whoever_has_said_so_before(count: int, before: set[str], after: bool) -> None:
     names = NAMES[:count]
 
-    board, new = decided(*names)
+    board, new = decided(*names, after=after)
     saying = [said(board, new, member.id) for member in new.members]
     assert execute(board, write_active(board, new, saying, at_once_too=True))
-    at_one_time = left_by(board)
+    at_one_time, then = left_by(board), seen_by(board)
 
-    board, new = decided(*names)
+    board, new = decided(*names, after=after)
     known = [put if member.id in before else None for put, member in zip(saying, new.members, strict=True)]
     assert execute(board, forms(KEYS, new, known, forming_words(new.record), board.view, LEASES))
     record = board.view.round
@@ -92,6 +106,7 @@ def test_it_comes_to_the_same_whoever_has_said_so_before(count: int, before: set
     board.write(*saying)
     assert execute(board, write_active(board, new, saying, at_once_too=False))
     assert left_by(board) == at_one_time
+    assert seen_by(board) == then
 
 
 def test_an_attempt_that_is_active_at_once_is_whole() -> None:
@@ -121,7 +136,7 @@ def test_what_was_said_is_not_written_over_anything_else(at_once_too: bool, how:
     if how == "gone":
         board.write(Delete(KEYS.node(name)))
     else:
-        board.join(name, join=2)
+        board.join(name, join=JOIN + 1)
     before = left_by(board)
     assert not execute(board, writes)
     assert left_by(board) == before
@@ -140,5 +155,5 @@ def test_the_places_that_are_asked_for_are_those_of_the_view() -> None:
     board, new = decided("a", "b")
     nodes = board.view.nodes
     assert list(new.asked(board.view)) == [
-        Asked(member.id, 1, rank, nodes[member.id].mod_revision) for rank, member in enumerate(new.members)
+        Asked(member.id, JOIN, rank, nodes[member.id].mod_revision) for rank, member in enumerate(new.members)
     ]

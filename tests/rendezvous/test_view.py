@@ -256,6 +256,19 @@ def test_departures_of_the_time_before_are_forgotten_when_a_round_is_active() ->
     assert not board.view.departures
 
 
+def test_a_round_that_is_active_at_once_begins_anew_whatever_was_before() -> None:
+    board = Board()
+    board.activate(1, "a", "b", "c")
+    board.now += 100
+    board.lose("c")
+    assert board.view.departures
+    board.join("a", "b", join=2)
+    board.put(KEYS.round, round_record(2))
+    assert not board.view.departures
+    assert board.view.started_at == board.now
+    assert board.view.minimum_since is None
+
+
 def test_unreadable_node_is_skipped_and_told_once() -> None:
     board = Board()
     board.join("a")

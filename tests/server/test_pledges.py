@@ -2,28 +2,36 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from quorate._marks import collect
 from quorate.backends.contract import Asked
+from quorate.events import Emitter, RoundActive, RoundForming
 from quorate.kv.types import Grant, ModRevisionIs, Put, Revoke, Txn
 from quorate.rendezvous.records import (
+    ClosedRecord,
     ConfigRecord,
+    HistoryRecord,
     NodePhase,
     NodeRecord,
     RoundPhase,
     RoundRecord,
+    WaitingRecord,
     decode,
     encode,
 )
 from quorate.server import soon
+from quorate.server.hub import Hub
 from quorate.server.limits import ServerLimits
 from quorate.server.pledges import Pledges
 from quorate.server.standing import MOST_PLEDGED_BYTES, MOST_PLEDGED_S, Standing
 from quorate.settings import Settings
+from quorate.testing.disk import MemoryDisk
 from quorate.wire.messages import NOW, Do, Hold, Place, Pledge, Stand, WatchStart
+from tests.server.durable_kit import serving_from
 from tests.server.kit import eventually, run, serving
 from tests.server.standing_kit import KEYS, NODE, assign, come, nothing, own_key, scene, state
 
@@ -99,8 +107,13 @@ def test_a_pledge_that_was_renewed_in_time_counts(monkeypatch):
         lambda on: (pledge(on - 1),),
         lambda on: (pledge(on), pledge(on, number=2)),
         lambda on: (pledge(0, lease=LEASE + 1),),  # the key was not made under that session
+        lambda on: (pledge(on, lease=LEASE + 1),),
+        lambda on: (pledge(on), pledge(on, lease=LEASE + 1)),
     ],
-    ids=["over", "ended", "of nothing", "number", "join", "incarnation", "revision", "taken back", "lease"],
+    ids=[
+        *("over", "ended", "of nothing", "number", "join", "incarnation", "revision", "taken back", "lease"),
+        *("lease of that revision", "taken back by another session"),
+    ],
 )
 def test_a_place_that_was_not_confirmed_beforehand_is_not(monkeypatch, said):
     async def main():
@@ -171,7 +184,7 @@ def test_nobody_confirms_for_longer_than_a_moment(for_s):
             node = await come(server, "node", "run")
             server.hub.execute(Grant(60.0, LEASE))
             told = Standing(server, "run", NODE, node)
-            server.hub.execute(Txn((), (own_key(0),)))
+            server.hub.execute(Txn((), (msgspec.structs.replace(own_key(0), lease=LEASE),)))
             revision = server.hub.engine.items[KEYS.node(NODE)].mod_revision
             told.pledge(pledge(revision, for_s))
             asked, now = Asked(NODE, 4, 2, revision), asyncio.get_running_loop().time()
@@ -225,6 +238,86 @@ def test_only_whoever_stands_last_for_a_node_confirms(monkeypatch):
             assert confirmed(there, revision) == []
             await hears(third, pledge(revision))
             assert confirmed(there, revision) == AS_SAID
+
+    run(main())
+
+
+def test_whoever_waits_for_another_node_confirms_nothing_for_the_first_any_more(monkeypatch):
+    async def main():
+        async with joined(monkeypatch) as (there, revision):
+            await hears(there.other, pledge(revision))
+            await come(there.server, "node 2", "run")
+            await hears(there.other, Stand("node 2", "n2"))
+            assert confirmed(there, revision) == []
+            assert len(there.server.pledges) == 0
+
+    run(main())
+
+
+def test_a_node_that_waits_for_another_one_is_waited_for_all_the_same(monkeypatch):
+    async def main():
+        async with joined(monkeypatch) as (there, revision):
+            await hears(there.other, pledge(revision))
+            await hears(there.node, Stand("nobody", "n9"))
+            assert confirmed(there, revision) == AS_SAID
+            there.write(state(RoundPhase.FORMING), assign())
+            assert not (await there.other.next_message()).is_active
+
+    run(main())
+
+
+def test_what_was_confirmed_of_an_attempt_is_not_taken_for_another(monkeypatch):
+    async def main():
+        async with joined(monkeypatch) as (there, revision):
+            await hears(there.other, pledge(revision))
+            there.write(state(RoundPhase.FORMING), assign(), *confirmed(there, revision))
+            await nothing(there.other)
+            there.write(state(RoundPhase.FORMING, 2), assign(2))
+            place = await there.other.next_message()
+            assert (place.is_active, place.number) == (False, 2)
+
+    run(main())
+
+
+def test_only_what_is_forgotten_by_whoever_said_it_is_forgotten(monkeypatch):
+    async def main():
+        async with joined(monkeypatch) as (there, revision):
+            await hears(there.other, pledge(revision))
+            pledges = there.server.pledges
+            pledges.forget("run", NODE, Nobody())
+            assert len(pledges) == 1
+            pledges.keep("run", NODE, nobody := Nobody())
+            pledges.forget("run", NODE, nobody)
+            assert len(pledges) == 0
+            assert pledges._known == {}, "nor is anything kept of its run"
+
+    run(main())
+
+
+class Nobody:
+    """Confirms nothing."""
+
+    def confirms(self, number, incarnation, asked, now):
+        return None
+
+
+def test_nothing_is_taken_beforehand_that_cannot_be_kept(monkeypatch):
+    async def main():
+        async with joined(monkeypatch) as (there, revision):
+            await hears(there.other, pledge(revision))
+            monkeypatch.setattr(Hub, "is_able", property(lambda hub: False))
+            assert confirmed(there, revision) == []
+
+    run(main())
+
+
+def test_coordinators_of_a_server_with_data_are_told_of_what_was_confirmed_beforehand():
+    async def main():
+        async with serving_from(MemoryDisk()) as server:
+            asked = Asked(NODE, 4, 2, 1)
+            put = Put(KEYS.node(NODE), VALUE, LEASE)
+            server.pledges.keep("run", NODE, SimpleNamespace(confirms=lambda *said: put))
+            assert list(server.make_local().confirmed("run", 1, "life", [asked])) == [put]
 
     run(main())
 
@@ -288,11 +381,11 @@ class Pair:
     def phase(self, node_id):
         return decode(NodeRecord, self.items[KEYS.node(node_id)]).phase
 
-    async def pledges(self, raw, node_id, lease):
+    async def pledges(self, raw, node_id, lease, number=1, join=4):
         """Have somebody confirm beforehand, whatever the place."""
         own = self.items[KEYS.node(node_id)]
-        said = encode(confirmation(node_id, session=lease, addr0="zero", port0=5))
-        await hears(raw, Pledge(60.0, 1, 4, "life", lease, own.mod_revision, said, said))
+        said = encode(confirmation(node_id, number, join, session=lease, addr0="zero", port0=5))
+        await hears(raw, Pledge(60.0, number, join, "life", lease, own.mod_revision, said, said))
 
     def comes(self):
         """The second node joins; the revision."""
@@ -309,8 +402,8 @@ class Pair:
         return self.round
 
 
-def _joining(node_id, lease):
-    record = confirmation(node_id, number=0, phase=NodePhase.JOINING, session=lease)
+def _joining(node_id, lease, join=4):
+    record = confirmation(node_id, number=0, join=join, phase=NodePhase.JOINING, session=lease)
     return Put(KEYS.node(node_id), encode(record), lease)
 
 
@@ -426,9 +519,79 @@ def test_what_an_earlier_life_left_in_the_store_is_cleared_before_the_round_is_a
         async with pair(monkeypatch) as both:
             left = f"{KEYS.store(1)}old"
             both.there.write(Put(left, b"old"))
-            _pledges_as_it_comes(both, monkeypatch)
-            assert not (await both.told(both.ask)).is_active
-            assert not (await both.there.other.next_message()).is_active
-            assert left in both.items, "it is cleared when the round becomes active"
+            asked = _pledges_as_it_comes(both, monkeypatch)
+            for raw, node_id, lease in ((both.there.other, NODE, LEASE), (both.ask, OTHER, OTHER_LEASE)):
+                place = await both.told(raw)
+                assert not place.is_active
+                own = ModRevisionIs(KEYS.node(node_id), place.revision)
+                said = encode(confirmation(node_id, session=lease))
+                both.there.server.hub.execute(Txn((own,), (Put(KEYS.node(node_id), said, lease),)))
+            assert len(asked) == 1, "they were taken at their word once: it might never hold"
+            await both.is_active()
+            assert left not in both.items
 
     run(main())
+
+
+def test_an_attempt_from_before_a_close_is_not_active_at_once(monkeypatch):
+    plain = Pledges.confirmed
+
+    async def main():
+        async with pair(monkeypatch) as both:
+
+            def then_closed_and_reopened(*given):
+                said = plain(*given)
+                monkeypatch.setattr(Pledges, "confirmed", plain)
+                both.there.write(Put(KEYS.closed, encode(ClosedRecord(closed=False, why="reopened"))))
+                return said
+
+            monkeypatch.setattr(Pledges, "confirmed", then_closed_and_reopened)
+            own = Pledge(60.0, 1, 4, "life", OTHER_LEASE, 0, encode(confirmation(OTHER, session=OTHER_LEASE)), b"")
+            join = _joining(OTHER, OTHER_LEASE)
+            both.ask.send(Do(2, Txn((ModRevisionIs(join.key, 0),), (join,))), own)
+            assert not (await both.told(both.ask)).is_active
+            assert "coordinator.at_once" in both.hits, "it was tried"
+
+    run(main())
+
+
+def test_rounds_that_are_active_at_once_one_after_the_other_are_told_of_and_cleared_up_as_any(monkeypatch):
+    events = []
+
+    async def main():
+        async with pair(monkeypatch, emit=Emitter(events.append)) as both:
+            hub = both.there.server.hub
+            for number in (1, 2, 3):
+                lease = OTHER_LEASE + 10 * number
+                if number > 1:
+                    both.there.write(Put(f"{KEYS.store(number - 1)}key", b"of that round"))
+                    hub.execute(Revoke(lease - 10))  # it is lost, and another session takes its place
+                    both.ask.send(Stand("node 2", OTHER))
+                    await hears(both.there.other, Stand("node", NODE))
+                    both.there.write(_joining(NODE, LEASE, join=number))
+                    await both.pledges(both.there.other, NODE, LEASE, number, number)
+                value = encode(confirmation(OTHER, session=lease, number=number))
+                join = Txn((), (_joining(OTHER, lease),))
+                own = Pledge(60.0, number, 4, "life", lease, 0, value, value)
+                both.ask.send(Do(2 * number, Grant(60.0, lease)), Do(2 * number + 1, join), own)
+                await eventually(lambda n=number: both.round and both.round.number == n, "the next round")
+                assert (await both.is_active()).number == number
+                assert both.items[KEYS.round].version == number, "each was written once"
+                assert "lost" not in decode(WaitingRecord, both.items[KEYS.waiting]).reason
+                assert (await both.told(both.ask)).is_active
+                await eventually(lambda n=number: _named(events, RoundActive) == list(range(1, n + 1)), "it is said")
+            assert _named(events, RoundForming) == [1, 2, 3]
+            report = decode(HistoryRecord, both.items[KEYS.history(3)])
+            assert [name for name, _ in report.last_arrivals] == [NODE, OTHER]
+            await eventually(lambda: not _left_of(both, 1), "what is left of the round before last is cleared up")
+            assert _left_of(both, 2)
+
+    run(main())
+
+
+def _named(events, kind):
+    return [event.round for event in events if isinstance(event, kind)]
+
+
+def _left_of(both, number):
+    return [key for key in both.items if key.startswith((KEYS.store(number), KEYS.roster(number)))]

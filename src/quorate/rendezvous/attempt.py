@@ -151,11 +151,11 @@ def at_once(
 ) -> Writes:
     """What is written when all have `said` so before: what `forms` and `becomes_active` write, as one."""
     writes = Writes(_roster(keys, new, leases))
+    _confirm(writes, new, said, view)  # whoever is told sees the members before the round that they are in
     writes.marker = len(writes.ops)
     writes.ops += _active(keys, record, words, report, leases)
     writes.ops += _assignments(keys, new, view)
     writes.compares.append(RangeEmpty(keys.store(record.number)))  # else it is cleared step by step
-    _confirm(writes, new, said, view)
     return writes
 
 
@@ -166,7 +166,7 @@ def how_first_confirms(put: Put) -> NodeRecord:
 
 def _confirm(writes: Writes, new: Attempt, said: Sequence[Put | None], view: View) -> None:
     """Write what was said beforehand, if the keys of those who said it are as they were then."""
-    for put, member in zip(said, new.members, strict=False):
+    for put, member in zip(said, new.members if said else (), strict=True):
         if put is not None:
             writes.ops.append(put)
             writes.compares.append(ModRevisionIs(put.key, view.nodes[member.id].mod_revision))

@@ -220,7 +220,8 @@ class View:
         self.round_revision = item.mod_revision if item else 0
         if self.plan is not None and (self.round is None or self.round.number != self.plan.number):
             self.plan = None
-        if self.is_active and (before is None or before.phase is not _ACTIVE):
+        known = before.number if before is not None and before.phase is _ACTIVE else 0
+        if self.is_active and self.round is not None and self.round.number != known:
             self.started_at = now
             self.departures.clear()
             self.minimum_since = None

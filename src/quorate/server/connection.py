@@ -311,7 +311,8 @@ class Connection(asyncio.Protocol):
                 if is_held and self._version >= TURNS_FROM and house.is_to_make(client.run, client.id):
                     self.send(MakeRun())
             case Stand(other, node):
-                self.stands = Stands(self, house)
+                if self.stands is None:
+                    self.stands = Stands(self, house)
                 self.stands.wait_for(other, node)
             case Pledge() if self.stands is not None:
                 self.stands.pledge(message)

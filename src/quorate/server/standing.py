@@ -78,6 +78,7 @@ class Stands:
 
     def wait_for(self, client_id: str, node_id: str) -> None:
         """Somebody waits on this connection for the place of a node, which is that client."""
+        self._wait_no_more()
         self._client_id = client_id
         other = cast("Line | None", self._house.clients.line_of(client_id))
         if other is None or other is self._line or not other.run or len(self._house.connections) > MOST_CONNECTIONS:
@@ -89,6 +90,13 @@ class Stands:
         other.stands._told = Standing(self._house, other.run, node_id, self._line)
         if self._house.rehearsal is not None:
             self._house.rehearsal.wanted()
+
+    def _wait_no_more(self) -> Stands | None:
+        """Nobody waits on this connection any more; for whose node's place somebody has."""
+        other, self._for = self._for, None
+        if other is not None and other._told is not None and other._told.line is self._line:
+            other._tell_nobody()
+        return other
 
     def pledge(self, pledge: Pledge) -> None:
         """Whoever waits here confirms beforehand."""
@@ -126,14 +134,11 @@ class Stands:
 
     def end(self) -> None:
         """The connection is closed. If somebody waited on it, nobody has heard what was held back for that."""
-        other, self._for = self._for, None
         self._tell_nobody()
         self._held = None
-        if other is not None:
-            if other._told is not None and other._told.line is self._line:
-                other._tell_nobody()
-            if other.is_holding:
-                self._house.held.let_go(other)
+        other = self._wait_no_more()
+        if other is not None and other.is_holding:
+            self._house.held.let_go(other)
 
     def _tell_nobody(self) -> None:
         told, self._told = self._told, None
@@ -209,14 +214,16 @@ class Standing:
     def tells(self) -> Place | None:
         """Say what is new about the place, and here; None: nothing is. Who has confirmed it hears when it is active."""
         place = self._place()
-        if place is not None and (place.is_active or not self._has_confirmed()):
+        if place is not None and (place.is_active or not self._has_confirmed(place.number)):
             self.line.say(frame(encoder.encode((place,))))
         return place
 
-    def _has_confirmed(self) -> bool:
-        """Whether what was said beforehand is written."""
+    def _has_confirmed(self, number: int) -> bool:
+        """Whether what was said beforehand of a place in that attempt is written."""
         pledge, own = self._pledge, self._items.get(self._node_key)
-        return pledge is not None and own is not None and own.value in (pledge.value, pledge.as_zero)
+        if pledge is None or own is None or pledge.number != number:
+            return False
+        return own.value in (pledge.value, pledge.as_zero)
 
     def end(self) -> None:
         """Nobody is told here any more, nor confirms anything."""
@@ -229,8 +236,11 @@ class Standing:
         if not pledge.number:
             return
         own = self._items.get(self._node_key)
-        has_joined = own is not None and own.lease == pledge.lease and own.mod_revision == own.create_revision
-        self._pledged_on = pledge.revision or (own.mod_revision if own is not None and has_joined else 0)
+        if own is None or own.lease != pledge.lease:
+            self.end()
+            return
+        has_just_joined = own.mod_revision == own.create_revision
+        self._pledged_on = pledge.revision or (own.mod_revision if has_just_joined else 0)
         if self._pledged_on and self._says_so(pledge):
             self._pledge = pledge
             self._pledges.keep(self._run_id, self._node_id, self)

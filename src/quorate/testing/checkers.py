@@ -383,10 +383,17 @@ class Fencing(Checker):
             if change.key in (keys.round, keys.waiting) or change.key.startswith(keys.assigns):
                 self._by_coordinator(picture, commit, change.key)
             elif change.key.startswith(keys.nodes):
-                if change.key != keys.node(commit.writer) and (change.key, change.item.value) not in commit.said:
+                if change.key != keys.node(commit.writer) and not self._was_said(picture, commit, change):
                     raise BrokeFencing(f"{commit.writer} wrote {change.key}")
             elif change.key.startswith(keys.stores):
                 self._by_member(picture, commit, change.key)
+
+    @staticmethod
+    def _was_said(picture: Picture, commit: Commit, change: Change) -> bool:
+        """Whether the coordinator writes with an attempt what a node had said beforehand."""
+        decides = any(other.key == picture.keys.round for other in commit.changes)
+        is_coordinator = picture.coordinator is not None and picture.coordinator.id == commit.writer
+        return decides and is_coordinator and (change.key, change.item.value if change.item else b"") in commit.said
 
     def _by_coordinator(self, picture: Picture, commit: Commit, key: str) -> None:
         holder = picture.coordinator.id if picture.coordinator else None
