@@ -11,6 +11,7 @@ from quorate._marks import collect
 from quorate.backends.contract import Asked
 from quorate.events import Emitter, RoundActive, RoundForming
 from quorate.kv.types import Grant, ModRevisionIs, Put, Revoke, Txn
+from quorate.rendezvous import coordinator
 from quorate.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
@@ -587,6 +588,40 @@ def test_rounds_that_are_active_at_once_one_after_the_other_are_told_of_and_clea
             assert _left_of(both, 2)
 
     run(main())
+
+
+def test_what_is_waited_for_is_put_together_for_practice_and_nothing_comes_of_it(monkeypatch):
+    async def main():
+        async with pair(monkeypatch) as both:
+            server, before = both.there.server, dict(both.items)
+            await eventually(lambda: _practised(server) is not None, "the node is known to have joined")
+            writes = _practised(server)
+            assert {KEYS.round, KEYS.node(NODE), KEYS.assign(NODE), KEYS.history(1)} <= {op.key for op in writes.ops}
+            server.runs.practise(["run", "another"])
+            assert both.items.keys() - before.keys() <= {KEYS.waiting}
+            assert list(server.pledges.runs) == ["run"]
+            _pledges_as_it_comes(both, monkeypatch)
+            assert (await both.is_active()).number == 1
+            assert both.items[KEYS.round].version == 1, "it was not taken at its word for that"
+            assert _practised(server) is None, "nobody waits"
+
+    run(main())
+
+
+@pytest.mark.parametrize("most", [1, 0])
+def test_only_a_few_nodes_are_gone_through_for_practice(monkeypatch, most):
+    monkeypatch.setattr(coordinator, "MOST_PRACTISED", most)
+
+    async def main():
+        async with pair(monkeypatch) as both:
+            await eventually(lambda: KEYS.waiting in both.items, "the node is known to have joined")
+            assert (_practised(both.there.server) is not None) is (most == 1)
+
+    run(main())
+
+
+def _practised(server):
+    return server.runs._runs["run"].coordinator.practise()
 
 
 def _named(events, kind):

@@ -25,8 +25,20 @@ NOBODY = SimpleNamespace(stands=SimpleNamespace(is_told_elsewhere=False))
 """As far as it looks at connections."""
 
 
-def rehearsing(connections, make_server=_alone, traffic=None):
-    return Rehearsal(make_server, connections, traffic or Traffic(), EVERY_S)
+def rehearsing(connections, make_server=_alone, traffic=None, also=lambda: None):
+    return Rehearsal(make_server, connections, traffic or Traffic(), EVERY_S, also)
+
+
+def test_something_else_may_be_done_after_each_round():
+    async def main():
+        done = []
+        one = rehearsing([SOMEBODY], also=lambda: done.append(one.rounds))
+        one.wanted()
+        await eventually(lambda: len(done) > 2, "it is done")
+        await one.stop()
+        assert done == list(range(1, len(done) + 1))
+
+    run(main())
 
 
 def test_a_stage_plays_one_whole_round_after_the_other():

@@ -30,16 +30,7 @@ from quorate.events import (
     RoundGivenUp,
     RoundOver,
 )
-from quorate.kv.types import (
-    Batch,
-    BranchOp,
-    Compare,
-    Delete,
-    DeleteRange,
-    ModRevisionIs,
-    Put,
-    TxnResult,
-)
+from quorate.kv.types import Batch, BranchOp, Compare, Delete, DeleteRange, ModRevisionIs, Put, TxnResult
 from quorate.rendezvous.attempt import (
     Attempt,
     Leases,
@@ -62,6 +53,7 @@ from quorate.rendezvous.decide import (
     Wait,
     decide,
     summarise,
+    suppose,
 )
 from quorate.rendezvous.feed import Feed
 from quorate.rendezvous.fenced import OTHER_COMPARES, Deposed, FencedWriter, LookAgain, Writes
@@ -85,6 +77,8 @@ RETELL_EVERY_S = 1.0
 """How often the nodes may be told at most: that a count changed, and that only the sentence changed."""
 MANY_NODES = 1_000
 """From so many nodes on they are told less often, a loss excepted."""
+MOST_PRACTISED = 32
+"""With more nodes it takes too long to put together for practice what they wait for."""
 MOST_COLLECTED = 100
 """Old rounds whose data is removed at a time; what is left of more goes with its lease."""
 CATCH_UP_S = 5.0
@@ -280,8 +274,10 @@ class Coordinator:
     async def _form(self, decision: Form, now: float) -> None:
         view, keys = self._view, self._keys
         new = attempt(view, decision, self._term)
-        said = self._said(new)
+        said = self._said(new) if new.record.number != self._took_at_their_word else ()
         sure = [put for put in said if put is not None]
+        if sure:
+            self._took_at_their_word = new.record.number  # once: if that does not hold, all are told
         if len(sure) == len(new.members) and await self._formed_at_once(new, said, sure[0], now):
             return
         waiting = forming_words(new.record)
@@ -309,14 +305,9 @@ class Coordinator:
         await self._catch_up()
 
     def _said(self, new: Attempt) -> Sequence[Put | None]:
-        """How its members have confirmed their places beforehand. Asked once: if that does not hold, all are told."""
+        """How its members have confirmed their places beforehand."""
         record = new.record
-        if record.number == self._took_at_their_word:
-            return ()
-        said = self._backend.confirmed(self._keys.run_id, record.number, record.incarnation, new.asked(self._view))
-        if said:
-            self._took_at_their_word = record.number
-        return said
+        return self._backend.confirmed(self._keys.run_id, record.number, record.incarnation, new.asked(self._view))
 
     def _formed(self, record: RoundRecord, waiting: WaitingRecord, revision: int) -> None:
         """The attempt is committed (its assignments may still be on their way)."""
@@ -329,12 +320,8 @@ class Coordinator:
 
     async def _formed_at_once(self, new: Attempt, said: Sequence[Put | None], first: Put, now: float) -> bool:
         """All members have confirmed beforehand, rank 0 `first`: the round is active, if that can be written as one."""
-        view, forming = self._view, new.record
-        record, waiting = active(forming, how_first_confirms(first), forming.why), active_words(view, forming)
-        plan = new.plan(now)
-        self._reports.formed(plan, view)
-        report = self._reports.activated(plan, record, now)
-        writes = at_once(self._keys, new, said, view, record, waiting, report, self._leases)
+        forming = new.record
+        record, waiting, writes = self._at_once(new, said, first, now, self._reports)
         if not self._writer.is_one(writes):
             return False
 
@@ -347,6 +334,26 @@ class Coordinator:
         await self._catch_up()
         await self._collect(forming)
         return True
+
+    def _at_once(
+        self, new: Attempt, said: Sequence[Put | None], first: Put, now: float, reports: Reports
+    ) -> tuple[RoundRecord, WaitingRecord, Writes]:
+        view, plan = self._view, new.plan(now)
+        record = active(new.record, how_first_confirms(first), new.record.why)
+        waiting = active_words(view, new.record)
+        reports.formed(plan, view)
+        report = reports.activated(plan, record, now)
+        return record, waiting, at_once(self._keys, new, said, view, record, waiting, report, self._leases)
+
+    def practise(self) -> Writes | None:
+        """Put together what would be written if all were there who are to come: who has just done so does it faster."""
+        form = suppose(self._view) if len(self._view.candidates) <= MOST_PRACTISED else None
+        if form is None:
+            return None
+        new = attempt(self._view, form, self._term)
+        said = self._said(new)
+        first = next((put for put in said if put is not None), None)
+        return self._at_once(new, said, first, self._loop.time(), Reports(float))[-1] if first is not None else None
 
     async def _activate(self, decision: Activate, now: float) -> None:
         view, keys = self._view, self._keys

@@ -8,7 +8,7 @@ transaction that compares what the node would have compared. When all members ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from quorate._marks import mark
@@ -37,6 +37,11 @@ class Pledges:
 
     def __len__(self) -> int:
         return sum(map(len, self._known.values()))
+
+    @property
+    def runs(self) -> Iterator[str]:
+        """Where somebody has confirmed a place."""
+        return iter(self._known)
 
     def keep(self, run_id: str, node_id: str, one: Promised) -> None:
         """Remember who has confirmed a node's place."""

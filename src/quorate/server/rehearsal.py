@@ -5,6 +5,9 @@ several times as long as right after another one (measured: 0.56 ms instead of 0
 waits for that. So while callers stand and wait for a place (`standing.py`), a server with nothing else to do plays the
 end of such a wait with a few nodes that are not there: one joins, all are told, all confirm, the round is active.
 
+Afterwards the coordinators of the runs that are waited for put together what they would write (`Coordinator.practise`),
+so that their own tables are at hand, too.
+
 It is the same code, on a stage of its own: another `Server` that nobody can reach, with sockets that end in this
 process. Nothing of it is seen in the runs, the counters or the log. Only for a server that is a process of its own, and
 for so long as somebody has begun to wait not long ago.
@@ -74,10 +77,16 @@ class Rehearsal:
     """Of one server: `wanted` when somebody begins to wait, `stop` at the end."""
 
     def __init__(
-        self, make_server: Callable[[], Server], connections: Iterable[Connection], traffic: Traffic, every_s: float
+        self,
+        make_server: Callable[[], Server],
+        connections: Iterable[Connection],
+        traffic: Traffic,
+        every_s: float,
+        also: Callable[[], None] = lambda: None,
     ) -> None:
-        """`make_server` makes one that is alone with itself."""
+        """`make_server` makes one that is alone with itself; `also` is done after each round."""
         self._make_server = make_server
+        self._also = also
         self._connections = connections
         self._traffic = traffic
         self._every_s = every_s
@@ -149,6 +158,7 @@ class Rehearsal:
                 await self._stage.put_up()
             self._cores.change()
             await self._stage.play()
+            self._also()
         except OSError:  # no file is left, or the machine stood still for long: nothing depends on it
             self._until = 0.0
             await self._clear()

@@ -14,6 +14,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from quorate._version import SOFTWARE
 from quorate.backends.forks import guard
@@ -47,6 +48,8 @@ REVISIONS_A_MS = 2_048
 """No server makes more than so many revisions a millisecond: the next one begins above all of the last one's."""
 BACKLOG = 16_384
 GOODBYE_S = 1.0
+MOST_PRACTISED_RUNS = 4
+"""A rehearsal does not go through more of the runs that are waited for."""
 LOOK_S = 0.01
 
 
@@ -104,7 +107,11 @@ class Server:
         self.first_revision = self.hub.engine.revision
         self.gallery = Gallery(self.hub, self.max_frame)
         self._rest = Rest(self.traffic, self.hub.engine, self.door) if self._awake is not None else None
-        self.rehearsal = Rehearsal(_alone, self.connections, self.traffic, EVERY_S) if self._awake is not None else None
+        self.rehearsal = (
+            Rehearsal(_alone, self.connections, self.traffic, EVERY_S, self._practise)
+            if self._awake is not None
+            else None
+        )
         self.quota = Quota(self.hub.engine, self.limits)
         self.pledges = Pledges(self.hub, self.quota)
         self.clients = Clients(self.hub)
@@ -242,6 +249,9 @@ class Server:
         if run and run not in self.runs and len(self.runs) >= limits.max_runs:
             return Refusal.RUNS, f"the server has {limits.max_runs} runs, its limit: raise --max-runs"
         return None
+
+    def _practise(self) -> None:
+        self.runs.practise(list(islice(self.pledges.runs, MOST_PRACTISED_RUNS)))
 
     def _say_trouble(self, why: str) -> None:
         self.emit(ServerTrouble(run_id="", by=self.name, reason=why))
