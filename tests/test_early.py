@@ -164,7 +164,7 @@ def test_a_caller_that_waits_practises_for_a_while_and_finds_its_place_all_the_s
 
 
 @pytest.mark.parametrize(
-    ("takes_s", "is_standing", "pause_s"), [(0.0, True, 50.0), (3.0, True, 1000.0), (0.0, False, 1000.0)]
+    ("takes_s", "is_standing", "pause_s"), [(0.0, True, 50.0), (3.0, True, 400.0), (0.0, False, 1000.0)]
 )
 def test_practice_that_takes_long_is_put_off(monkeypatch, takes_s, is_standing, pause_s):
     clock = SimpleNamespace(now=100.0)
@@ -173,6 +173,7 @@ def test_practice_that_takes_long_is_put_off(monkeypatch, takes_s, is_standing, 
         clock.now += takes_s
 
     monkeypatch.setattr(_background, "WARM_S", 50.0)
+    monkeypatch.setattr(_background, "PUT_OFF_S", 400.0)
     monkeypatch.setattr(_background, "LISTEN_S", 1000.0)
     monkeypatch.setattr(_background, "LONG_S", 2.0)
     monkeypatch.setattr(_background, "time", SimpleNamespace(monotonic=lambda: clock.now))

@@ -9,7 +9,7 @@ import pytest
 import quorate
 from quorate import _background
 from quorate._marks import collect
-from quorate.backends import tcp_lane
+from quorate.backends import tcp_lane, tcp_pledge
 from quorate.backends.tcp_lane import TcpLane
 from quorate.errors import RendezvousClosedError, RendezvousError
 from quorate.kv.types import Revoke
@@ -85,17 +85,32 @@ def test_the_last_one_is_in_by_itself_and_everything_works_as_for_any_other(pati
         assert last.next_rendezvous().round == result_of(call).round == 2
 
 
-def test_the_last_one_may_be_rank_zero_and_its_port_is_free_when_it_is_in(patient):
+@pytest.mark.parametrize("has_pledged", [True, False], ids=["confirmed beforehand", "asked"])
+def test_the_last_one_may_be_rank_zero_and_its_port_is_free_when_it_is_in(patient, monkeypatch, has_pledged):
+    if not has_pledged:
+        monkeypatch.setattr(tcp_pledge, "PLEDGED_S", -1.0)
     hits = collect()
     with run_of(2, "b", "a") as (house, first, last):
         call = in_thread(first.next_rendezvous)
         until(lambda: nodes_of(house), "one has joined")
+        until(lambda: pledged(house) or not has_pledged, "it has confirmed beforehand")
         look(last)
         world = last.next_rendezvous()
         until(lambda: "node.began_and_entered" in hits, "its node has heard of it")
         assert world.rank == 0
         socket.create_server(("", world.bootstrap_store_info.master_port)).close()
         assert result_of(call).bootstrap_store_info == world.bootstrap_store_info
+        assert ("coordinator.at_once" in hits) is has_pledged
+
+
+def test_a_port_is_held_while_one_may_begin_and_let_go_when_nobody_will():
+    with run_of(1, "a", "b") as (_, first, second):
+        first.next_rendezvous()
+        look(second)
+        held = second._core._node.starts._zero._held
+        assert held, "it may be rank 0"
+        second.close()
+        assert not held
 
 
 def test_one_who_is_far_from_its_server_waits_for_the_answer_and_is_in_by_itself_all_the_same():

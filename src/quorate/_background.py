@@ -68,11 +68,10 @@ LANE_AFTER_S = 0.05
 """Whoever waits longer than this goes on by itself: to make that possible takes time when all begin together."""
 LATER_S = 0.01
 """When the rest of a call is done whose caller has come to its end by itself."""
-WARM_S = 0.05
-WARM_FOR_S = 60.0
+WARM_S, WARM_FOR_S = 0.05, 60.0
 """How often one who waits does for practice what it waits for, and for how long: see `Lane.keep_warm`."""
-LONG_S = 0.001
-"""Practice that takes longer is in the way: others need the core, or the interpreter. It comes a second later then."""
+LONG_S, PUT_OFF_S = 0.001, 0.4
+"""Practice that takes longer is in the way; it comes so much later then: what was confirmed must be said again."""
 LISTEN_S = 1.0
 """How long a thread blocks at most before it looks for signals."""
 ENDED = "the handler was shut down, or the process is ending: the call did not finish"
@@ -132,7 +131,6 @@ class BackgroundLoop:
 
         What is left of it is done before the next call begins, or soon after.
         """
-
         call: LentCall[T] = LentCall(self._unsettled)
         call.start(make(call))
         return self._wait(call)
@@ -419,7 +417,9 @@ def _practised(lane: Lane, bell: int) -> float:
     began_at = time.monotonic()
     lane.keep_warm(bell)
     now = time.monotonic()
-    return now + (WARM_S if lane.is_standing and now - began_at <= LONG_S else LISTEN_S)
+    if not lane.is_standing:
+        return now + LISTEN_S
+    return now + (WARM_S if now - began_at <= LONG_S else PUT_OFF_S)
 
 
 class _Shared:

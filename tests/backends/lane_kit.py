@@ -161,7 +161,7 @@ class Starting:
         return JOIN
 
     def pledges(self):
-        return b"member"
+        return b"member", b"as zero"
 
     def confirms(self, rank, revision):
         return CONFIRMATION if self._confirms and revision == 1 << 40 else None

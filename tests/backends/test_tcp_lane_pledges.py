@@ -26,7 +26,7 @@ from tests.backends.lane_kit import (
 from tests.patience import PATIENCE_S, in_thread, result_of
 
 PLEDGE = Pledge(PLEDGED_S, 7, 2, "life", 1, 3, b"member", b"member, rank 0")
-AT_ONCE = Pledge(PLEDGED_S, 7, 2, "life", 77, 0, b"member")
+AT_ONCE = Pledge(PLEDGED_S, 7, 2, "life", 77, 0, b"member", b"as zero")
 ENTERED = (7, 4, 9, "zero", 1234, 1 << 40)
 DONE = Done(4, 1 << 40, 7, 9, "zero", 1234)
 
@@ -160,7 +160,7 @@ def test_who_confirms_beforehand_practises_what_it_will_do_then():
 # --- beginning by oneself ---------------------------------------------------------------------------------------------
 
 
-def test_one_who_begins_confirms_any_place_but_the_first_beforehand(patient):
+def test_one_who_begins_confirms_its_place_beforehand(patient):
     with beginning(PLEDGES_FROM) as (call, begun, peer, lane):
         said = Stand("client", "node"), Do(2, Grant(5.0, 77)), Hold(77, 1.5), Do(3, JOIN), AT_ONCE
         assert peer.hear_all() == said

@@ -219,8 +219,9 @@ class Start(Protocol):
     def joins(self) -> Txn:
         """What is sent to join now."""
 
-    def pledges(self) -> bytes:
-        """What is written to confirm a place, other than that of rank 0, for who says so beforehand."""
+    def pledges(self) -> tuple[bytes, bytes]:
+        """What is written to confirm a place, and that of rank 0 (empty: it takes the ordinary way), for who says so
+        beforehand."""
 
     def confirms(self, rank: int, revision: int) -> Txn | None:
         """What is sent to confirm a place, on top of a join of that revision; None: that takes the ordinary way."""

@@ -28,8 +28,8 @@ def may_pledge_at_once(start: Start) -> bool:
 
 
 def pledge_at_once(start: Start) -> Pledge:
-    """What is confirmed beforehand by one who joins by itself: any place but the first, which takes a port."""
-    return Pledge(PLEDGED_S, start.number, start.join, start.incarnation, start.lease, 0, start.pledges())
+    """What is confirmed beforehand by one who joins by itself."""
+    return Pledge(PLEDGED_S, start.number, start.join, start.incarnation, start.lease, 0, *start.pledges())
 
 
 def pledge_of(terms: Terms) -> Pledge:

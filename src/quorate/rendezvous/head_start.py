@@ -9,6 +9,7 @@ refused, and the node goes on in the ordinary way. What the caller has done is t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from random import Random
 
 import msgspec
@@ -64,10 +65,10 @@ class HeadStart:
         self.record = msgspec.structs.replace(self.record, at=self._wall())
         return Txn((ModRevisionIs(self._key, 0), *self._door), (Put(self._key, encode(self.record), self.lease),))
 
-    def pledges(self) -> bytes:
-        member = self.member(1)
+    def pledges(self) -> tuple[bytes, bytes]:
+        member, zero = self.member(1), self.member(0)
         assert member is not None
-        return encode(member)
+        return encode(member), encode(zero) if zero is not None else b""
 
     def confirms(self, rank: int, revision: int) -> Txn | None:
         member = self.member(rank)
@@ -199,6 +200,12 @@ class HeadStarts:
         self._is_wanted, self._seen = False, None
         self._withdraw()
 
+    def end(self) -> None:
+        """Nobody joins any more."""
+        self.stop()
+        if self._zero is not None:
+            self._zero.let_go()
+
     def _withdraw(self) -> None:
         """The one that is ready, if nobody has taken it, is not used."""
         start = self.take()
@@ -224,6 +231,9 @@ class HeadStarts:
         if door is not None and sight.drain is None:
             record = self._presence.foresee(draw_lease(self._rng))
             held_s = 2 * self._shortcut.held_s
+            if self._zero is not None:
+                with suppress(OSError):  # no port, or no file left for it: whoever begins tries again
+                    self._zero.hold()
             self._ready.append(
                 HeadStart(self._keys, self._settings, record, door, number, held_s, self._zero, self._wall)
             )

@@ -39,14 +39,7 @@ from quorate.rendezvous.membership import Bootstrap, Cause, Identity, Joined, cl
 from quorate.rendezvous.patience import Patience
 from quorate.rendezvous.presence import JoinAnew, Presence
 from quorate.rendezvous.reach import Reach
-from quorate.rendezvous.records import (
-    ConfigRecord,
-    NodePhase,
-    NodeRecord,
-    RosterMember,
-    RoundPhase,
-    encode,
-)
+from quorate.rendezvous.records import ConfigRecord, NodePhase, NodeRecord, RosterMember, RoundPhase, encode
 from quorate.rendezvous.sight import Sight
 from quorate.rendezvous.voice import Voice
 from quorate.settings import Settings
@@ -206,12 +199,14 @@ class Node:
         try:  # end the session if there is one, and everything that runs for this node; idempotent
             await self.leave("the process let go of it")
         finally:
+            self.starts.end()
             self.sight.stop()
 
     def abandon(self) -> None:
         """Stop everything without a word: what a dead process does. The backend learns of it by time alone."""
         self.current = None
         self._presence.abandon()
+        self.starts.end()
         self.sight.stop()
 
     async def roster(self, joined: Joined) -> tuple[RosterMember, ...]:

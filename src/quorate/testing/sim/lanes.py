@@ -193,11 +193,12 @@ class WiredLane(OfferedLane):
     def _pledges_at_once(self, start: Start) -> list[Pledge]:
         if not self._backend.pledges or not may_pledge_at_once(start):
             return []
-        pledge, confirmation = pledge_at_once(start), start.confirms(1, 0)
-        assert confirmation is not None
-        if self._backend.vanishes(confirmation):
+        pledge, confirmations = pledge_at_once(start), [start.confirms(rank, 0) for rank in (1, 0)]
+        assert confirmations[0] is not None
+        if self._backend.vanishes(confirmations[0]):
             return []
-        self._backend.pledged(confirmation)
+        for confirmation in confirmations:
+            self._backend.pledged(confirmation)
         return [pledge]
 
     def _pledge(self) -> None:
