@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # What must be installed again when it changes.
-INPUTS := pyproject.toml src/quorate/_version.py
+INPUTS := pyproject.toml src/rallypoint/_version.py
 ARGS ?=
 SEEDS ?= 0:20000
 # Tests mostly wait, for leases and for processes: three at a time, whole files each.
@@ -44,7 +44,7 @@ test-torch-slow: setup $(VENV)/.stamp-torch ## the long tests of torchrun: minut
 test-etcd-slow: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## the long tests of etcd: minutes
 	$(BIN)/python -m pytest -m slow tests/backends/etcd tests/e2e tests/bench $(ARGS)
 
-test-run-slow: setup $(VENV)/.stamp-system ## the long tests of quorate run: minutes
+test-run-slow: setup $(VENV)/.stamp-system ## the long tests of rallypoint run: minutes
 	$(BIN)/python -m pytest -m slow tests/e2e/test_run.py tests/e2e/test_run_scenarios.py $(ARGS)
 
 test-jax: $(VENV)/jax/.stamp ## the tests of JAX, with a .venv of their own (650 MB): a minute
@@ -60,13 +60,13 @@ demo: $(VENV)/.stamp-runtime ## an elastic job on four nodes of this machine: on
 	$(BIN)/python examples/demo.py $(ARGS)
 
 bench: setup $(VENV)/.stamp-torch ## measure it beside others and make docs/benchmarks.md: 28 minutes, ARGS=--quick: 8
-	$(BIN)/python -m quorate.bench.suite $(ARGS)
+	$(BIN)/python -m rallypoint.bench.suite $(ARGS)
 
 bench-parts: $(VENV)/.stamp-runtime ## measure its parts: the engine, torchrun, the register backend
 	$(BIN)/python bench/run.py $(ARGS)
 
 sim: $(VENV)/.stamp-runtime ## simulate worlds and check every guarantee; SEEDS=A:B to choose
-	$(BIN)/quorate sim --seeds $(SEEDS) --all-marks $(ARGS)
+	$(BIN)/rallypoint sim --seeds $(SEEDS) --all-marks $(ARGS)
 
 fuzz: setup ## a real server under mutated frames and junk; FRAMES=n JUNK_MB=n SEED=n to choose: minutes
 	$(BIN)/python -m tests.fuzz.campaign --frames $(FRAMES) --junk-mb $(JUNK_MB) --seed $(SEED)
@@ -123,7 +123,7 @@ $(VENV)/.stamp-system: | $(BIN)/python
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' found; install Python 3.11 or later, or say PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "error: Quorate needs Python 3.11 or later, and $(PYTHON) is %d.%d; say PYTHON=/path/to/python3.11" % v[:2])'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "error: Rallypoint needs Python 3.11 or later, and $(PYTHON) is %d.%d; say PYTHON=/path/to/python3.11" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.stamp-runtime: $(INPUTS) | $(BIN)/python

@@ -1,4 +1,4 @@
-"""What a round of processes costs before Quorate does anything: the same messages, and nothing else.
+"""What a round of processes costs before Rallypoint does anything: the same messages, and nothing else.
 
 N forked processes are connected to a server (uvloop). One of them speaks; the server sends 200 bytes to all, each
 answers with 200, and when all have, the server sends 200 to all once more. The time from the first word until the last

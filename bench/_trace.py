@@ -1,6 +1,6 @@
 """Who ran on which core, and when, while the last of N nodes brought all into a round: from the kernel's own events.
 
-    python bench/_trace.py quorate 8
+    python bench/_trace.py rallypoint 8
     python bench/_trace.py torchft 8 --samples 5 --keep /tmp/trace.txt
 
 Needs Linux, root and tracefs, and costs little itself: every switch between threads is an event, and every return from
@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from quorate.bench.crew import Do
-from quorate.bench.measures import Stage, stage
-from quorate.bench.plan import LAST_ARRIVAL, Bench, Case, Side
-from quorate.bench.sides import contender
+from rallypoint.bench.crew import Do
+from rallypoint.bench.measures import Stage, stage
+from rallypoint.bench.plan import LAST_ARRIVAL, Bench, Case, Side
+from rallypoint.bench.sides import contender
 
 TRACING = Path("/sys/kernel/tracing")
 EVENTS = ("events/sched/sched_switch/enable", "events/raw_syscalls/sys_exit/enable")
@@ -99,7 +99,7 @@ def by_time(found: Iterable[Span], core: int, begin: float) -> str:
 @contextmanager
 def tracing() -> Iterator[Path]:
     """Somewhere to trace, apart from whatever else is traced on this machine; gone afterwards."""
-    place = TRACING / "instances" / f"quorate-{os.getpid()}"
+    place = TRACING / "instances" / f"rallypoint-{os.getpid()}"
     place.mkdir()
     try:
         for name, word in (
@@ -122,7 +122,7 @@ def threads_of(pids: Iterable[int]) -> Iterator[int]:
 
 
 def sample(there: Stage, repetition: int, place: Path) -> tuple[float, float, dict[int, str]]:
-    """As `quorate bench` has it: when the last node called, when all were released, and whose the threads were."""
+    """As `rallypoint bench` has it: when the last node called, when all were released, and whose the threads were."""
     crew, last = there.crew, there.all_but_the_last_wait(repetition)
     owners = dict.fromkeys(threads_of(crew.pids), NODES) | dict.fromkeys(threads_of([there.server.pid]), SERVER)
     (place / "trace").write_text("", encoding="ascii")
@@ -135,7 +135,7 @@ def sample(there: Stage, repetition: int, place: Path) -> tuple[float, float, di
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("side", choices=("quorate", "torchft", "torchft-twice"))
+    parser.add_argument("side", choices=("rallypoint", "torchft", "torchft-twice"))
     parser.add_argument("nodes", type=int)
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="the last sample's events, as the kernel wrote them")

@@ -1,8 +1,8 @@
 """What a run of a thousand nodes costs the browser that looks at it: `python bench/dashboard.py [--nodes N] [--json]`.
 
-A real `quorate serve --http`, real nodes of `quorate.aio` in a few processes, a real Chromium. Measured inside the
-browser: the time until the first view is whole; how long each update takes (script, style and layout, by the clock on
-the wall); and the CPU time of the busiest task of the page's main thread meanwhile, whatever it did, from a trace.
+A real `rallypoint serve --http`, real nodes of `rallypoint.aio` in a few processes, a real Chromium. Measured inside
+the browser: the time until the first view is whole; how long each update takes (script, style and layout, by the clock
+on the wall); and the CPU time of the busiest task of the page's main thread meanwhile, whatever it did, from a trace.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quorate.api import free_port
-from quorate.bench.crew import Crew, Do, What
-from quorate.bench.driver import be_nodes
-from quorate.bench.helper import allow_many_files, end_all, fork
-from quorate.bench.quorate_side import HOST, run_url, serve
-from quorate.bench.sides import Sizes
+from rallypoint.api import free_port
+from rallypoint.bench.crew import Crew, Do, What
+from rallypoint.bench.driver import be_nodes
+from rallypoint.bench.helper import allow_many_files, end_all, fork
+from rallypoint.bench.rallypoint_side import HOST, run_url, serve
+from rallypoint.bench.sides import Sizes
 
 FIRST_VIEW_S, UPDATE_MS = 2.0, 100.0
 LIMIT_S = 120.0

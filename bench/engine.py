@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from quorate.kv.engine import Engine
-from quorate.kv.types import Add, Exists, Grant, KeepAlive, ModRevisionIs, Op, Origin, Put, Range, Txn, ValueIs
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import Add, Exists, Grant, KeepAlive, ModRevisionIs, Op, Origin, Put, Range, Txn, ValueIs
 
 TARGET_CASE = "put, 10,000 watchers on other keys"
 TARGET_PER_S = 100_000

@@ -14,14 +14,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from quorate.backends.register.backend import RegisterBackend
-from quorate.backends.register.cell import BlockingCell
-from quorate.backends.register.file import FileCell
-from quorate.backends.register.hub import Hub
-from quorate.events import Emitter
-from quorate.rendezvous.membership import Identity
-from quorate.rendezvous.node import Node
-from quorate.settings import Settings
+from rallypoint.backends.register.backend import RegisterBackend
+from rallypoint.backends.register.cell import BlockingCell
+from rallypoint.backends.register.file import FileCell
+from rallypoint.backends.register.hub import Hub
+from rallypoint.events import Emitter
+from rallypoint.rendezvous.membership import Identity
+from rallypoint.rendezvous.node import Node
+from rallypoint.settings import Settings
 
 SIZES = (2, 4, 8, 16, 32, 64)
 

@@ -1,6 +1,6 @@
 """torchrun with this package's backend beside its own `c10d`, in one run: two nodes on this machine, a plain worker.
 
-    /path/to/python bench/torchrun.py --repetitions 10     # a Python that has torch and quorate
+    /path/to/python bench/torchrun.py --repetitions 10     # a Python that has torch and rallypoint
 
 Measured: from exec of both agents until the slower of the two has its first worker's first line; of that, the
 rendezvous (between torch's own log lines "Rendezvous'ing" and "Rendezvous complete", the slower agent's); and how long
@@ -156,13 +156,13 @@ def figure(samples: list[float]) -> dict[str, Any]:
 
 def measure(repetitions: int) -> dict[str, Any]:
     """All figures. The backends take turns, so that a busy moment of the machine hits both."""
-    two_nodes("quorate")  # whatever has to be read from disk has been, for all of them
-    samples: dict[str, list[tuple[float, float]]] = {"quorate": [], "c10d": []}
+    two_nodes("rallypoint")  # whatever has to be read from disk has been, for all of them
+    samples: dict[str, list[tuple[float, float]]] = {"rallypoint": [], "c10d": []}
     for _ in range(repetitions):
         for backend, found in samples.items():
             found.append(two_nodes(backend))
     late = {
-        "quorate": [third_node("quorate") for _ in range(max(1, repetitions // 2))],
+        "rallypoint": [third_node("rallypoint") for _ in range(max(1, repetitions // 2))],
         "c10d, store sharing off": [third_node("c10d", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})],
     }
     return {
@@ -176,14 +176,14 @@ def measure(repetitions: int) -> dict[str, Any]:
 def missed(found: dict[str, Any]) -> list[str]:
     """The targets that were not met, in words."""
     first, rendezvous, late = (found[what] for what in ("first line", "rendezvous", "third agent"))
-    less_s = first["c10d"]["median"] - first["quorate"]["median"]
+    less_s = first["c10d"]["median"] - first["rallypoint"]["median"]
     wrong = []
     if less_s < LESS_S:
         wrong.append(f"the first line comes {less_s:.2f} s before that of c10d, not {LESS_S} s")
-    if rendezvous["quorate"]["median"] > RENDEZVOUS_S:
-        wrong.append(f"the rendezvous takes {rendezvous['quorate']['median']} s, more than {RENDEZVOUS_S} s")
-    if late["quorate"]["median"] > LATE_S:
-        wrong.append(f"a third agent takes {late['quorate']['median']} s, more than {LATE_S} s")
+    if rendezvous["rallypoint"]["median"] > RENDEZVOUS_S:
+        wrong.append(f"the rendezvous takes {rendezvous['rallypoint']['median']} s, more than {RENDEZVOUS_S} s")
+    if late["rallypoint"]["median"] > LATE_S:
+        wrong.append(f"a third agent takes {late['rallypoint']['median']} s, more than {LATE_S} s")
     return wrong
 
 

@@ -1,8 +1,8 @@
 """What being watched costs a server: its processor time for a round, with watchers and a scraper, and with none.
 
     .venv/bin/python bench/watching.py                      # 1,000 nodes, ten followers, ten pairs
-    .venv/bin/python bench/watching.py --watchers pages     # ten pages of `quorate serve --http`
-    .venv/bin/python bench/watching.py --watchers outside   # ten pages of one `quorate dashboard` beside the server
+    .venv/bin/python bench/watching.py --watchers pages     # ten pages of `rallypoint serve --http`
+    .venv/bin/python bench/watching.py --watchers outside   # ten pages of one `rallypoint dashboard` beside the server
 
 Two servers, each with its own nodes: one is watched all the time, the other is not. They take turns, a round each, and
 in every other pair the other one begins: a machine that is slow for a while is so for both. What counts is the server's
@@ -10,8 +10,9 @@ processor time, of all its threads, from telling the nodes to join again until i
 late counts too; a sample of a pair is the sum of eight turns, for a round. Every five seconds each node renews its
 session, which costs half as much as a round: the eight turns are at eight different moments of those five seconds, as
 far from each other as can be. The scraper reads `/metrics` every five seconds, too. Followers are connections that draw
-the whole run, each for itself, as `quorate watch` does; pages read the events that browsers read. What `quorate
-dashboard` needs, or the process that draws for `quorate serve --http`, is no part of the ratio, and is told beside it.
+the whole run, each for itself, as `rallypoint watch` does; pages read the events that browsers read. What `rallypoint
+dashboard` needs, or the process that draws for `rallypoint serve --http`, is no part of the ratio, and is told beside
+it.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from quorate.api import free_port
-from quorate.bench import usage
-from quorate.bench.crew import Crew, Do, What
-from quorate.bench.driver import be_nodes
-from quorate.bench.helper import Helper, Line, allow_many_files, end_all, execute, fork
-from quorate.bench.quorate_side import HOST, run_url, serve
-from quorate.bench.sides import Sizes
-from quorate.observe.follower import Follower
-from quorate.observe.opening import opened, read_target
-from quorate.server.process import run_loop
+from rallypoint.api import free_port
+from rallypoint.bench import usage
+from rallypoint.bench.crew import Crew, Do, What
+from rallypoint.bench.driver import be_nodes
+from rallypoint.bench.helper import Helper, Line, allow_many_files, end_all, execute, fork
+from rallypoint.bench.rallypoint_side import HOST, run_url, serve
+from rallypoint.bench.sides import Sizes
+from rallypoint.observe.follower import Follower
+from rallypoint.observe.opening import opened, read_target
+from rallypoint.server.process import run_loop
 
 TARGET = 1.10
 RUN = "bench-watching"
@@ -199,7 +200,7 @@ def watched_stage(nodes: int, watchers: str, count: int, stack: ExitStack) -> St
     metrics, page = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
     stage = Stage(nodes, stack, "--metrics", metrics, *(("--http", page) if watchers == "pages" else ()))
     if watchers == "outside":
-        command = [sys.executable, "-m", "quorate", "dashboard", f"tcp://{HOST}:{stage.port}", "--http", page]
+        command = [sys.executable, "-m", "rallypoint", "dashboard", f"tcp://{HOST}:{stage.port}", "--http", page]
         stage.beside = execute(command, os.devnull)
         stack.callback(end_all, [stage.beside])
         _wait_listening(page)

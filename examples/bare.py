@@ -1,4 +1,4 @@
-"""What works with nothing installed but what Quorate always needs; run by `make bare`.
+"""What works with nothing installed but what Rallypoint always needs; run by `make bare`.
 
 Imports it, forms a round over TCP, and sees to it that no optional package was needed. The time that importing takes is
 the best of several processes, because the first one also reads the files.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-TIMED = "import time; began = time.perf_counter(); import quorate; {}; print(time.perf_counter() - began)"
+TIMED = "import time; began = time.perf_counter(); import rallypoint; {}; print(time.perf_counter() - began)"
 MOST_S = 0.15
 OPTIONAL = {"torch", "grpc", "google.protobuf", "uvloop", "starlette", "uvicorn", "prometheus_client"}
 
@@ -22,16 +22,17 @@ def best_of(use: str) -> float:
 
 def main() -> None:
     took_s = best_of("pass")
-    print(
-        f"import quorate: {took_s * 1000:.0f} ms; with its first use: {best_of('quorate.create_handler') * 1000:.0f} ms"
-    )
+    first_use_s = best_of("rallypoint.create_handler")
+    print(f"import rallypoint: {took_s * 1000:.0f} ms; with its first use: {first_use_s * 1000:.0f} ms")
     if took_s > MOST_S:
-        sys.exit(f"importing takes longer than {MOST_S * 1000:.0f} ms: see `python -X importtime -c 'import quorate'`")
+        sys.exit(
+            f"importing takes longer than {MOST_S * 1000:.0f} ms: see `python -X importtime -c 'import rallypoint'`"
+        )
 
-    import quorate
-    from quorate.api import free_port
+    import rallypoint
+    from rallypoint.api import free_port
 
-    handler = quorate.create_handler(f"tcp://127.0.0.1:{free_port()}/bare?min_nodes=1&last_call_timeout=0.1")
+    handler = rallypoint.create_handler(f"tcp://127.0.0.1:{free_port()}/bare?min_nodes=1&last_call_timeout=0.1")
     world = handler.next_rendezvous()
     world.store.set("key", b"value")
     print(f"a round over TCP: rank {world.rank} of {world.world_size}")

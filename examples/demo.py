@@ -1,8 +1,8 @@
 """An elastic job on four "nodes" of this machine: one is killed, one is added, and the job goes on each time.
 
-Starts `quorate serve`, four times `quorate run` with `examples/job.py`, and `quorate watch`, the live view: on a
-terminal it is drawn above what the nodes say, in a pipe it is a line for every change. Takes well under a minute, ends
-by itself, and leaves no process behind.
+Starts `rallypoint serve`, four times `rallypoint run` with `examples/job.py`, and `rallypoint watch`, the live view: on
+a terminal it is drawn above what the nodes say, in a pipe it is a line for every change. Takes well under a minute,
+ends by itself, and leaves no process behind.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Screen:
                 print(line, flush=True)
 
     def show(self, report: bytes) -> None:
-        """A report of `quorate watch --json`."""
+        """A report of `rallypoint watch --json`."""
         import msgspec
 
-        from quorate.observe.report import Report
+        from rallypoint.observe.report import Report
 
         with printing:
             self._report = msgspec.json.decode(report, type=Report)
@@ -83,7 +83,7 @@ class Screen:
         from rich.console import Group
         from rich.text import Text
 
-        from quorate.cli.show import screen
+        from rallypoint.cli.show import screen
 
         top = [screen(self._report, "", self._live.console)] if self._report is not None else []
         below = [Text.from_ansi(line, no_wrap=True, overflow="ellipsis") for line in self._lines]
@@ -91,14 +91,14 @@ class Screen:
 
 
 class Process:
-    """A command of `quorate` whose lines are shown."""
+    """A command of `rallypoint` whose lines are shown."""
 
     def __init__(self, screen: Screen, name: str, *words: str) -> None:
         self.name = name
         self.lines: list[str] = []
         self._screen = screen
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "quorate", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "-m", "rallypoint", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self._reader = threading.Thread(target=self._read, name=name, daemon=True)
         self._reader.start()

@@ -1,9 +1,9 @@
-"""A toy of an elastic job, for `quorate run`: counts steps, and goes on from the last one when it is restarted.
+"""A toy of an elastic job, for `rallypoint run`: counts steps, and goes on from the last one when it is restarted.
 
-    quorate run --standalone --nproc-per-node 2 examples/job.py /tmp/checkpoints --steps 20
+    rallypoint run --standalone --nproc-per-node 2 examples/job.py /tmp/checkpoints --steps 20
 
 Like a training script it knows its place from the environment (RANK, WORLD_SIZE), writes a checkpoint now and then
-(rank 0 does), and begins at the checkpoint. It knows nothing of Quorate.
+(rank 0 does), and begins at the checkpoint. It knows nothing of Rallypoint.
 """
 
 from __future__ import annotations

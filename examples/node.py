@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import logging
 
-import quorate
-from quorate.events import Event, RoundEntered, WaitingFor, WorldChanged
+import rallypoint
+from rallypoint.events import Event, RoundEntered, WaitingFor, WorldChanged
 
 
 def say(what: str) -> None:
@@ -29,14 +29,14 @@ def main() -> None:
     parser.add_argument("url", help="tcp://host:port/run-id?min_nodes=2&max_nodes=4")
     parser.add_argument("--name", required=True, help="what the others call it")
     arguments = parser.parse_args()
-    logging.getLogger("quorate").setLevel(logging.ERROR)
+    logging.getLogger("rallypoint").setLevel(logging.ERROR)
     try:
-        with quorate.join(arguments.url, name=arguments.name, sinks=[show]) as run:
+        with rallypoint.join(arguments.url, name=arguments.name, sinks=[show]) as run:
             for world in run.rounds():
                 names = b", ".join(world.store.gather("names", arguments.name)).decode()
                 say(f"WORLD {world.round} {world.rank} {world.world_size}")
                 say(f"exchanged names with everybody through the round's store: {names}")
-    except quorate.RendezvousClosedError:
+    except rallypoint.RendezvousClosedError:
         say("the run is closed: done")
 
 

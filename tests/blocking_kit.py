@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import quorate
-from quorate.backends.dial import dial
-from quorate.backends.tcp import TcpBackend
-from quorate.blocking import Store
-from quorate.kv.types import Revoke
-from quorate.testing.conformance.store_kit import StoreKit
+import rallypoint
+from rallypoint.backends.dial import dial
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.blocking import Store
+from rallypoint.kv.types import Revoke
+from rallypoint.testing.conformance.store_kit import StoreKit
 from tests.patience import in_thread
 from tests.server.proxy import Proxy
 from tests.server.threaded import House
@@ -104,13 +104,13 @@ class BlockingGroup:
         self.stores: list[Waited] = []
         self._kit = kit
         self._house = house
-        self._members: list[tuple[quorate.RendezvousHandler, Proxy]] = []
+        self._members: list[tuple[rallypoint.RendezvousHandler, Proxy]] = []
 
     def add(self, index: int, size: int) -> None:
         proxy = Proxy(self._house.port)
         self._house.ask(proxy.listen())
         url = f"tcp://{proxy.endpoint}/{self._kit.run_id}?min_nodes={size}&name=n{index}&{OPTIONS}"
-        self._members.append((quorate.create_handler(url), proxy))
+        self._members.append((rallypoint.create_handler(url), proxy))
 
     async def next_round(self) -> list[Waited]:
         worlds = await self._kit.soon(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Set
 from concurrent.futures import Future
 from typing import Any
 
-from quorate import _background
+from rallypoint import _background
 
 PATIENCE_S = 30.0
 _numbers = itertools.count(1)
@@ -56,7 +56,7 @@ def result_of(call: Future[Any]) -> Any:
 
 def background_threads() -> list[threading.Thread]:
     """The library's own threads."""
-    return [thread for thread in threading.enumerate() if thread.name == "quorate"]
+    return [thread for thread in threading.enumerate() if thread.name == "rallypoint"]
 
 
 def users() -> set[int]:

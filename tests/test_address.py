@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 
-from quorate import _address
+from rallypoint import _address
 
 
 def test_full_name_is_asked_for_once(monkeypatch):

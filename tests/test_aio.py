@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from quorate import aio
-from quorate.backends import schemes
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import (
+from rallypoint import aio
+from rallypoint.backends import schemes
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
@@ -18,12 +18,12 @@ from quorate.errors import (
     StoreError,
     Unavailable,
 )
-from quorate.events import NodeLeft, RunClosed, ShutdownFailed, WaitingFor
-from quorate.parameters import RendezvousParameters
-from quorate.rendezvous.membership import Cause
-from quorate.settings import Settings
-from quorate.testing.chaos import ChaosBackend, Faults
-from quorate.testing.loop import run
+from rallypoint.events import NodeLeft, RunClosed, ShutdownFailed, WaitingFor
+from rallypoint.parameters import RendezvousParameters
+from rallypoint.rendezvous.membership import Cause
+from rallypoint.settings import Settings
+from rallypoint.testing.chaos import ChaosBackend, Faults
+from rallypoint.testing.loop import run
 from tests.patience import unique
 
 

@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-import quorate
-from quorate import _address, aio
-from quorate.backends import schemes
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import RendezvousConnectionError, RendezvousTimeoutError, Unavailable
-from quorate.rendezvous.membership import Cause
-from quorate.testing.line import Line
-from quorate.testing.loop import run
+import rallypoint
+from rallypoint import _address, aio
+from rallypoint.backends import schemes
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError, Unavailable
+from rallypoint.rendezvous.membership import Cause
+from rallypoint.testing.line import Line
+from rallypoint.testing.loop import run
 from tests.patience import PATIENCE_S, script, unique
 
 SOLO = {"min_nodes": 1, "last_call_timeout": 0.1, "name": "a", "local_addr": "here"}
@@ -66,7 +66,7 @@ def test_listener_that_raises_is_dropped_and_the_node_still_sees_the_next_round(
         for handler in (a, b):
             await handler.aclose()
 
-    with caplog.at_level(logging.ERROR, "quorate"):
+    with caplog.at_level(logging.ERROR, "rallypoint"):
         virtual(main)
     assert calls == [Cause.WAITING]
     assert heard[:2] == [Cause.WAITING, Cause.LOSS]
@@ -86,7 +86,7 @@ def test_listener_that_raises_when_it_is_added_late_is_dropped(caplog):
         assert await changed.wait() == "b is gone"
         changed.set(Cause.ROUND_OVER, "over")
 
-    with caplog.at_level(logging.ERROR, "quorate"):
+    with caplog.at_level(logging.ERROR, "rallypoint"):
         virtual(main)
     assert len(caplog.records) == 1
 
@@ -384,7 +384,7 @@ def test_join_deadline_covers_a_name_server_that_does_not_answer(monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(_address, "_found", None)
     monkeypatch.setattr(socket, "getfqdn", lambda *_: answers.wait(PATIENCE_S) and "here")
-    handler = quorate.create_handler(f"memory://{unique()}/run", min_nodes=2, join_timeout=0.5)
+    handler = rallypoint.create_handler(f"memory://{unique()}/run", min_nodes=2, join_timeout=0.5)
     started_at = time.monotonic()
     try:
         with pytest.raises(RendezvousConnectionError, match=r"within 0\.5 s"):
@@ -399,13 +399,13 @@ def test_process_ends_although_a_name_server_has_not_answered():
     script(
         """
         import socket, threading
-        import quorate
+        import rallypoint
 
         socket.getaddrinfo = lambda *args, **more: threading.Event().wait()
-        handler = quorate.create_handler("tcp://elsewhere/run", min_nodes=2, join_timeout=0.5, local_addr="here")
+        handler = rallypoint.create_handler("tcp://elsewhere/run", min_nodes=2, join_timeout=0.5, local_addr="here")
         try:
             handler.next_rendezvous()
-        except quorate.RendezvousConnectionError:
+        except rallypoint.RendezvousConnectionError:
             handler.close()
         else:
             raise AssertionError("it has no address")

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from quorate.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo, free_port
+from rallypoint.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo, free_port
 from tests.patience import script
 
 
@@ -87,10 +87,10 @@ def test_importing_the_package_imports_nothing_heavy_and_starts_nothing():
         """
         import sys
         import threading
-        import quorate
-        import quorate.aio
+        import rallypoint
+        import rallypoint.aio
         heavy = {"torch", "grpc", "google.protobuf", "click", "rich", "starlette", "uvicorn", "prometheus_client"}
-        heavy |= {"jax", "numpy", "pytest", "hypothesis", "multiprocessing", "quorate.testing", "quorate.cli"}
+        heavy |= {"jax", "numpy", "pytest", "hypothesis", "multiprocessing", "rallypoint.testing", "rallypoint.cli"}
         print(sorted(heavy & set(sys.modules)), threading.active_count())
         """
     )

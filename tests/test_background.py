@@ -12,9 +12,9 @@ import weakref
 
 import pytest
 
-from quorate import _background
-from quorate._background import BackgroundLoop
-from quorate.errors import RendezvousError
+from rallypoint import _background
+from rallypoint._background import BackgroundLoop
+from rallypoint.errors import RendezvousError
 from tests.patience import (
     PATIENCE_S,
     background_threads,
@@ -351,9 +351,9 @@ def test_users_that_fail_or_hang_do_not_hold_up_the_exit(alone, monkeypatch):
 
 PREAMBLE = """
     import os, signal, sys, threading, time
-    import quorate
-    from quorate.backends import schemes
-    from quorate.rendezvous.records import NodeRecord, decode
+    import rallypoint
+    from rallypoint.backends import schemes
+    from rallypoint.rendezvous.records import NodeRecord, decode
 
     def until(condition, patience_s=20):
         deadline = time.monotonic() + patience_s
@@ -373,7 +373,7 @@ def run_script(source, *options):
 
 
 FORK = """
-    handler = quorate.create_handler(URL, min_nodes=1)
+    handler = rallypoint.create_handler(URL, min_nodes=1)
     world = handler.next_rendezvous()
     world.store.set("k", "v")
     changes = world.store.watch("k")
@@ -390,13 +390,13 @@ FORK = """
         for name, call in calls.items():
             try:
                 call()
-            except quorate.ForkedProcessError as error:
+            except rallypoint.ForkedProcessError as error:
                 assert "Make a new handler" in str(error)
             else:
                 raise SystemExit(f"{name} worked in the child")
         assert handler.get_run_id() == "run"
         assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
-        own = quorate.create_handler(URL, min_nodes=1)
+        own = rallypoint.create_handler(URL, min_nodes=1)
         mine = own.next_rendezvous()                     # a run of its own: this process has its own memory
         mine.store.set("k", "child")
         assert mine.store.get("k") == b"child"
@@ -432,7 +432,7 @@ def test_loop_is_that_of_uvloop_where_it_is_installed():
     loop = BackgroundLoop()
     assert isinstance(loop._loop, uvloop.Loop)
     loop.stop()
-    show = "from quorate._background import BackgroundLoop; print(type(BackgroundLoop()._loop).__module__)"
+    show = "from rallypoint._background import BackgroundLoop; print(type(BackgroundLoop()._loop).__module__)"
     assert run_script(WITHOUT_UVLOOP + f"    {show}") == "asyncio.unix_events\n"
 
 
@@ -448,7 +448,7 @@ def test_child_of_a_fork_never_renews_the_parents_session():
     run_script(
         """
         import tempfile
-        from quorate.backends.memory import MemoryBackend, MemoryServer
+        from rallypoint.backends.memory import MemoryBackend, MemoryServer
         path = tempfile.mktemp()
 
         class Noting(MemoryBackend):
@@ -460,8 +460,8 @@ def test_child_of_a_fork_never_renews_the_parents_session():
         async def opener(settings):
             return Noting(MemoryServer())
 
-        quorate.register_backend("noting", opener)
-        handler = quorate.create_handler(URL.replace("memory", "noting"), min_nodes=1)
+        rallypoint.register_backend("noting", opener)
+        handler = rallypoint.create_handler(URL.replace("memory", "noting"), min_nodes=1)
         handler.next_rendezvous()
         pid = os.fork()
         if pid == 0:
@@ -479,7 +479,7 @@ def test_child_of_a_fork_never_renews_the_parents_session():
 def test_block_that_ends_in_a_fork_does_not_leave_for_the_parent():
     run_script(
         """
-        with quorate.join(URL, min_nodes=1) as run:
+        with rallypoint.join(URL, min_nodes=1) as run:
             for world in run.rounds():
                 pid = os.fork()
                 if pid == 0:
@@ -498,13 +498,13 @@ def test_process_that_ends_without_shutdown_ends_its_session_promptly(options):
         import atexit
         started = time.monotonic()
         atexit.register(lambda: print("nodes at the end:", len(nodes())))  # runs after our own: registered before use
-        atexit.unregister(quorate._background._at_exit)
-        atexit.register(lambda: print("nodes before:", len(nodes())) or quorate._background._at_exit())
-        handlers = [quorate.create_handler(URL, min_nodes=2, name=f"n{n}") for n in range(2)]
+        atexit.unregister(rallypoint._background._at_exit)
+        atexit.register(lambda: print("nodes before:", len(nodes())) or rallypoint._background._at_exit())
+        handlers = [rallypoint.create_handler(URL, min_nodes=2, name=f"n{n}") for n in range(2)]
         calls = [threading.Thread(target=handler.next_rendezvous) for handler in handlers]
         for call in calls: call.start()
         for call in calls: call.join()
-        blocked = quorate.create_handler(URL, min_nodes=2, name="late")
+        blocked = rallypoint.create_handler(URL, min_nodes=2, name="late")
         threading.Thread(target=blocked.next_rendezvous, daemon=True).start()
         until(lambda: len(nodes()) == 3)
         threading.excepthook = lambda args: None         # the blocked call may still get its error, or may not
@@ -518,17 +518,17 @@ def test_handler_used_at_exit_after_the_end_says_so():
     output = run_script(
         """
         import atexit
-        atexit.unregister(quorate._background._at_exit)
+        atexit.unregister(rallypoint._background._at_exit)
 
         def late():
             try:
                 handler.is_closed(), handler.next_rendezvous()
-            except quorate.RendezvousError as error:
+            except rallypoint.RendezvousError as error:
                 print("shut down" in str(error))
 
         atexit.register(late)
-        atexit.register(quorate._background._at_exit)
-        handler = quorate.create_handler(URL, min_nodes=1)
+        atexit.register(rallypoint._background._at_exit)
+        handler = rallypoint.create_handler(URL, min_nodes=1)
         handler.next_rendezvous()
         """
     )
@@ -537,7 +537,7 @@ def test_handler_used_at_exit_after_the_end_says_so():
 
 def test_process_that_ends_right_after_shutdown_is_silent():
     for end in ("shutdown()", "close()", "leave()"):
-        run_script(f"handler = quorate.create_handler(URL, min_nodes=1)\nhandler.next_rendezvous()\nhandler.{end}")
+        run_script(f"handler = rallypoint.create_handler(URL, min_nodes=1)\nhandler.next_rendezvous()\nhandler.{end}")
 
 
 def interrupted(source: str, *, wait_for: str) -> tuple[str, float]:
@@ -570,8 +570,8 @@ def test_signal_that_does_not_wake_the_blocked_thread_is_heard_soon(wait, before
             time.sleep(0.5)
             signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
-        world = quorate.create_handler(URL, min_nodes=1).next_rendezvous()
-        alone = quorate.create_handler("memory://y/run", min_nodes=2)
+        world = rallypoint.create_handler(URL, min_nodes=1).next_rendezvous()
+        alone = rallypoint.create_handler("memory://y/run", min_nodes=2)
         threading.Thread(target=strike, daemon=True).start()
         try:
             {wait}
@@ -585,7 +585,7 @@ def test_signal_that_does_not_wake_the_blocked_thread_is_heard_soon(wait, before
 @pytest.mark.parametrize("before", ["", WITHOUT_UVLOOP], ids=["as installed", "without uvloop"])
 def test_ctrl_c_ends_a_blocked_call_and_withdraws_the_node(call, before):
     source = f"""
-        run = quorate.join(URL, min_nodes=2)
+        run = rallypoint.join(URL, min_nodes=2)
         handler = run.handler
 
         def announce():
@@ -607,7 +607,7 @@ def test_ctrl_c_ends_a_blocked_call_and_withdraws_the_node(call, before):
 def test_ctrl_c_ends_whatever_blocks_in_a_round(call):
     output, took_s = interrupted(
         f"""
-        handler = quorate.create_handler(URL, min_nodes=1)
+        handler = rallypoint.create_handler(URL, min_nodes=1)
         world = handler.next_rendezvous()
         try:
             print("blocked", flush=True)

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 
-import quorate
-from quorate.backends.contract import Limits
-from quorate.errors import OutcomeUnknown, StoreError, StoreFencedError, StoreTimeoutError
-from quorate.events import RoundEntered
-from quorate.testing.conformance import store_rounds
-from quorate.testing.conformance.store import STORE_CHECKS, run_store_checks
-from quorate.wire.handshake import Versions
+import rallypoint
+from rallypoint.backends.contract import Limits
+from rallypoint.errors import OutcomeUnknown, StoreError, StoreFencedError, StoreTimeoutError
+from rallypoint.events import RoundEntered
+from rallypoint.testing.conformance import store_rounds
+from rallypoint.testing.conformance.store import STORE_CHECKS, run_store_checks
+from rallypoint.wire.handshake import Versions
 from tests.blocking_kit import OPTIONS, BlockingKit, threads
 from tests.patience import PATIENCE_S, in_thread, result_of, script, unique, until
 from tests.server.threaded import House, sockets
@@ -37,7 +37,7 @@ def url_of(house, *, port: int = 0, run: str = "run", more: str = "") -> str:
 
 @contextmanager
 def world_of(house, **options):
-    handler = quorate.create_handler(url_of(house, **options))
+    handler = rallypoint.create_handler(url_of(house, **options))
     try:
         yield handler.next_rendezvous()
     finally:
@@ -48,7 +48,7 @@ def world_of(house, **options):
 def two_of(house):
     """The stores of two members."""
     url = url_of(house).replace("min_nodes=1", "min_nodes=2")
-    handlers = [quorate.create_handler(url, name=f"n{number}") for number in range(2)]
+    handlers = [rallypoint.create_handler(url, name=f"n{number}") for number in range(2)]
     calls = [in_thread(handler.next_rendezvous) for handler in handlers]
     try:
         yield [result_of(call).store for call in calls]
@@ -200,8 +200,8 @@ def test_errors_after_the_end_are_those_of_the_asynchronous_store(house):
 
 @contextmanager
 def served_by_a_process():
-    """The port of `quorate serve`, and its process."""
-    command = [sys.executable, "-m", "quorate", "serve", "--bind", "127.0.0.1:0"]
+    """The port of `rallypoint serve`, and its process."""
+    command = [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serves:
         try:
             yield int(serves.stderr.readline().rpartition("127.0.0.1:")[2].split()[0].rstrip(".;,")), serves
@@ -213,7 +213,7 @@ def served_by_a_process():
 
 def test_server_that_is_stopped_is_waited_for_no_longer_than_asked():
     with served_by_a_process() as (port, serves):
-        handler = quorate.create_handler(f"tcp://127.0.0.1:{port}/run?min_nodes=1&{OPTIONS}")
+        handler = rallypoint.create_handler(f"tcp://127.0.0.1:{port}/run?min_nodes=1&{OPTIONS}")
         store = handler.next_rendezvous().store
         store.set("a", b"1")
         serves.send_signal(signal.SIGSTOP)
@@ -310,8 +310,8 @@ def test_old_server_is_asked_in_the_ordinary_way():
 def test_interrupted_get_ends_at_once_and_the_store_works_on(house):
     source = f"""
         import os, signal, threading, time
-        import quorate
-        handler = quorate.create_handler({url_of(house)!r})
+        import rallypoint
+        handler = rallypoint.create_handler({url_of(house)!r})
         store = handler.next_rendezvous().store
         store.set("a", b"1")
         for turn in range(3):
@@ -336,8 +336,8 @@ def test_interrupted_get_ends_at_once_and_the_store_works_on(house):
 def test_child_of_a_fork_is_refused_and_the_parent_goes_on(house):
     source = f"""
         import os, threading
-        import quorate
-        handler = quorate.create_handler({url_of(house)!r})
+        import rallypoint
+        handler = rallypoint.create_handler({url_of(house)!r})
         store = handler.next_rendezvous().store
         store.set("a", b"1")
         got = []
@@ -358,7 +358,7 @@ def test_child_of_a_fork_is_refused_and_the_parent_goes_on(house):
             ):
                 try:
                     call()
-                except quorate.errors.ForkedProcessError:
+                except rallypoint.errors.ForkedProcessError:
                     refused += 1
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -374,14 +374,14 @@ def test_child_of_a_fork_is_refused_and_the_parent_goes_on(house):
 def test_child_of_a_fork_is_refused_a_store_that_was_never_used(house):
     source = f"""
         import os
-        import quorate
-        handler = quorate.create_handler({url_of(house)!r})
+        import rallypoint
+        handler = rallypoint.create_handler({url_of(house)!r})
         store = handler.next_rendezvous().store
         child = os.fork()
         if child == 0:
             try:
                 store.set("a", b"2")
-            except quorate.errors.ForkedProcessError:
+            except rallypoint.errors.ForkedProcessError:
                 os._exit(7)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -404,7 +404,7 @@ def test_call_on_the_background_loop_is_refused_and_blocks_nobody(house):
                 except RuntimeError as error:
                     said.append(str(error))
 
-    handler = quorate.create_handler(url_of(house), sinks=[sink])
+    handler = rallypoint.create_handler(url_of(house), sinks=[sink])
     first.append(handler.next_rendezvous().store)
     handler.next_rendezvous()
     # Bug that this found: it blocked the loop, which for a node that hosts the server is the server.
@@ -430,7 +430,7 @@ def test_who_waits_for_a_key_is_told_when_the_node_goes(house, end, scheme):
     if scheme == "memory" and end == "abandon":
         pytest.skip("the store of a node that is dead without a word waits on")
     url = url_of(house) if scheme == "tcp" else f"memory://{unique()}/run?min_nodes=1&last_call_timeout=0.1"
-    handler = quorate.create_handler(url)
+    handler = rallypoint.create_handler(url)
     store = handler.next_rendezvous().store
     store.set("a", b"1")
     waiting = [

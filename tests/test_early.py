@@ -7,20 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 
-import quorate
-from quorate import _background
-from quorate._marks import collect
-from quorate.backends import tcp_pledge
-from quorate.backends.tcp import TcpBackend
-from quorate.backends.tcp_lane import Practice
-from quorate.errors import Unavailable
-from quorate.kv.types import Grant, Put, Revoke, Txn
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import NodePhase, NodeRecord, decode, encode
+import rallypoint
+from rallypoint import _background
+from rallypoint._marks import collect
+from rallypoint.backends import tcp_pledge
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp_lane import Practice
+from rallypoint.errors import Unavailable
+from rallypoint.kv.types import Grant, Put, Revoke, Txn
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.records import NodePhase, NodeRecord, decode, encode
 from tests.patience import PATIENCE_S, in_thread, result_of, until
 from tests.server.threaded import House
 
-KEYS = RunKeys("quorate", "run")
+KEYS = RunKeys("rallypoint", "run")
 LAPSED = -1.0
 
 
@@ -31,7 +31,7 @@ def test_callers_that_have_waited_find_their_place_by_themselves_and_know_as_muc
     with House() as house:
         hits = collect()
         handlers = [
-            quorate.create_handler(f"tcp://127.0.0.1:{house.port}/run?min_nodes=3&name=n{number}&admission_window=0")
+            rallypoint.create_handler(f"tcp://127.0.0.1:{house.port}/run?min_nodes=3&name=n{number}&admission_window=0")
             for number in range(3)
         ]
         try:
@@ -65,7 +65,7 @@ def two_who_have_confirmed():
     """Two callers whose places in an attempt were confirmed beforehand, and a third member that never confirms."""
     with House() as house:
         url = f"tcp://127.0.0.1:{house.port}/run?min_nodes=3&admission_window=0&confirm_timeout=60&name="
-        handlers = [quorate.create_handler(f"{url}{name}") for name in "abc"]
+        handlers = [rallypoint.create_handler(f"{url}{name}") for name in "abc"]
         try:
             calls = [in_thread(handler.next_rendezvous) for handler in handlers[:2]]
             until(lambda: _standing(house) == 2, "two wait on connections of their own")
@@ -129,7 +129,7 @@ def test_one_whose_place_was_confirmed_beforehand_can_leave_all_the_same(knows):
             until(lambda: "presence.found_out" in hits, "a node has found out")
         handlers[0].leave("it goes")
         give_up()
-        with pytest.raises(quorate.RendezvousError, match="it goes"):
+        with pytest.raises(rallypoint.RendezvousError, match="it goes"):
             result_of(calls[0])
         assert _members(house) == ["b"]
         again = [in_thread(handler.next_rendezvous) for handler in (handlers[0], handlers[2])]
@@ -145,7 +145,8 @@ def test_a_caller_that_waits_practises_for_a_while_and_finds_its_place_all_the_s
     monkeypatch.setattr(Practice, "goes_well", lambda *args: went_well.append(practised(*args)) or went_well[-1])
     with House() as house:
         first, second = (
-            quorate.create_handler(f"tcp://127.0.0.1:{house.port}/run?min_nodes=2&name=n{number}") for number in (0, 1)
+            rallypoint.create_handler(f"tcp://127.0.0.1:{house.port}/run?min_nodes=2&name=n{number}")
+            for number in (0, 1)
         )
         try:
             call = in_thread(first.next_rendezvous)

@@ -5,9 +5,9 @@ import logging
 import msgspec
 import pytest
 
-import quorate
-from quorate import events
-from quorate.events import Emitter, Event, JoinStarted, RoundEntered, SessionLost, WaitingFor
+import rallypoint
+from rallypoint import events
+from rallypoint.events import Emitter, Event, JoinStarted, RoundEntered, SessionLost, WaitingFor
 from tests.patience import in_thread, result_of, script, unique
 
 
@@ -105,13 +105,13 @@ def test_sink_that_raises_is_dropped_and_reported_once(caplog, error):
 
 def test_logging_sink_uses_the_level_of_the_event_and_carries_it(caplog):
     emit = Emitter()
-    with caplog.at_level(logging.INFO, "quorate"):
+    with caplog.at_level(logging.INFO, "rallypoint"):
         emit(joined())
         emit(WaitingFor(run_id="run", by="a", reason="for b"))
         emit(SessionLost(run_id="run", by="a", reason="it was not renewed"))
     assert [(record.levelname, record.name) for record in caplog.records] == [
-        ("INFO", "quorate"),
-        ("WARNING", "quorate"),
+        ("INFO", "rallypoint"),
+        ("WARNING", "rallypoint"),
     ]
     assert caplog.records[0].event == joined()
     assert caplog.messages[0] == "run 'run': a: is in round 1 as rank 0 of 1"
@@ -121,7 +121,7 @@ def test_failing_sink_does_not_hurt_the_job(caplog):
     def broken(event):
         raise ValueError
 
-    handler = quorate.create_handler(f"memory://{unique()}/run", min_nodes=1, sinks=[broken])
+    handler = rallypoint.create_handler(f"memory://{unique()}/run", min_nodes=1, sinks=[broken])
     assert handler.next_rendezvous().world_size == 1
     assert handler.shutdown()
     assert len([record for record in caplog.records if "sink failed" in record.message]) == 1
@@ -130,7 +130,7 @@ def test_failing_sink_does_not_hurt_the_job(caplog):
 def test_one_event_is_emitted_per_fact():
     place, seen = f"memory://{unique()}/run", []
     handlers = [
-        quorate.create_handler(place, min_nodes=2, name=name, sinks=[seen.append], local_addr="here")
+        rallypoint.create_handler(place, min_nodes=2, name=name, sinks=[seen.append], local_addr="here")
         for name in ("a", "b")
     ]
     for _ in range(2):
@@ -156,14 +156,14 @@ def test_one_event_is_emitted_per_fact():
 def test_library_use_is_silent():
     done = script(
         """
-        import quorate
+        import rallypoint
         url = "memory:///run?join_timeout=0.3"
-        handler = quorate.create_handler(url, min_nodes=2, sinks=[lambda event: 1 / 0])
+        handler = rallypoint.create_handler(url, min_nodes=2, sinks=[lambda event: 1 / 0])
         try:
             handler.next_rendezvous()       # a warning, for those who listen
-        except quorate.RendezvousTimeoutError:
+        except rallypoint.RendezvousTimeoutError:
             pass
-        with quorate.join(url, min_nodes=1) as run:
+        with rallypoint.join(url, min_nodes=1) as run:
             next(run.rounds()).store.set("k", "v")
         handler.shutdown()
         """
@@ -177,8 +177,8 @@ def test_who_configures_logging_is_told():
         import logging, sys
         logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(message)s")
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # which warns of a busy machine
-        import quorate
-        handler = quorate.create_handler("memory:///run?min_nodes=1&name=a")
+        import rallypoint
+        handler = rallypoint.create_handler("memory:///run?min_nodes=1&name=a")
         handler.next_rendezvous()
         handler.shutdown()
         """

@@ -13,15 +13,15 @@ from typing import ClassVar
 
 import pytest
 
-import quorate
-from quorate import Cause, RendezvousClosedError, RendezvousError, RendezvousParameters, SettingsError
-from quorate.backends import schemes
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.events import JoinStarted, NodeLeft, RoundEntered, RunClosed
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import NodeRecord, decode
-from quorate.testing.chaos import ChaosBackend, Faults
-from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
+import rallypoint
+from rallypoint import Cause, RendezvousClosedError, RendezvousError, RendezvousParameters, SettingsError
+from rallypoint.backends import schemes
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.events import JoinStarted, NodeLeft, RoundEntered, RunClosed
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.records import NodeRecord, decode
+from rallypoint.testing.chaos import ChaosBackend, Faults
+from rallypoint.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
 from tests.patience import (
     PATIENCE_S,
     background_threads,
@@ -34,7 +34,7 @@ from tests.patience import (
     users,
 )
 
-KEYS = RunKeys("quorate", "run")
+KEYS = RunKeys("rallypoint", "run")
 FAST = {"last_call_timeout": 0.2, "admission_window": 0, "keep_alive_interval": 0.5}
 
 
@@ -49,8 +49,8 @@ class Place:
         self.before = users()
         """Who used the background loop before: others' business."""
 
-    def handler(self, name="a", **options) -> quorate.Handler:
-        handler = quorate.create_handler(self.url, **{"name": name, "min_nodes": 1, **FAST, **options})
+    def handler(self, name="a", **options) -> rallypoint.Handler:
+        handler = rallypoint.create_handler(self.url, **{"name": name, "min_nodes": 1, **FAST, **options})
         self.made.add(handler)
         return handler
 
@@ -98,8 +98,8 @@ def test_every_handler_check_says_what_is_promised():
 
 
 def test_handler_that_lies_does_not_conform(monkeypatch):
-    monkeypatch.setattr(quorate.Handler, "num_nodes_waiting", lambda self: 7)
-    monkeypatch.setattr(quorate.Handler, "is_closed", lambda self: False)
+    monkeypatch.setattr(rallypoint.Handler, "num_nodes_waiting", lambda self: 7)
+    monkeypatch.setattr(rallypoint.Handler, "is_closed", lambda self: False)
     kit = HandlerKit.at(f"memory://{unique()}", "run", read_timeout=1)
     names = ("check_nobody_waits_in_a_run_without_a_round", "check_who_never_joined_can_close")
     report = run_handler_checks(kit, [check for check in HANDLER_CHECKS if check.__name__ in names])
@@ -305,7 +305,7 @@ def test_dropped_handler_after_an_error_leaves_nothing(place, no_collector):
 
 def test_dropped_handler_after_a_time_out_leaves_nothing(place):
     handler = place.handler(min_nodes=2, join_timeout=0.2)
-    with contextlib.suppress(quorate.RendezvousTimeoutError):
+    with contextlib.suppress(rallypoint.RendezvousTimeoutError):
         handler.next_rendezvous()
     assert place.is_clean()
     del handler
@@ -330,7 +330,7 @@ def test_dropped_handler_after_leaving_while_it_joined_leaves_nothing(place, no_
 
 
 def test_dropped_iterator_of_rounds_leaves_nothing(place, no_collector):
-    run = quorate.join(place.url, min_nodes=1, **FAST)
+    run = rallypoint.join(place.url, min_nodes=1, **FAST)
     rounds = run.rounds()
     next(rounds)
     assert not place.is_clean()
@@ -385,8 +385,8 @@ def test_shutdown_that_fails_warns_and_returns_false(place, monkeypatch, caplog)
         return ChaosBackend(MemoryBackend(MemoryServer()), random.Random(0), Faults(unavailable=1.0))
 
     monkeypatch.setitem(schemes._openers, "away", opener)
-    handler = quorate.create_handler("away://x/run?min_nodes=1&close_timeout=0.3")
-    with caplog.at_level(logging.WARNING, "quorate"):
+    handler = rallypoint.create_handler("away://x/run?min_nodes=1&close_timeout=0.3")
+    with caplog.at_level(logging.WARNING, "rallypoint"):
         assert handler.shutdown() is False
     assert [r.levelname for r in caplog.records if "could not close the run at shutdown" in r.message] == ["WARNING"]
     assert handler.shutdown() is False
@@ -420,7 +420,7 @@ def lingering(monkeypatch):
     monkeypatch.setattr(Lingering, "made", [])
     monkeypatch.setattr(Lingering, "may", threading.Event())
     before = users()
-    handler = quorate.create_handler("lingering://x/run", min_nodes=1, **FAST)
+    handler = rallypoint.create_handler("lingering://x/run", min_nodes=1, **FAST)
     handler.next_rendezvous()
     yield handler
     Lingering.may.set()
@@ -488,9 +488,9 @@ def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending(end):
     script(
         f"""
         import asyncio, os, signal, threading
-        import quorate
-        from quorate.backends import schemes
-        from quorate.backends.memory import MemoryBackend, MemoryServer
+        import rallypoint
+        from rallypoint.backends import schemes
+        from rallypoint.backends.memory import MemoryBackend, MemoryServer
 
         told = threading.Event()
 
@@ -510,7 +510,7 @@ def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending(end):
 
         schemes._openers["lingering"] = opener
         signal.signal(signal.SIGTERM, ended)
-        handler = quorate.create_handler("lingering://x/run", min_nodes=1, last_call_timeout=0.1)
+        handler = rallypoint.create_handler("lingering://x/run", min_nodes=1, last_call_timeout=0.1)
         handler.next_rendezvous()
         handler.{end}()
         assert not handler.in_use
@@ -546,7 +546,7 @@ def test_members_that_were_read_are_known_after_the_end(place):
 
 
 def test_block_leaves_and_never_closes(place):
-    with quorate.join(place.url, min_nodes=1, name="a", **FAST) as run:
+    with rallypoint.join(place.url, min_nodes=1, name="a", **FAST) as run:
         for world in run.rounds():
             assert world.world_size == 1
             break
@@ -559,7 +559,7 @@ def test_block_that_raises_leaves_with_the_reason(place):
     events = []
 
     def fail():
-        with quorate.join(place.url, min_nodes=1, sinks=[events.append], **FAST) as run:
+        with rallypoint.join(place.url, min_nodes=1, sinks=[events.append], **FAST) as run:
             next(run.rounds())
             raise KeyError("the work failed")
 
@@ -570,7 +570,7 @@ def test_block_that_raises_leaves_with_the_reason(place):
 
 
 def test_block_may_shut_down_itself(place):
-    with quorate.join(place.url, min_nodes=1, **FAST) as run:
+    with rallypoint.join(place.url, min_nodes=1, **FAST) as run:
         next(run.rounds())
         assert run.handler.shutdown()
     assert place.handler("b").is_closed()
@@ -579,7 +579,7 @@ def test_block_may_shut_down_itself(place):
 def test_rounds_yield_new_worlds_and_end_when_asked_to_go(place):
     seen = []
     with ExitStack() as stack:
-        run = stack.enter_context(quorate.join(place.url, min_nodes=1, max_nodes=2, name="a", **FAST))
+        run = stack.enter_context(rallypoint.join(place.url, min_nodes=1, max_nodes=2, name="a", **FAST))
         late = place.handler("b", max_nodes=2)
         for world in run.rounds():
             seen.append((world.world_size, world.rank))
@@ -598,7 +598,7 @@ def test_rounds_yield_new_worlds_and_end_when_asked_to_go(place):
 
 
 def test_rounds_end_when_another_thread_leaves(place):
-    with quorate.join(place.url, min_nodes=1, **FAST) as run:
+    with rallypoint.join(place.url, min_nodes=1, **FAST) as run:
         rounds = in_thread(lambda: [world.round for world in run.rounds()])
         until(lambda: run.handler._core.changed, "it is a member")
         run.handler.leave("enough")
@@ -614,7 +614,7 @@ def test_world_tells_of_loss_and_of_a_lost_session(place):
         assert worlds[0].changed.wait(20)
         assert (worlds[0].changed.cause, "b" in worlds[0].changed.reason) == (Cause.LOSS, True)
         until(lambda: worlds[1].changed.cause is Cause.SESSION_LOST, "the graver cause replaces the loss")
-        with pytest.raises(quorate.StoreFencedError):
+        with pytest.raises(rallypoint.StoreFencedError):
             worlds[1].store.set("k", b"")
 
 
@@ -623,18 +623,18 @@ def test_world_tells_of_loss_and_of_a_lost_session(place):
 
 def test_parameters_and_keywords_make_the_same_handler():
     params = RendezvousParameters("memory", "p", "run", 1, 2, local_addr="here", join_timeout=7, last_call_timeout="3")
-    by_params = quorate.create_handler(params)
-    by_url = quorate.create_handler(
+    by_params = rallypoint.create_handler(params)
+    by_url = rallypoint.create_handler(
         "memory://p/run?min_nodes=1&join_timeout=7", max_nodes=2, local_addr="here", last_call_timeout=3
     )
     assert by_params.settings == by_url.settings
     assert by_params.get_backend() == by_url.get_backend() == "memory"
-    assert quorate.create_handler(by_url.settings).settings == by_url.settings
+    assert rallypoint.create_handler(by_url.settings).settings == by_url.settings
 
 
 def test_sinks_cannot_be_given_with_parameters():
     with pytest.raises(TypeError, match="sinks"):
-        quorate.create_handler(RendezvousParameters("memory", "p", "run", 1, 1), sinks=[print])
+        rallypoint.create_handler(RendezvousParameters("memory", "p", "run", 1, 1), sinks=[print])
 
 
 def test_wrong_urls_are_refused_before_anything_is_started():
@@ -645,7 +645,7 @@ def test_wrong_urls_are_refused_before_anything_is_started():
         "memory:///run": "min_nodes is missing",
     }.items():
         with pytest.raises(SettingsError, match=text):
-            quorate.create_handler(url)
+            rallypoint.create_handler(url)
     assert set(background_threads()) <= before  # one of another test's may have ended meanwhile
 
 

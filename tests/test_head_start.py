@@ -6,15 +6,15 @@ from contextlib import contextmanager
 
 import pytest
 
-import quorate
-from quorate import _background
-from quorate._marks import collect
-from quorate.backends import tcp_lane, tcp_pledge
-from quorate.backends.tcp_lane import TcpLane
-from quorate.errors import RendezvousClosedError, RendezvousError
-from quorate.kv.types import Revoke
-from quorate.rendezvous.head_start import HeadStart
-from quorate.wire import messages
+import rallypoint
+from rallypoint import _background
+from rallypoint._marks import collect
+from rallypoint.backends import tcp_lane, tcp_pledge
+from rallypoint.backends.tcp_lane import TcpLane
+from rallypoint.errors import RendezvousClosedError, RendezvousError
+from rallypoint.kv.types import Revoke
+from rallypoint.rendezvous.head_start import HeadStart
+from rallypoint.wire import messages
 from tests.patience import PATIENCE_S, in_thread, result_of, until
 from tests.server.threaded import House
 
@@ -26,7 +26,7 @@ def run_of(size, *names, options="", away_s=0.0):
         house.proxy.delay_s = away_s
         port = house.proxy.port if away_s else house.port
         url = f"tcp://127.0.0.1:{port}/run?min_nodes={size}&admission_window=0{options}"
-        handlers = [quorate.create_handler(f"{url}&name={name}") for name in names]
+        handlers = [rallypoint.create_handler(f"{url}&name={name}") for name in names]
         try:
             yield house, *handlers
         finally:

@@ -2,18 +2,18 @@
 
 import pytest
 
-from quorate.errors import SettingsError
-from quorate.parameters import RendezvousParameters
+from rallypoint.errors import SettingsError
+from rallypoint.parameters import RendezvousParameters
 
 
 def parameters(**changes):
-    given = {"backend": "quorate", "endpoint": "head:29400", "run_id": "my-run", "min_nodes": 2, "max_nodes": 4}
+    given = {"backend": "rallypoint", "endpoint": "head:29400", "run_id": "my-run", "min_nodes": 2, "max_nodes": 4}
     return RendezvousParameters(**(given | changes))
 
 
 def test_parameters_keep_what_they_were_given():
-    params = RendezvousParameters("quorate", "head:29400", "my-run", 2, 4, "10.0.0.7", timeout=900, is_host="yes")
-    assert params.backend == "quorate"
+    params = RendezvousParameters("rallypoint", "head:29400", "my-run", 2, 4, "10.0.0.7", timeout=900, is_host="yes")
+    assert params.backend == "rallypoint"
     assert params.endpoint == "head:29400"
     assert params.run_id == "my-run"
     assert (params.min_nodes, params.max_nodes) == (2, 4)

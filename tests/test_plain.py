@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quorate._plain import one_line, plainly
+from rallypoint._plain import one_line, plainly
 
 
 class Inner(msgspec.Struct, frozen=True):

@@ -4,14 +4,14 @@ import textwrap
 
 import pytest
 
-import quorate
-from quorate import RendezvousHandlerRegistry, RendezvousParameters, SettingsError
-from quorate.backends import schemes
-from quorate.backends.memory import MemoryBackend, MemoryServer
+import rallypoint
+from rallypoint import RendezvousHandlerRegistry, RendezvousParameters, SettingsError
+from rallypoint.backends import schemes
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
 from tests.patience import script, unique
 
 
-class Fake(quorate.RendezvousHandler):
+class Fake(rallypoint.RendezvousHandler):
     """A handler that only has a name."""
 
     def __init__(self, backend="fake"):
@@ -98,25 +98,25 @@ def test_handler_with_another_name_is_an_error_of_its_creator():
 
 def test_schemes_are_known_by_themselves():
     handler = RendezvousHandlerRegistry().create_handler(params("memory", join_timeout=3))
-    assert isinstance(handler, quorate.Handler)
+    assert isinstance(handler, rallypoint.Handler)
     assert handler.get_backend() == "memory"
     assert handler.settings.join_timeout_s == 3
     assert handler.settings.endpoints == ("there:1",)
 
 
 def test_create_handler_asks_the_global_registry(monkeypatch):
-    monkeypatch.setattr(quorate.rendezvous_handler_registry, "_creators", {})
-    quorate.rendezvous_handler_registry.register("fake", creator)
-    assert isinstance(quorate.create_handler(params()), Fake)
+    monkeypatch.setattr(rallypoint.rendezvous_handler_registry, "_creators", {})
+    rallypoint.rendezvous_handler_registry.register("fake", creator)
+    assert isinstance(rallypoint.create_handler(params()), Fake)
     with pytest.raises(TypeError, match="join_timeout"):
-        quorate.create_handler(params(), join_timeout=3)
+        rallypoint.create_handler(params(), join_timeout=3)
 
 
 def test_wrong_options_of_parameters_are_named():
     with pytest.raises(SettingsError, match="did you mean join_timeout"):
-        quorate.create_handler(params("memory", join_timeot=3))
+        rallypoint.create_handler(params("memory", join_timeot=3))
     with pytest.raises(SettingsError, match="join_timeout='soon'"):
-        quorate.create_handler(params("memory", join_timeout="soon"))
+        rallypoint.create_handler(params("memory", join_timeout="soon"))
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
@@ -131,22 +131,22 @@ def test_registered_backend_can_be_used_by_url(monkeypatch):
         return MemoryBackend(MemoryServer())
 
     scheme = unique().replace("-", "")
-    quorate.register_backend(scheme, opener)
-    quorate.register_backend(scheme, opener)
-    handler = quorate.create_handler(f"{scheme}://some/run?min_nodes=1")
+    rallypoint.register_backend(scheme, opener)
+    rallypoint.register_backend(scheme, opener)
+    handler = rallypoint.create_handler(f"{scheme}://some/run?min_nodes=1")
     assert not opened  # nothing is opened before it is needed
     assert handler.next_rendezvous().world_size == 1
     assert handler.get_backend() == scheme
     assert opened == [("some",)]
     handler.shutdown()
     with pytest.raises(SettingsError, match="is registered already"):
-        quorate.register_backend(scheme, lambda settings: opener(settings))
+        rallypoint.register_backend(scheme, lambda settings: opener(settings))
 
 
 # --- entry points -----------------------------------------------------------------------------------------------------
 
 PLUGIN = """
-    from quorate.backends.memory import MemoryBackend, MemoryServer
+    from rallypoint.backends.memory import MemoryBackend, MemoryServer
     from tests.test_registry import Fake
 
     server = MemoryServer()
@@ -168,13 +168,14 @@ def plugin(tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[quorate.handlers]\nplugged = a_plugin:create\n\n[quorate.backends]\nplugged-store = a_plugin:open_backend\n"
+        "[rallypoint.handlers]\nplugged = a_plugin:create\n\n"
+        "[rallypoint.backends]\nplugged-store = a_plugin:open_backend\n"
     )
     return str(tmp_path)
 
 
 def with_plugin(source: str, plugin: str) -> str:
-    head = f"import sys\nsys.path[:0] = [{plugin!r}, '.']\nimport quorate\n"
+    head = f"import sys\nsys.path[:0] = [{plugin!r}, '.']\nimport rallypoint\n"
     return script(head + textwrap.dedent(source)).stdout
 
 
@@ -182,9 +183,9 @@ def test_entry_point_plugs_in_a_handler(plugin):
     output = with_plugin(
         """
         print("imported")
-        params = quorate.RendezvousParameters("plugged", "", "run", 1, 1)
-        print(type(quorate.create_handler(params)).__name__)
-        print(type(quorate.create_handler(params)).__name__)
+        params = rallypoint.RendezvousParameters("plugged", "", "run", 1, 1)
+        print(type(rallypoint.create_handler(params)).__name__)
+        print(type(rallypoint.create_handler(params)).__name__)
         """,
         plugin,
     )
@@ -194,10 +195,10 @@ def test_entry_point_plugs_in_a_handler(plugin):
 def test_entry_point_plugs_in_a_backend(plugin):
     output = with_plugin(
         """
-        handler = quorate.create_handler("plugged-store://x/run?min_nodes=1")
+        handler = rallypoint.create_handler("plugged-store://x/run?min_nodes=1")
         print(handler.next_rendezvous().world_size, handler.get_backend(), handler.shutdown())
-        params = quorate.RendezvousParameters("plugged-store", "", "other", 1, 1)
-        print(quorate.create_handler(params).get_backend())
+        params = rallypoint.RendezvousParameters("plugged-store", "", "other", 1, 1)
+        print(rallypoint.create_handler(params).get_backend())
         """,
         plugin,
     )
@@ -208,8 +209,8 @@ def test_plugged_in_backends_are_among_those_there_are(plugin):
     output = with_plugin(
         """
         try:
-            quorate.create_handler("pigeon://x/run?min_nodes=1")
-        except quorate.SettingsError as error:
+            rallypoint.create_handler("pigeon://x/run?min_nodes=1")
+        except rallypoint.SettingsError as error:
             print(error)
         """,
         plugin,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.errors import SettingsError
-from quorate.parameters import RendezvousParameters
-from quorate.settings import OPTIONS, EtcdProtocol, Kind, LastCallMode, Settings, Timing, parse_endpoint
+from rallypoint.errors import SettingsError
+from rallypoint.parameters import RendezvousParameters
+from rallypoint.settings import OPTIONS, EtcdProtocol, Kind, LastCallMode, Settings, Timing, parse_endpoint
 
 
 def build(scheme="memory", **options):
@@ -69,7 +69,7 @@ def test_defaults_are_those_of_the_documentation():
     assert (settings.name, settings.labels, settings.local_addr, settings.node_rank) == (None, {}, None, None)
     assert (settings.ranks, settings.rank0, settings.is_host) == ("sticky", None, None)
     assert (settings.token_file, settings.tls_ca, settings.tls_cert, settings.tls_key) == (None,) * 4
-    assert (settings.etcd_prefix, settings.protocol) == ("quorate", EtcdProtocol.HTTP)
+    assert (settings.etcd_prefix, settings.protocol) == ("rallypoint", EtcdProtocol.HTTP)
     assert (settings.cert, settings.key, settings.cacert, settings.user, settings.password_file) == (None,) * 5
 
 
@@ -595,7 +595,7 @@ def test_slashes_around_the_etcd_prefix_do_not_matter(prefix):
 
 def test_parameters_give_the_same_settings_as_a_url():
     params = RendezvousParameters(
-        "quorate", "head", "my-run", 2, 4, local_addr="10.0.0.7", timeout=900, is_host="1", rank=1, read_timeout=None
+        "rallypoint", "head", "my-run", 2, 4, local_addr="10.0.0.7", timeout=900, is_host="1", rank=1, read_timeout=None
     )
     url = "tcp://head/my-run?min_nodes=2&max_nodes=4&local_addr=10.0.0.7&join_timeout=900&is_host=true&node_rank=1"
     assert Settings.from_parameters(params, "tcp") == Settings.from_url(url)
@@ -607,7 +607,7 @@ def test_several_endpoints_in_parameters_are_separated_by_commas():
 
 
 def test_an_empty_local_address_in_parameters_is_none():
-    params = RendezvousParameters("quorate", "", "r", 1, 1, local_addr="")
+    params = RendezvousParameters("rallypoint", "", "r", 1, 1, local_addr="")
     assert Settings.from_parameters(params, "tcp").local_addr is None
 
 
@@ -620,7 +620,7 @@ def test_an_empty_local_address_in_parameters_is_none():
     ],
 )
 def test_bad_options_in_parameters_are_refused(config, problem):
-    params = RendezvousParameters("quorate", "", "r", 2, 3, **config)
+    params = RendezvousParameters("rallypoint", "", "r", 2, 3, **config)
     with pytest.raises(SettingsError) as caught:
         Settings.from_parameters(params, "tcp")
     assert problem in str(caught.value)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-import quorate
+import rallypoint
 from tests.ports import free_port
 
 PATIENCE_S = 60
@@ -15,14 +15,14 @@ def url_of(port: int, rank: object = 0, **options: object) -> str:
     return f"static://127.0.0.1:{port}/run?" + "&".join(f"{name}={value}" for name, value in given.items())
 
 
-def call_all(handlers: list[quorate.Handler]) -> list[object]:
+def call_all(handlers: list[rallypoint.Handler]) -> list[object]:
     """What `next_rendezvous` of each gives, all at once: a world, or its error."""
     results: list[object] = [None] * len(handlers)
 
     def call(index: int) -> None:
         try:
             results[index] = handlers[index].next_rendezvous()
-        except quorate.RendezvousError as error:
+        except rallypoint.RendezvousError as error:
             results[index] = error
 
     threads = [threading.Thread(target=call, args=(index,), daemon=True) for index in range(len(handlers))]
@@ -37,10 +37,10 @@ def call_all(handlers: list[quorate.Handler]) -> list[object]:
 @pytest.fixture
 def made():
     """Handlers that are closed at the end, rank 0's last: it hosts."""
-    handlers: list[quorate.Handler] = []
+    handlers: list[rallypoint.Handler] = []
 
-    def make(url: str) -> quorate.Handler:
-        handlers.append(quorate.create_handler(url))
+    def make(url: str) -> rallypoint.Handler:
+        handlers.append(rallypoint.create_handler(url))
         return handlers[-1]
 
     yield make
@@ -70,7 +70,7 @@ def test_nobody_waits_and_nothing_is_ever_closed(made):
 def test_two_nodes_of_one_rank_are_told_so(made):
     port = free_port()
     results = call_all([made(url_of(port, rank, min_nodes=2, name=f"n{i}")) for i, rank in enumerate((0, 0))])
-    errors = [result for result in results if isinstance(result, quorate.RendezvousError)]
+    errors = [result for result in results if isinstance(result, rallypoint.RendezvousError)]
     assert len(errors) == 1
     assert "rank 0 of run 'run' was given to another node" in str(errors[0])
 
@@ -84,11 +84,11 @@ def test_two_nodes_of_one_rank_are_told_so(made):
     ],
 )
 def test_static_run_needs_a_rank_within_a_fixed_size(options, words):
-    with pytest.raises(quorate.SettingsError) as raised:
-        quorate.create_handler(url_of(free_port(), **options))
+    with pytest.raises(rallypoint.SettingsError) as raised:
+        rallypoint.create_handler(url_of(free_port(), **options))
     assert words in str(raised.value)
 
 
 def test_static_run_without_a_rank_says_that_it_needs_one():
-    with pytest.raises(quorate.SettingsError, match="a static run needs node_rank"):
-        quorate.create_handler(f"static://127.0.0.1:{free_port()}/run?min_nodes=2")
+    with pytest.raises(rallypoint.SettingsError, match="a static run needs node_rank"):
+        rallypoint.create_handler(f"static://127.0.0.1:{free_port()}/run?min_nodes=2")

@@ -7,18 +7,18 @@ from datetime import timedelta
 
 import pytest
 
-import quorate
-from quorate.backends.contract import Limits
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import OutcomeUnknown, Rejected, StoreError, StoreTimeoutError
-from quorate.kv.types import Put
-from quorate.store import AsyncStore
-from quorate.testing.chaos import Faults
-from quorate.testing.conformance import store_keys, store_rounds, store_waits
-from quorate.testing.conformance.kit import NotConforming
-from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
-from quorate.testing.conformance.store_kit import started
-from quorate.testing.loop import run
+import rallypoint
+from rallypoint.backends.contract import Limits
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import OutcomeUnknown, Rejected, StoreError, StoreTimeoutError
+from rallypoint.kv.types import Put
+from rallypoint.store import AsyncStore
+from rallypoint.testing.chaos import Faults
+from rallypoint.testing.conformance import store_keys, store_rounds, store_waits
+from rallypoint.testing.conformance.kit import NotConforming
+from rallypoint.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
+from rallypoint.testing.conformance.store_kit import started
+from rallypoint.testing.loop import run
 from tests.patience import in_thread, result_of, unique, until
 
 MILD = Faults(
@@ -122,7 +122,7 @@ BROKEN = {
     "add": (_add_in_two_steps, store_keys.check_adds_of_many_members_lose_nothing),
     "_meet": (_meet_nobody, store_waits.check_barrier_holds_everybody_until_the_last_comes),
     "_await_item": (_peek, store_waits.check_get_waits_until_another_member_sets),
-    "_path": (lambda self, key: f"/quorate/shared/{key}", store_rounds.check_rounds_do_not_see_each_other),
+    "_path": (lambda self, key: f"/rallypoint/shared/{key}", store_rounds.check_rounds_do_not_see_each_other),
     "_put": (lambda self, key, value: Put(self._path(key), value[:9]), store_keys.check_values_of_all_kinds),
 }
 
@@ -353,7 +353,7 @@ def test_ranks_meet_although_the_last_one_died_as_it_came(verb):
 @pytest.fixture
 def two_worlds():
     url = f"memory://{unique()}/run?min_nodes=2"
-    handlers = [quorate.create_handler(url, name=f"n{n}") for n in range(2)]
+    handlers = [rallypoint.create_handler(url, name=f"n{n}") for n in range(2)]
     calls = [in_thread(handler.next_rendezvous) for handler in handlers]
     yield sorted((result_of(call) for call in calls), key=lambda world: world.rank)
     for handler in handlers:
@@ -455,7 +455,7 @@ def test_waiting_for_a_key_ends_when_the_handler_is_shut_down(two_worlds):
 
 def test_store_keeps_its_handler_alive(two_worlds):
     url = f"memory://{unique()}/run?min_nodes=1"
-    store = quorate.create_handler(url).next_rendezvous().store
+    store = rallypoint.create_handler(url).next_rendezvous().store
     gc.collect()
     store.set("k", b"v")
     assert store.get("k") == b"v"

@@ -1,4 +1,4 @@
-"""What TLS costs: per operation and per connection, beside plain text, with `quorate serve` in a process of its own.
+"""What TLS costs: per operation and per connection, beside plain text, with `rallypoint serve` in a process of its own.
 
     .venv/bin/python -m tests.tls_cost [--connections 1000] [--operations 3000]
 
@@ -17,11 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from quorate.backends.dial import Secure, dial
-from quorate.backends.tcp import TcpBackend
-from quorate.backends.tls import TlsFiles
-from quorate.kv.types import Put
-from quorate.server.credentials import Credentials
+from rallypoint.backends.dial import Secure, dial
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tls import TlsFiles
+from rallypoint.kv.types import Put
+from rallypoint.server.credentials import Credentials
 from tests.certificates import Authority, Pair
 
 AT_ONCE = 50
@@ -30,7 +30,7 @@ VALUE = bytes(64)
 
 def served(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
     """A server, and where it listens."""
-    command = [sys.executable, "-m", "quorate", "serve", "--bind", "127.0.0.1:0", *options]
+    command = [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0", *options]
     serves = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert serves.stderr is not None
     found = re.search(r"listening on (\S+)", serves.stderr.readline())

@@ -18,15 +18,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SUPPORTED = ("3.11", "3.12", "3.13")
-NEEDED = ("quorate/py.typed", "quorate/backends/etcd/rpc.proto")
+NEEDED = ("rallypoint/py.typed", "rallypoint/backends/etcd/rpc.proto")
 USE_BARE = """
 import sys
-import quorate
+import rallypoint
 for name in ("torch", "grpc", "starlette", "prometheus_client", "uvloop"):
     assert name not in sys.modules, name
 """
 USE_ALL = """
-import quorate.backends.etcd, grpc, starlette, uvicorn, prometheus_client, uvloop
+import rallypoint.backends.etcd, grpc, starlette, uvicorn, prometheus_client, uvloop
 """
 
 
@@ -34,13 +34,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--to", type=Path, default=ROOT / "dist", help="where to put what was built")
     out: Path = parser.parse_args().to.resolve()
-    with tempfile.TemporaryDirectory(prefix="quorate-release-") as name:
+    with tempfile.TemporaryDirectory(prefix="rallypoint-release-") as name:
         place = Path(name)
         wheel, sdist = build(place)
         check_contents(wheel, place / "again" / wheel.name)
         for version, python in pythons().items():
             for extras in ("", "[all]"):
-                say(f"Python {version}, quorate{extras}")
+                say(f"Python {version}, rallypoint{extras}")
                 use(place, python, wheel, extras)
         out.mkdir(parents=True, exist_ok=True)
         for one in (wheel, sdist):
@@ -85,7 +85,7 @@ def check_contents(wheel: Path, again: Path) -> None:
         raise SystemExit(f"error: not in the wheel: {', '.join(missing)}")
     if names != _contents(again):
         raise SystemExit(f"error: the sdist lacks {_contents(again) - names} or adds {names - _contents(again)}")
-    strays = [name for name in names if not name.startswith("quorate")]
+    strays = [name for name in names if not name.startswith("rallypoint")]
     if strays:
         raise SystemExit(f"error: in the wheel, but not of the package: {', '.join(strays)}")
 
@@ -115,7 +115,7 @@ def use(place: Path, python: str, wheel: Path, extras: str) -> None:
     call(python, "-m", "venv", home)
     inside = home / "bin" / "python"
     call(inside, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", f"{wheel}{extras}")
-    say(f"  {call(home / 'bin' / 'quorate', '--version', cwd=place).strip()}")
+    say(f"  {call(home / 'bin' / 'rallypoint', '--version', cwd=place).strip()}")
     call(inside, "-c", USE_ALL if extras else USE_BARE, cwd=place)
     call(inside, ROOT / "examples" / "bare.py", cwd=place)
 

@@ -2,7 +2,7 @@
 
 On each machine (here: in two terminals of one; `--nproc-per-node` is how many workers each starts):
 
-    torchrun --rdzv-backend=quorate --rdzv-endpoint=localhost:29400 --rdzv-id=demo --nnodes=1:4 --max-restarts=100 \\
+    torchrun --rdzv-backend=rallypoint --rdzv-endpoint=localhost:29400 --rdzv-id=demo --nnodes=1:4 --max-restarts=100 \\
         examples/torchrun_elastic/train.py --checkpoint /tmp/demo.pt --steps 300 --step-seconds 0.1
 
 Then kill -9 a worker or an agent, start an agent again, start a third one: the job goes on from the last checkpoint.

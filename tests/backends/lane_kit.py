@@ -5,13 +5,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from quorate._bell import Bell
-from quorate.backends.contract import Begun, Terms
-from quorate.backends.lost import Lost
-from quorate.backends.tcp_lane import TcpLane
-from quorate.kv.types import ModRevisionIs, Put, Txn, TxnResult
-from quorate.wire.frames import GREETING, Framer, frame
-from quorate.wire.messages import (
+from rallypoint._bell import Bell
+from rallypoint.backends.contract import Begun, Terms
+from rallypoint.backends.lost import Lost
+from rallypoint.backends.tcp_lane import TcpLane
+from rallypoint.kv.types import ModRevisionIs, Put, Txn, TxnResult
+from rallypoint.wire.frames import GREETING, Framer, frame
+from rallypoint.wire.messages import (
     JOINS_FROM,
     PLACES_FROM,
     Answer,

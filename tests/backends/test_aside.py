@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from quorate.backends.aside import addresses_of, aside, resolve
+from rallypoint.backends.aside import addresses_of, aside, resolve
 from tests.patience import PATIENCE_S, until
 
 

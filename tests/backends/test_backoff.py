@@ -6,8 +6,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.backends.backoff import Backoff
-from quorate.testing import loop as virtual
+from rallypoint.backends.backoff import Backoff
+from rallypoint.testing import loop as virtual
 
 
 def pauses(backoff: Backoff, count: int) -> list[float]:

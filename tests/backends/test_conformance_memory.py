@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.testing.chaos import ChaosBackend, Faults
-from quorate.testing.conformance.backend import BACKEND_CHECKS, BackendKit, backend_checks, run_checks
-from quorate.testing.conformance.backend_random import check_random_history
-from quorate.testing.loop import run
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.testing.chaos import ChaosBackend, Faults
+from rallypoint.testing.conformance.backend import BACKEND_CHECKS, BackendKit, backend_checks, run_checks
+from rallypoint.testing.conformance.backend_random import check_random_history
+from rallypoint.testing.loop import run
 
 HISTORY = 500
 

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from quorate.backends.dial import dial
-from quorate.backends.tcp import TcpBackend
-from quorate.server.credentials import Credentials
-from quorate.server.server import Server
-from quorate.testing.conformance.backend import BACKEND_CHECKS, BackendKit, backend_checks, run_checks
-from quorate.testing.conformance.backend_random import check_random_history
-from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
-from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
+from rallypoint.backends.dial import dial
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.server.credentials import Credentials
+from rallypoint.server.server import Server
+from rallypoint.testing.conformance.backend import BACKEND_CHECKS, BackendKit, backend_checks, run_checks
+from rallypoint.testing.conformance.backend_random import check_random_history
+from rallypoint.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
+from rallypoint.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
 from tests.patience import until_let_go, users
 from tests.server.kit import PATIENCE_S, serving
 from tests.server.tls_kit import Town, files
@@ -114,8 +114,8 @@ def endpoint_of(serves: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def served_by_other_processes(count: int):
-    """The endpoints of `quorate serve` in processes of their own."""
-    command = [sys.executable, "-m", "quorate", "serve", "--bind", "127.0.0.1:0"]
+    """The endpoints of `rallypoint serve` in processes of their own."""
+    command = [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0"]
     serve = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(count)]
     try:
         yield [endpoint_of(one) for one in serve]

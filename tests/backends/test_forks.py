@@ -14,8 +14,8 @@ from tests.ports import free_port
 
 SCRIPT = """
 import os, sys, time
-import quorate
-handler = quorate.create_handler(sys.argv[1])
+import rallypoint
+handler = rallypoint.create_handler(sys.argv[1])
 world = handler.next_rendezvous()
 child = os.fork()
 if child == 0:
@@ -85,8 +85,8 @@ def test_child_of_a_node_that_looked_up_a_name_ends_as_any_other():
     done = script(
         f"""
     import os, sys
-    import quorate
-    handler = quorate.create_handler("tcp://localhost:{free_port()}/run", min_nodes=1, last_call_timeout=0.1)
+    import rallypoint
+    handler = rallypoint.create_handler("tcp://localhost:{free_port()}/run", min_nodes=1, last_call_timeout=0.1)
     world = handler.next_rendezvous()
     world.store.set("key", b"value")
     {FORK}"""
@@ -99,12 +99,12 @@ def test_child_of_a_node_that_looked_for_an_etcd_in_vain_ends_as_any_other():
     done = script(
         f"""
     import os, sys
-    import quorate
+    import rallypoint
     endpoint = "etcd://localhost:{free_port()}/run"
-    handler = quorate.create_handler(endpoint, min_nodes=1, join_timeout=2, local_addr="here")
+    handler = rallypoint.create_handler(endpoint, min_nodes=1, join_timeout=2, local_addr="here")
     try:
         handler.next_rendezvous()
-    except quorate.RendezvousConnectionError as error:
+    except rallypoint.RendezvousConnectionError as error:
         assert "connection refused" in str(error), error
     {FORK}"""
     )

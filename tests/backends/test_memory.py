@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quorate.backends import memory
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import HistoryGone, Unavailable
-from quorate.kv.types import Put
-from quorate.testing.loop import run
+from rallypoint.backends import memory
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import HistoryGone, Unavailable
+from rallypoint.kv.types import Put
+from rallypoint.testing.loop import run
 
 PATIENCE_S = 20.0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorate.backends.pairs import Pairs, let_go
+from rallypoint.backends.pairs import Pairs, let_go
 
 
 def is_open(pair):

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.backends.session import MOST_ASKING, LeaseSession, first_part
-from quorate.errors import OutcomeUnknown, Rejected, Unavailable
-from quorate.kv.types import Put
-from quorate.testing.chaos import ChaosBackend, Faults
-from quorate.testing.loop import run
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.backends.session import MOST_ASKING, LeaseSession, first_part
+from rallypoint.errors import OutcomeUnknown, Rejected, Unavailable
+from rallypoint.kv.types import Put
+from rallypoint.testing.chaos import ChaosBackend, Faults
+from rallypoint.testing.loop import run
 
 TTL_S = 6.0
 

@@ -9,19 +9,19 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from quorate import aio
-from quorate.backends import tcp
-from quorate.backends.dial import dial
-from quorate.backends.tcp_link import Link
-from quorate.backends.tcp_requests import Requests
-from quorate.backends.tcp_shortcut import TcpShortcut
-from quorate.errors import BackendError, HistoryGone, OutcomeUnknown, Rejected, Unavailable
-from quorate.kv.types import Put, Txn, TxnResult
-from quorate.rendezvous.records import ClaimRecord, encode
-from quorate.server import runs
-from quorate.wire.frames import DEFAULT_LIMIT, GREETING, Framer, frame
-from quorate.wire.handshake import Versions
-from quorate.wire.messages import (
+from rallypoint import aio
+from rallypoint.backends import tcp
+from rallypoint.backends.dial import dial
+from rallypoint.backends.tcp_link import Link
+from rallypoint.backends.tcp_requests import Requests
+from rallypoint.backends.tcp_shortcut import TcpShortcut
+from rallypoint.errors import BackendError, HistoryGone, OutcomeUnknown, Rejected, Unavailable
+from rallypoint.kv.types import Put, Txn, TxnResult
+from rallypoint.rendezvous.records import ClaimRecord, encode
+from rallypoint.server import runs
+from rallypoint.wire.frames import DEFAULT_LIMIT, GREETING, Framer, frame
+from rallypoint.wire.handshake import Versions
+from rallypoint.wire.messages import (
     Answer,
     Claim,
     Do,
@@ -403,7 +403,7 @@ def test_something_else_on_the_port_is_rejected_with_what_it_answered(answer, na
         async with listening(says(answer)) as endpoint, client_of(endpoint) as backend:
             with pytest.raises(Rejected) as caught:
                 await backend.get("/a")
-            assert str(caught.value).startswith(f"{endpoint} is not a Quorate server: it answered with {named}")
+            assert str(caught.value).startswith(f"{endpoint} is not a Rallypoint server: it answered with {named}")
             assert str(caught.value).endswith("Is the port right?")
 
     run(main())

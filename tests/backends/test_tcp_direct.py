@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quorate.backends import dial_direct, tcp_direct
-from quorate.backends.dial_direct import TICK_S
-from quorate.errors import OutcomeUnknown, Unavailable
-from quorate.kv.types import Add, Exists, Put, Txn, ValueIs
-from quorate.wire.messages import Do
+from rallypoint.backends import dial_direct, tcp_direct
+from rallypoint.backends.dial_direct import TICK_S
+from rallypoint.errors import OutcomeUnknown, Unavailable
+from rallypoint.kv.types import Add, Exists, Put, Txn, ValueIs
+from rallypoint.wire.messages import Do
 from tests.patience import PATIENCE_S, in_thread, result_of, until
 from tests.ports import free_port
 from tests.server.threaded import House, add, do, listening, pool_to, put, sockets, soon, values

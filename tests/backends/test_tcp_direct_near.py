@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from quorate.backends import tcp_direct
-from quorate.backends.dial_direct import connect_near
-from quorate.errors import Rejected, Unavailable
-from quorate.kv.types import Add
-from quorate.server.door import peer_of
-from quorate.server.hosting import open_tcp
-from quorate.server.near import Near
-from quorate.settings import Settings
+from rallypoint.backends import tcp_direct
+from rallypoint.backends.dial_direct import connect_near
+from rallypoint.errors import Rejected, Unavailable
+from rallypoint.kv.types import Add
+from rallypoint.server.door import peer_of
+from rallypoint.server.hosting import open_tcp
+from rallypoint.server.near import Near
+from rallypoint.settings import Settings
 from tests.patience import in_thread, result_of, until
 from tests.server.kit import eventually, run, serving
 from tests.server.proxy import through
@@ -131,7 +131,7 @@ def test_child_does_not_keep_it():
 def stranger(closes):
     """Somebody with a socket of that kind who accepts and says nothing, or closes; its name and how often one came."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        name = f"quorate-test-{os.getpid()}-{time.monotonic_ns()}"
+        name = f"rallypoint-test-{os.getpid()}-{time.monotonic_ns()}"
         listening.bind("\0" + name)
         listening.listen()
         came = []

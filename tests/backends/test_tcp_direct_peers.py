@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from quorate.backends import tcp_direct
-from quorate.backends.contract import Late, TooOld
-from quorate.backends.dial_direct import TICK_S, connect
-from quorate.errors import Rejected
-from quorate.kv.types import Add, Get, Txn
-from quorate.wire.frames import GREETING, frame
-from quorate.wire.handshake import Versions
-from quorate.wire.messages import RefusalCode, Refused, encoder
+from rallypoint.backends import tcp_direct
+from rallypoint.backends.contract import Late, TooOld
+from rallypoint.backends.dial_direct import TICK_S, connect
+from rallypoint.errors import Rejected
+from rallypoint.kv.types import Add, Get, Txn
+from rallypoint.wire.frames import GREETING, frame
+from rallypoint.wire.handshake import Versions
+from rallypoint.wire.messages import RefusalCode, Refused, encoder
 from tests.patience import until
 from tests.ports import free_port
 from tests.server.threaded import House, add, do, listening, pool_to, put, soon, values
@@ -201,7 +201,7 @@ def test_wrong_token_is_told_at_once():
     [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"), (b"SSH-2.0-x\r\n", "SSH"), (b"\x00\x01", "bytes")],
 )
 def test_stranger_is_told_at_once(answer, words):
-    wanted = pytest.raises(Rejected, match=rf"is not a Quorate server.*{words}")
+    wanted = pytest.raises(Rejected, match=rf"is not a Rallypoint server.*{words}")
     with listening(answer) as (port, _), pool_to(port) as pool, in_time(0.0), wanted:
         do(pool, put("/a"))
 

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from quorate._bell import Bell
-from quorate.backends import tcp_lane
-from quorate.backends.contract import Begun, Done
-from quorate.backends.tcp_lane import Practice, TcpLane, stand
-from quorate.errors import Unavailable
-from quorate.kv.types import Failure, FailureCode, Grant, LeaseResult, TxnResult
-from quorate.wire.frames import GREETING, frame
-from quorate.wire.messages import JOINS_FROM, PLACES_FROM, Answer, Do, Hold, Stand, Welcome, encoder
+from rallypoint._bell import Bell
+from rallypoint.backends import tcp_lane
+from rallypoint.backends.contract import Begun, Done
+from rallypoint.backends.tcp_lane import Practice, TcpLane, stand
+from rallypoint.errors import Unavailable
+from rallypoint.kv.types import Failure, FailureCode, Grant, LeaseResult, TxnResult
+from rallypoint.wire.frames import GREETING, frame
+from rallypoint.wire.messages import JOINS_FROM, PLACES_FROM, Answer, Do, Hold, Stand, Welcome, encoder
 from tests.backends.lane_kit import (
     AS_ZERO,
     CONFIRMATION,

@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from quorate._bell import Bell
-from quorate.backends import tcp_lane
-from quorate.backends.contract import Done
-from quorate.backends.tcp_lane import Practice
-from quorate.backends.tcp_pledge import PLEDGED_S
-from quorate.kv.types import Grant, LeaseResult, TxnResult
-from quorate.wire.frames import frame
-from quorate.wire.messages import PLEDGES_FROM, Answer, Do, Hold, Pledge, Stand, encoder
+from rallypoint._bell import Bell
+from rallypoint.backends import tcp_lane
+from rallypoint.backends.contract import Done
+from rallypoint.backends.tcp_lane import Practice
+from rallypoint.backends.tcp_pledge import PLEDGED_S
+from rallypoint.kv.types import Grant, LeaseResult, TxnResult
+from rallypoint.wire.frames import frame
+from rallypoint.wire.messages import PLEDGES_FROM, Answer, Do, Hold, Pledge, Stand, encoder
 from tests.backends.lane_kit import (
     CONFIRMATION,
     JOIN,

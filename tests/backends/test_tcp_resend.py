@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from quorate.backends.contract import Session
-from quorate.errors import OutcomeUnknown, Unavailable
-from quorate.kv.types import Exists, Put
+from rallypoint.backends.contract import Session
+from rallypoint.errors import OutcomeUnknown, Unavailable
+from rallypoint.kv.types import Exists, Put
 from tests.server.kit import PATIENCE_S, client_of, eventually, put, run, serving, take
 from tests.server.proxy import through
 
@@ -249,7 +249,7 @@ def test_anything_survives_cuts_at_any_byte_without_gap_or_repetition(tens):
 
 
 def test_watch_that_is_read_slowly_resumes_where_it_stopped(monkeypatch):
-    monkeypatch.setattr("quorate.backends.tcp_watch.WATCH_BUFFER", 8)
+    monkeypatch.setattr("rallypoint.backends.tcp_watch.WATCH_BUFFER", 8)
 
     async def main():
         async with (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quorate.bench.plan import (
+from rallypoint.bench.plan import (
     MEASURES,
     MOST_PROCESSES,
     ROUND_FRAMES_IN,
@@ -24,8 +24,8 @@ from quorate.bench.plan import (
     Sample,
     Side,
 )
-from quorate.bench.runner import run_case
-from quorate.cli import main
+from rallypoint.bench.runner import run_case
+from rallypoint.cli import main
 from tests.patience import until
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -42,22 +42,22 @@ def measured(case: Case) -> list[Sample]:
 
 
 @pytest.mark.parametrize("bench", [Bench.RENDEZVOUS, Bench.RECOVERY])
-def test_every_measure_of_quorate_has_a_sample(bench):
-    samples = measured(Case(bench, Side.QUORATE, nodes=3, repeat=1))
+def test_every_measure_of_rallypoint_has_a_sample(bench):
+    samples = measured(Case(bench, Side.RALLYPOINT, nodes=3, repeat=1))
     assert [sample.measure for sample in samples] == list(MEASURES[bench])
     assert [sample.why_none for sample in samples] == [""] * len(samples)
     assert all(sample.value is not None and sample.value > 0.0 for sample in samples)
 
 
 @linux_only
-def test_idle_round_of_quorate_is_measured():
-    samples = measured(Case(Bench.IDLE, Side.QUORATE, nodes=2, repeat=1, seconds=1.0))
+def test_idle_round_of_rallypoint_is_measured():
+    samples = measured(Case(Bench.IDLE, Side.RALLYPOINT, nodes=2, repeat=1, seconds=1.0))
     assert [sample.measure for sample in samples] == list(MEASURES[Bench.IDLE])
 
 
 @linux_only
 def test_cost_of_a_round_is_counted_by_the_server():
-    samples = {s.measure: s.value for s in measured(Case(Bench.SCALE, Side.QUORATE, nodes=6, repeat=1, seconds=1.0))}
+    samples = {s.measure: s.value for s in measured(Case(Bench.SCALE, Side.RALLYPOINT, nodes=6, repeat=1, seconds=1.0))}
     assert list(samples) == list(MEASURES[Bench.SCALE])
     frames_in, frames_out = samples[ROUND_FRAMES_IN], samples[ROUND_FRAMES_OUT]
     assert frames_in is not None
@@ -68,7 +68,7 @@ def test_cost_of_a_round_is_counted_by_the_server():
 
 @pytest.mark.slow
 def test_last_arrival_takes_fewer_trips_than_a_cold_start():
-    samples = {s.measure: s.value for s in measured(Case(Bench.TRIPS, Side.QUORATE, nodes=3, repeat=1))}
+    samples = {s.measure: s.value for s in measured(Case(Bench.TRIPS, Side.RALLYPOINT, nodes=3, repeat=1))}
     assert list(samples) == list(MEASURES[Bench.TRIPS])
     last, cold = samples[TRIPS_LAST], samples[TRIPS_COLD]
     assert last is not None
@@ -77,7 +77,7 @@ def test_last_arrival_takes_fewer_trips_than_a_cold_start():
 
 
 def test_more_nodes_than_processes_share_four_drivers():
-    samples = measured(Case(Bench.RENDEZVOUS, Side.QUORATE, nodes=MOST_PROCESSES + 2, repeat=1))
+    samples = measured(Case(Bench.RENDEZVOUS, Side.RALLYPOINT, nodes=MOST_PROCESSES + 2, repeat=1))
     assert [sample.why_none for sample in samples] == ["", ""]
 
 
@@ -99,7 +99,7 @@ def test_competitor_does_the_same_work(side):
 
 
 def test_sample_that_takes_too_long_is_none():
-    outcome = run_case(Case(Bench.RENDEZVOUS, Side.QUORATE, nodes=2, repeat=2, limit_s=1e-6), lambda text: None)
+    outcome = run_case(Case(Bench.RENDEZVOUS, Side.RALLYPOINT, nodes=2, repeat=2, limit_s=1e-6), lambda text: None)
     assert [sample.value for sample in outcome.samples] == [None] * len(outcome.samples)
     assert all("none in 1e-06 s" in sample.why_none for sample in outcome.samples)
     assert len(outcome.samples) == 2  # one of each measure: what took too long once is not tried again
@@ -114,7 +114,7 @@ def test_case_whose_side_is_not_installed_says_so():
 
 def test_command_writes_one_json_document():
     done = subprocess.run(
-        [sys.executable, "-m", "quorate", "bench", "rendezvous", "--nodes", "2", "--repeat", "1", "--json"],
+        [sys.executable, "-m", "rallypoint", "bench", "rendezvous", "--nodes", "2", "--repeat", "1", "--json"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -178,7 +178,7 @@ def descendants(pid: int) -> set[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_when_the_command_is_ended(number):
     command = subprocess.Popen(
-        [sys.executable, "-m", "quorate", "bench", "idle", "--nodes", "3", "--seconds", "300"],
+        [sys.executable, "-m", "rallypoint", "bench", "idle", "--nodes", "3", "--seconds", "300"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
@@ -196,14 +196,14 @@ def test_no_process_is_left_when_the_command_is_ended(number):
 
 
 def test_restart_from_data_and_writes_of_every_kind_are_measured():
-    samples = measured(Case(Bench.RESTART, Side.QUORATE, nodes=10, repeat=1, seconds=0.2, keys=100))
+    samples = measured(Case(Bench.RESTART, Side.RALLYPOINT, nodes=10, repeat=1, seconds=0.2, keys=100))
     assert {sample.measure for sample in samples} == set(MEASURES[Bench.RESTART])
     assert all(sample.value is not None and sample.value > 0.0 for sample in samples)
 
 
 def test_command_of_the_restart_writes_one_json_document():
     done = subprocess.run(
-        [sys.executable, "-m", "quorate", "bench", "restart", "--json", "--repeat=1", "--seconds=0.2", "--keys=100"],
+        [sys.executable, "-m", "rallypoint", "bench", "restart", "--json", "--repeat=1", "--seconds=0.2", "--keys=100"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -217,7 +217,7 @@ def test_command_of_the_restart_writes_one_json_document():
 @pytest.mark.parametrize(
     "side",
     [
-        pytest.param(Side.QUORATE_ETCD, marks=needs("grpc")),
+        pytest.param(Side.RALLYPOINT_ETCD, marks=needs("grpc")),
         pytest.param(Side.TORCH_ETCD, marks=[needs("torch"), pytest.mark.slow]),
         pytest.param(Side.TORCH_ETCD_V2, marks=[needs("torch"), pytest.mark.slow]),
     ],
@@ -225,7 +225,7 @@ def test_command_of_the_restart_writes_one_json_document():
 def test_every_side_on_etcd_has_a_sample(side):
     if shutil.which("etcd", path="/usr/bin:/usr/local/bin:/opt/bin") is None:
         pytest.skip("needs an etcd: Debian's etcd-server")
-    if side is not Side.QUORATE_ETCD and find_spec("etcd") is None:
+    if side is not Side.RALLYPOINT_ETCD and find_spec("etcd") is None:
         pytest.skip("needs python-etcd")
     samples = measured(Case(Bench.RENDEZVOUS, side, nodes=2, repeat=1))
     assert [sample.why_none for sample in samples] == [""] * len(samples)

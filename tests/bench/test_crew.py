@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from quorate.bench.crew import Command, Crew, Do, NodeFailed, NoneInTime, Report, What
-from quorate.bench.helper import Gone, Line, fork, own_memory
-from quorate.bench.node import be_node
-from quorate.bench.sides import Place
+from rallypoint.bench.crew import Command, Crew, Do, NodeFailed, NoneInTime, Report, What
+from rallypoint.bench.helper import Gone, Line, fork, own_memory
+from rallypoint.bench.node import be_node
+from rallypoint.bench.sides import Place
 from tests.patience import in_thread, result_of
 
 PATIENCE_S = 30.0

@@ -1,6 +1,6 @@
 import pytest
 
-from quorate.bench.plan import (
+from rallypoint.bench.plan import (
     CPU,
     LAST_ARRIVAL,
     MEASURES,
@@ -17,10 +17,10 @@ from quorate.bench.plan import (
     comparable,
     phase_s,
 )
-from quorate.bench.report import Table, figure, quantity, ratio
-from quorate.bench.runner import Outcome
+from rallypoint.bench.report import Table, figure, quantity, ratio
+from rallypoint.bench.runner import Outcome
 
-SIDES = (Side.QUORATE, Side.TORCH_STOCK)
+SIDES = (Side.RALLYPOINT, Side.TORCH_STOCK)
 
 
 def outcome(side: Side, nodes: int, *values: float | None, failed: str = "") -> Outcome:
@@ -29,24 +29,24 @@ def outcome(side: Side, nodes: int, *values: float | None, failed: str = "") -> 
 
 
 def test_figure_is_the_median_of_its_samples():
-    found = figure(LAST_ARRIVAL, outcome(Side.QUORATE, 2, 0.3, 0.1, 0.2).samples)
+    found = figure(LAST_ARRIVAL, outcome(Side.RALLYPOINT, 2, 0.3, 0.1, 0.2).samples)
     assert found.median == 0.2
     assert found.in_words() == "200 ms (100 ms to 300 ms)"
 
 
 def test_figure_without_any_value_says_why():
-    found = figure(LAST_ARRIVAL, outcome(Side.QUORATE, 2, None).samples)
+    found = figure(LAST_ARRIVAL, outcome(Side.RALLYPOINT, 2, None).samples)
     assert found.median is None
     assert found.in_words() == "none in 60 s"
 
 
 def test_figure_with_some_values_says_what_is_missing():
-    found = figure(LAST_ARRIVAL, outcome(Side.QUORATE, 2, 1.5, None).samples)
+    found = figure(LAST_ARRIVAL, outcome(Side.RALLYPOINT, 2, 1.5, None).samples)
     assert found.in_words() == "1.50 s; once none in 60 s"
 
 
-def test_ratio_is_the_competitor_by_quorate():
-    ours = figure(LAST_ARRIVAL, outcome(Side.QUORATE, 2, 0.01).samples)
+def test_ratio_is_the_competitor_by_rallypoint():
+    ours = figure(LAST_ARRIVAL, outcome(Side.RALLYPOINT, 2, 0.01).samples)
     theirs = figure(LAST_ARRIVAL, outcome(Side.TORCH_STOCK, 2, 1.0).samples)
     assert ratio(theirs, ours) == pytest.approx(100.0)
 
@@ -78,9 +78,9 @@ def test_table_has_a_row_for_each_measure_and_number_of_nodes():
     table = Table(
         Bench.RENDEZVOUS,
         SIDES,
-        [outcome(side, nodes, 0.1 if side is Side.QUORATE else 1.0) for nodes in (8, 2) for side in SIDES],
+        [outcome(side, nodes, 0.1 if side is Side.RALLYPOINT else 1.0) for nodes in (8, 2) for side in SIDES],
     )
-    assert table.heads() == ["", "N", "quorate", "torch", "ratio", "runs"]
+    assert table.heads() == ["", "N", "rallypoint", "torch", "ratio", "runs"]
     assert table.rows() == [
         [LAST_ARRIVAL, "2", "100 ms", "1.00 s", "10.0×", "1 / 1"],
         [LAST_ARRIVAL, "8", "100 ms", "1.00 s", "10.0×", "1 / 1"],
@@ -90,7 +90,7 @@ def test_table_has_a_row_for_each_measure_and_number_of_nodes():
 
 
 def test_remarks_say_what_failed_and_what_was_left_out():
-    outcomes = [outcome(Side.QUORATE, 256, 0.1), outcome(Side.TORCH_STOCK, 2, failed="its process ended early")]
+    outcomes = [outcome(Side.RALLYPOINT, 256, 0.1), outcome(Side.TORCH_STOCK, 2, failed="its process ended early")]
     assert Table(Bench.RENDEZVOUS, SIDES, outcomes).remarks() == [
         "torch, 2 nodes: its process ended early",
         "competitors run as one process a node, and so with at most 128 nodes",
@@ -98,10 +98,10 @@ def test_remarks_say_what_failed_and_what_was_left_out():
 
 
 def test_json_has_all_samples_and_the_ratios():
-    outcomes = [outcome(Side.QUORATE, 2, 0.1, 0.3), outcome(Side.TORCH_STOCK, 2, 2.0, None)]
+    outcomes = [outcome(Side.RALLYPOINT, 2, 0.1, 0.3), outcome(Side.TORCH_STOCK, 2, 2.0, None)]
     document = Table(Bench.RENDEZVOUS, SIDES, outcomes).as_json()
     ours, theirs = document["cases"]
-    assert (ours["side"], ours["nodes"], ours["failed"]) == ("quorate", 2, None)
+    assert (ours["side"], ours["nodes"], ours["failed"]) == ("rallypoint", 2, None)
     assert ours["measures"][0] == {
         "measure": LAST_ARRIVAL,
         "unit": "s",
@@ -118,18 +118,18 @@ def test_json_has_all_samples_and_the_ratios():
 def test_competitors_are_not_run_with_more_nodes_than_processes():
     planned = cases(Bench.RENDEZVOUS, Against.TORCH, (2, MOST_PROCESSES + 1), repeat=1, seconds=0.0)
     assert [(case.side, case.nodes) for case in planned] == [
-        (Side.QUORATE, 2),
+        (Side.RALLYPOINT, 2),
         (Side.TORCH_STOCK, 2),
         (Side.TORCH_LEAN, 2),
-        (Side.QUORATE, MOST_PROCESSES + 1),
+        (Side.RALLYPOINT, MOST_PROCESSES + 1),
     ]
 
 
-def test_every_measurement_begins_with_quorate_itself():
+def test_every_measurement_begins_with_rallypoint_itself():
     for bench in MEASURES:
-        assert columns(bench, None) == (Side.QUORATE,)
+        assert columns(bench, None) == (Side.RALLYPOINT,)
         if comparable(bench, Against.TORCH):
-            assert columns(bench, Against.TORCH)[0] is Side.QUORATE
+            assert columns(bench, Against.TORCH)[0] is Side.RALLYPOINT
     assert comparable(Bench.RENDEZVOUS, Against.TORCHFT)
     assert not comparable(Bench.IDLE, Against.TORCHFT)
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from quorate.bench.plan import (
+from rallypoint.bench.plan import (
     KEPT_CPU,
     LAST_ARRIVAL,
     LOSS_NOTICED,
@@ -22,21 +22,21 @@ from quorate.bench.plan import (
     Sample,
     Side,
 )
-from quorate.bench.runner import Outcome
-from quorate.bench.suite import cells, rivals
-from quorate.bench.suite.command import FULL_MIN, QUICK_MIN, main
-from quorate.bench.suite.fit import Fit, fit
-from quorate.bench.suite.page import benchmarks_page, drawings, reflow
-from quorate.bench.suite.plot import Series, log_plot, tick
-from quorate.bench.suite.results import Begun, Measured, append, collect, decode, is_done, read
-from quorate.bench.suite.run import run_cells
-from quorate.bench.suite.scale_page import MEASURED, limits, scale_page
+from rallypoint.bench.runner import Outcome
+from rallypoint.bench.suite import cells, rivals
+from rallypoint.bench.suite.command import FULL_MIN, QUICK_MIN, main
+from rallypoint.bench.suite.fit import Fit, fit
+from rallypoint.bench.suite.page import benchmarks_page, drawings, reflow
+from rallypoint.bench.suite.plot import Series, log_plot, tick
+from rallypoint.bench.suite.results import Begun, Measured, append, collect, decode, is_done, read
+from rallypoint.bench.suite.run import run_cells
+from rallypoint.bench.suite.scale_page import MEASURED, limits, scale_page
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def begun(name: str = "2026-01-02 03:04:05", is_quick: bool = False, **changes: object) -> Begun:
-    first = Begun(name, is_quick, "abc1234", "a machine", 2, 24.0, {"quorate": "0.1.0", "torch": "2.13.0"}, {})
+    first = Begun(name, is_quick, "abc1234", "a machine", 2, 24.0, {"rallypoint": "0.1.0", "torch": "2.13.0"}, {})
     return msgspec.structs.replace(first, **changes)
 
 
@@ -57,16 +57,21 @@ def rendezvous(side: Side, nodes: int, last: list[float | None], together: list[
 
 def scaled(nodes: int, each: float = 1e-4) -> Measured:
     values: dict[str, list[float | None]] = {measure: [each * nodes] for measure in MEASURED}
-    return measured(Bench.SCALE, Side.QUORATE, nodes, values)
+    return measured(Bench.SCALE, Side.RALLYPOINT, nodes, values)
 
 
 def test_plans_fit_into_their_time_and_name_every_cell_once():
     for planned, minutes in ((cells.full(), FULL_MIN), (cells.quick(), QUICK_MIN)):
         assert len({cell.key for cell in planned}) == len(planned)
         assert sum(cell.about_s for cell in planned) <= 60 * minutes
-        assert {Side.QUORATE, Side.TORCH_STOCK, Side.TORCHFT, Side.JAX, Side.QUORATE_ETCD, Side.TORCH_ETCD_V2} <= {
-            cell.case.side for cell in planned
-        }
+        assert {
+            Side.RALLYPOINT,
+            Side.TORCH_STOCK,
+            Side.TORCHFT,
+            Side.JAX,
+            Side.RALLYPOINT_ETCD,
+            Side.TORCH_ETCD_V2,
+        } <= {cell.case.side for cell in planned}
     assert {2, 10_000} <= {cell.case.nodes for cell in cells.full() if cell.case.bench is Bench.RENDEZVOUS}
 
 
@@ -84,7 +89,7 @@ def test_cell_of_one_measure_has_a_key_of_its_own():
 
 def test_results_are_read_as_they_were_written(tmp_path):
     path = tmp_path / "deep" / "results.jsonl"
-    entries = [begun(), rendezvous(Side.QUORATE, 2, [0.001], [None])]
+    entries = [begun(), rendezvous(Side.RALLYPOINT, 2, [0.001], [None])]
     for entry in entries:
         append(path, entry)
     assert read(path) == entries
@@ -98,13 +103,13 @@ def test_line_that_is_no_result_is_named():
 
 def test_last_entry_of_a_cell_counts_and_a_full_run_more_than_quick_ones():
     quick, full = begun("first", is_quick=True), begun("second")
-    old = msgspec.structs.replace(rendezvous(Side.QUORATE, 2, [9.0], []), run="first")
-    new = [msgspec.structs.replace(rendezvous(Side.QUORATE, 2, [value], []), run="second") for value in (2.0, 3.0)]
+    old = msgspec.structs.replace(rendezvous(Side.RALLYPOINT, 2, [9.0], []), run="first")
+    new = [msgspec.structs.replace(rendezvous(Side.RALLYPOINT, 2, [value], []), run="second") for value in (2.0, 3.0)]
     only_quick = collect([quick, old])
     assert only_quick.is_quick
     both = collect([quick, old, full, *new, quick, old])
     assert not both.is_quick
-    found = both.figure(Bench.RENDEZVOUS, Side.QUORATE, 2, LAST_ARRIVAL)
+    found = both.figure(Bench.RENDEZVOUS, Side.RALLYPOINT, 2, LAST_ARRIVAL)
     assert found is not None
     assert found.values == (3.0,)
     assert [one.run for one in both.runs] == ["second"]
@@ -113,7 +118,7 @@ def test_last_entry_of_a_cell_counts_and_a_full_run_more_than_quick_ones():
 def test_side_that_an_earlier_run_had_is_not_missing():
     earlier = begun("2026-01-02 03:04:05", versions={"jax": "0.10.2"})
     later = begun("later", skipped={"jax": "jax is not there", "torchft": "torchft is not there"})
-    more = msgspec.structs.replace(rendezvous(Side.QUORATE, 8, [1.0], []), run="later")
+    more = msgspec.structs.replace(rendezvous(Side.RALLYPOINT, 8, [1.0], []), run="later")
     both = collect([earlier, rendezvous(Side.JAX, 2, [1.0], []), later, more])
     assert both.skipped == {"torchft": "torchft is not there"}
     assert {"jax", "torch"} <= both.versions.keys()
@@ -125,7 +130,7 @@ def test_no_results_are_an_error_that_says_what_to_do():
 
 
 def test_cell_is_done_only_by_a_run_of_the_same_kind_with_the_same_settings():
-    one = rendezvous(Side.QUORATE, 2, [1.0], [1.0])
+    one = rendezvous(Side.RALLYPOINT, 2, [1.0], [1.0])
     entries = [begun(), one]
     assert is_done(entries, one.case, is_quick=False)
     assert not is_done(entries, one.case, is_quick=True)
@@ -137,10 +142,10 @@ def some_results():
     return collect(
         [
             begun(is_quick=True, skipped={"jax": "jax is not there for python: pip install jax"}),
-            rendezvous(Side.QUORATE, 2, [0.002, 0.004, 0.003], [0.05]),
+            rendezvous(Side.RALLYPOINT, 2, [0.002, 0.004, 0.003], [0.05]),
             rendezvous(Side.TORCH_STOCK, 2, [0.4], [1.1]),
             rendezvous(Side.TORCHFT, 2, [0.001], [0.002]),
-            rendezvous(Side.QUORATE, 10_000, [1.5], [3.0]),
+            rendezvous(Side.RALLYPOINT, 10_000, [1.5], [3.0]),
             rendezvous(Side.TORCH_STOCK, 128, [None], [None]),
         ]
     )
@@ -158,21 +163,21 @@ def test_page_has_figures_their_spread_and_why_there_are_none(some_results):
 def test_page_of_a_quick_run_says_so_and_a_busy_machine_too(some_results):
     assert "From a quick run" in benchmarks_page(some_results)
     assert "The machine was busy" not in benchmarks_page(some_results)
-    full = collect([begun(), msgspec.structs.replace(rendezvous(Side.QUORATE, 2, [1.0], [1.0]), load=7.5)])
+    full = collect([begun(), msgspec.structs.replace(rendezvous(Side.RALLYPOINT, 2, [1.0], [1.0]), load=7.5)])
     assert "From a quick run" not in benchmarks_page(full)
     assert "up to 7.5 on 2 cores" in benchmarks_page(full)
 
 
 def test_page_says_what_was_planned_and_not_run(some_results):
     missing = benchmarks_page(some_results).partition("## Not measured")[2]
-    assert "`rendezvous/quorate/8`" in missing
-    assert "`rendezvous/quorate/2`" not in missing
+    assert "`rendezvous/rallypoint/8`" in missing
+    assert "`rendezvous/rallypoint/2`" not in missing
     assert "`rendezvous/jax/2`" not in missing  # said to be absent instead
 
 
 def test_page_says_where_others_are_better_and_by_how_much(some_results):
     lost = benchmarks_page(some_results).partition("## Where others are better")[2]
-    assert "Last arrival until all are released, N = 2: torchft lighthouse needs 1/3 of what Quorate does" in lost
+    assert "Last arrival until all are released, N = 2: torchft lighthouse needs 1/3 of what Rallypoint does" in lost
     assert "torch needs" not in lost
 
 
@@ -192,11 +197,11 @@ def test_drawings_are_xml_with_a_title_a_description_and_both_colour_schemes(som
     assert title is not None
     assert title.text == "Last arrival until all are released"
     assert description is not None
-    assert "quorate: 0.003 at 2, 1.5 at 10000" in (description.text or "")
+    assert "rallypoint: 0.003 at 2, 1.5 at 10000" in (description.text or "")
     assert style is not None
     assert "prefers-color-scheme: dark" in (style.text or "")
     names = [text.text for text in root.findall(f"{SVG}text")]
-    assert {"quorate", "torch", "torchft lighthouse", "nodes", "10,000", "0.001"} <= set(names)
+    assert {"rallypoint", "torch", "torchft lighthouse", "nodes", "10,000", "0.001"} <= set(names)
 
 
 def test_points_lie_where_the_logarithm_of_their_values_does():
@@ -249,7 +254,7 @@ def test_one_number_of_nodes_is_no_line():
 
 
 def test_page_of_scale_is_computed_from_the_constants():
-    trips = measured(Bench.TRIPS, Side.QUORATE, 4, {measure: [2.0] for measure in TRIPS_OF})
+    trips = measured(Bench.TRIPS, Side.RALLYPOINT, 4, {measure: [2.0] for measure in TRIPS_OF})
     page = scale_page(collect([begun(), scaled(250), scaled(1_000), trips]))
     assert "| server CPU of a round | 25.0 ms | 100 ms | 100 µs |" in page
     assert "| 100,000 * |" in page
@@ -271,8 +276,8 @@ def test_what_ends_first_is_named_first():
 def test_competitor_that_is_not_there_is_skipped_with_how_to_get_it(tmp_path):
     present = rivals.look({"jax": str(tmp_path / "no-python")})
     assert "pip install jax" in present.skipped[Side.JAX]
-    assert present.pythons[Side.QUORATE] == sys.executable
-    assert "quorate" in present.versions
+    assert present.pythons[Side.RALLYPOINT] == sys.executable
+    assert "rallypoint" in present.versions
 
 
 def test_cells_run_once_and_again_only_when_asked_and_never_beyond_the_budget(tmp_path):
@@ -285,7 +290,7 @@ def test_cells_run_once_and_again_only_when_asked_and_never_beyond_the_budget(tm
         return Outcome(cell.case, (Sample(LAST_ARRIVAL, 0.1), Sample(TOGETHER, 0.2)))
 
     def go(again: bool = False, budget_s: float = 60.0) -> bool:
-        chosen = cells.chosen(cells.quick(), ["rendezvous/quorate/2"])
+        chosen = cells.chosen(cells.quick(), ["rendezvous/rallypoint/2"])
         return run_cells(
             chosen, path, {}, is_quick=True, again=again, budget_s=budget_s, say=said.append, measure=measure
         )
@@ -299,7 +304,7 @@ def test_cells_run_once_and_again_only_when_asked_and_never_beyond_the_budget(tm
 
 
 def test_cell_of_ours_that_fails_is_told_by_the_exit(tmp_path):
-    chosen = cells.chosen(cells.quick(), ["rendezvous/quorate/2"])
+    chosen = cells.chosen(cells.quick(), ["rendezvous/rallypoint/2"])
     said: list[str] = []
     is_whole = run_cells(
         chosen,

@@ -17,9 +17,9 @@ _spec.loader.exec_module(trace)
 EVENTS = """\
 # tracer: nop
           python-10      [000] .....   100.000010: sys_exit: NR 44 = 46
-          python-10      [000] d..2.   100.000100: sched_switch: prev_comm=python prev_pid=10 prev_prio=120 prev_state=S ==> next_comm=quorate next_pid=20 next_prio=110
+          python-10      [000] d..2.   100.000100: sched_switch: prev_comm=python prev_pid=10 prev_prio=120 prev_state=S ==> next_comm=rallypoint next_pid=20 next_prio=110
           <idle>-0       [001] d..2.   100.000150: sched_switch: prev_comm=swapper/1 prev_pid=0 prev_prio=120 prev_state=R ==> next_comm=python next_pid=11 next_prio=120
-         quorate-20      [000] d..2.   100.000300: sched_switch: prev_comm=quorate prev_pid=20 prev_prio=110 prev_state=S ==> next_comm=swapper/0 next_pid=0 next_prio=120
+         rallypoint-20      [000] d..2.   100.000300: sched_switch: prev_comm=rallypoint prev_pid=20 prev_prio=110 prev_state=S ==> next_comm=swapper/0 next_pid=0 next_prio=120
        kworker/1-30      [001] .....   100.000310: sys_exit: NR 232 = 1
        kworker/1-30      [001] d..2.   100.000350: sched_switch: prev_comm=kworker/1 prev_pid=30 prev_prio=120 prev_state=I ==> next_comm=python next_pid=10 next_prio=120
 """  # noqa: E501
@@ -63,5 +63,5 @@ def test_neighbours_of_one_kind_are_one_and_short_ones_are_not_listed():
 def test_where_the_kernel_cannot_be_asked_it_says_what_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(trace, "TRACING", tmp_path)
     with pytest.raises(SystemExit):
-        trace.main(["quorate", "8"])
+        trace.main(["rallypoint", "8"])
     assert "mount -t tracefs" in capsys.readouterr().err

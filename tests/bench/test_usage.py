@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from quorate.bench import usage
+from rallypoint.bench import usage
 
 LISTING = (
     "0 0 127.0.0.1:29400 127.0.0.1:58400 bbr wscale:10,10 rto:204 bytes_sent:154 bytes_retrans:4 bytes_acked:150 "

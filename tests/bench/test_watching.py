@@ -11,7 +11,7 @@ import pytest
 from tests.tidy.sources import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-no_page = pytest.mark.skipif(find_spec("quorate.dashboard") is None, reason="there is no page")
+no_page = pytest.mark.skipif(find_spec("rallypoint.dashboard") is None, reason="there is no page")
 
 
 @pytest.mark.parametrize(

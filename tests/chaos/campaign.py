@@ -32,8 +32,8 @@ from pathlib import Path
 
 import pytest
 
-from quorate.rendezvous.keys import RunKeys
-from quorate.testing.checkers import Broke
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.testing.checkers import Broke
 from tests.chaos.court import Evidence, Findings, judge
 from tests.chaos.court import Process as Witness
 from tests.chaos.faults import Storm
@@ -255,7 +255,7 @@ def evidence_of(world: World, lines: list) -> Evidence:
     servers = [Witness(server.name, [], list(server.errors)) for server in world.all_servers]
     is_etcd = plan.backend is Backend.ETCD
     return Evidence(
-        keys=RunKeys("quorate", RUN_ID),
+        keys=RunKeys("rallypoint", RUN_ID),
         min_nodes=plan.min_nodes,
         max_nodes=plan.max_nodes,
         lines=lines,
@@ -326,7 +326,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell lets those in the background ignore SIGINT
         signal.signal(number, interrupt)
     sweep()
-    logs = asked.logs or Path(tempfile.mkdtemp(prefix="quorate-chaos-"))
+    logs = asked.logs or Path(tempfile.mkdtemp(prefix="rallypoint-chaos-"))
     campaign = Campaign(asked.seed, logs, lambda text: print(text, flush=True), asked.keep)
     try:
         status = run(campaign, asked.minutes, asked.backend, asked.world, asked.bursts, asked.go_on)

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quorate.kv.types import Batch
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.membership import Joined
-from quorate.rendezvous.records import RoundPhase, RoundRecord
-from quorate.testing.checkers import (
+from rallypoint.kv.types import Batch
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.membership import Joined
+from rallypoint.rendezvous.records import RoundPhase, RoundRecord
+from rallypoint.testing.checkers import (
     Broke,
     BrokeAgreement,
     BrokeBarrier,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from quorate.testing.checkers import BrokeAdmission, BrokeCompletion, BrokeDetection, BrokeOutageTolerance
+from rallypoint.testing.checkers import BrokeAdmission, BrokeCompletion, BrokeDetection, BrokeOutageTolerance
 from tests.chaos.plan import Backend, Burst, Probe
 from tests.chaos.stalls import Stalls, Waited
 from tests.chaos.world import Place, World

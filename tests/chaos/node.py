@@ -15,9 +15,9 @@ import threading
 import time
 from typing import Any
 
-import quorate
-from quorate.errors import OutcomeUnknown
-from quorate.events import Event
+import rallypoint
+from rallypoint.errors import OutcomeUnknown
+from rallypoint.events import Event
 from tests.chaos.stalls import Stalls
 from tests.e2e.node import say
 
@@ -46,7 +46,7 @@ class Worker:
         self.url = url
         self.rng = random.Random(seed)
         self.is_calm = True
-        self.handler: quorate.Handler | None = None
+        self.handler: rallypoint.Handler | None = None
         self._asked: list[str] = []
         self._count = 0
         self._woken = threading.Event()
@@ -72,7 +72,7 @@ class Worker:
         try:
             if handler is not None:
                 handler.set_closed("chaos closes it") if word == "close" else handler.reopen("chaos is over")
-        except quorate.RendezvousError as error:
+        except rallypoint.RendezvousError as error:
             say("failed", did=word, error=type(error).__name__, text=str(error))
         else:
             say("did", did=word)
@@ -82,8 +82,8 @@ class Worker:
     def live(self) -> None:
         """One handler after the other, for ever."""
         while True:
-            handler = self.handler = quorate.create_handler(self.url, sinks=[tell])
-            assert isinstance(handler, quorate.Handler)
+            handler = self.handler = rallypoint.create_handler(self.url, sinks=[tell])
+            assert isinstance(handler, rallypoint.Handler)
             try:
                 self._serve(handler)
             finally:
@@ -91,17 +91,17 @@ class Worker:
             say("closed")
             rest(0.3)
 
-    def _serve(self, handler: quorate.Handler) -> None:
+    def _serve(self, handler: rallypoint.Handler) -> None:
         """Rounds until this node has to be another one."""
         while True:
             say("joins", wall=time.time())
             began_at = time.monotonic()
             try:
                 world = handler.next_rendezvous()
-            except quorate.RendezvousGracefulExitError as error:
+            except rallypoint.RendezvousGracefulExitError as error:
                 say("exit", text=str(error), took_s=time.monotonic() - began_at)
                 return
-            except quorate.RendezvousError as error:
+            except rallypoint.RendezvousError as error:
                 took_s = time.monotonic() - began_at
                 say("raised", error=type(error).__name__, text=str(error), took_s=took_s)
                 rest(0.3)
@@ -116,11 +116,11 @@ class Worker:
             if why == "leave":
                 try:
                     handler.leave("chaos wants it to")
-                except quorate.RendezvousError as error:
+                except rallypoint.RendezvousError as error:
                     say("failed", did="leave", error=type(error).__name__, text=str(error))
                 rest(0.3)
 
-    def why_go(self, world: quorate.World) -> str | None:
+    def why_go(self, world: rallypoint.World) -> str | None:
         """Why this round is to be left now, if it is. Waits a moment."""
         if world.changed.wait(self.rng.uniform(*PAUSE_S)):
             return "changed"
@@ -138,7 +138,7 @@ class Worker:
 class Work:
     """What a member does in its round."""
 
-    def __init__(self, worker: Worker, world: quorate.World, node_id: str) -> None:
+    def __init__(self, worker: Worker, world: rallypoint.World, node_id: str) -> None:
         self.worker = worker
         self.world = world
         self.id = node_id
@@ -170,7 +170,7 @@ class Work:
         began_at = time.monotonic()
         try:
             call()
-        except (quorate.StoreError, quorate.RendezvousError, OutcomeUnknown) as error:
+        except (rallypoint.StoreError, rallypoint.RendezvousError, OutcomeUnknown) as error:
             failed = {"did": verb, "error": type(error).__name__, "text": str(error)[:200]}
             say("store", round=self.world.round, took_s=time.monotonic() - began_at, **failed)
 

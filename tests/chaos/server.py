@@ -1,4 +1,5 @@
-"""`quorate serve` whose disk and file descriptors are steered from outside, and which writes down all that it commits.
+"""`rallypoint serve` whose disk and file descriptors are steered from outside, and which writes down all that it
+commits.
 
     python -m tests.chaos.server honest|forgetful AUDIT ENTRIES serve --bind ...
 
@@ -23,18 +24,18 @@ from pathlib import Path
 
 import msgspec
 
-import quorate.server.disk
-import quorate.server.durable
-from quorate.cli import main
-from quorate.events import Event
-from quorate.kv.engine import Engine
-from quorate.kv.types import Batch
-from quorate.server import journal, process
-from quorate.server.disk import File
-from quorate.server.durable import DurableServer
-from quorate.server.hub import Hub
-from quorate.server.server import Server
-from quorate.testing.disk import FaultyDisk
+import rallypoint.server.disk
+import rallypoint.server.durable
+from rallypoint.cli import main
+from rallypoint.events import Event
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import Batch
+from rallypoint.server import journal, process
+from rallypoint.server.disk import File
+from rallypoint.server.durable import DurableServer
+from rallypoint.server.hub import Hub
+from rallypoint.server.server import Server
+from rallypoint.testing.disk import FaultyDisk
 from tests.chaos.stalls import DiskStalls, Stalls
 from tests.e2e.node import say
 
@@ -150,7 +151,7 @@ class Timed:
             say("stall", length_s=took_s, of="disk")
 
 
-class TimedDirectory(quorate.server.disk.Directory):
+class TimedDirectory(rallypoint.server.disk.Directory):
     """A directory of such files."""
 
     def create(self, name: str) -> Timed:  # type: ignore[override]
@@ -219,8 +220,8 @@ def begin() -> None:
     audit = Audit(Path(sys.argv.pop(1)))
     journal.Bounds = partial(journal.Bounds, log_entries=int(sys.argv.pop(1)))
     steering = Steering()
-    quorate.server.disk.Directory = steering.make_disk
-    process.Server, quorate.server.durable.DurableServer = audited(audit)
+    rallypoint.server.disk.Directory = steering.make_disk
+    process.Server, rallypoint.server.durable.DurableServer = audited(audit)
     process.print_event = tell
     threading.Thread(target=steering.listen, name="steering", daemon=True).start()
     Stalls(lambda length_s: say("stall", length_s=length_s))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from quorate.kv.engine import Engine
-from quorate.kv.types import Batch, Change, Item, Put, Txn
-from quorate.rendezvous.records import NodePhase
-from quorate.testing.checkers import (
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import Batch, Change, Item, Put, Txn
+from rallypoint.rendezvous.records import NodePhase
+from rallypoint.testing.checkers import (
     BrokeAgreement,
     BrokeBarrier,
     BrokeExclusivity,

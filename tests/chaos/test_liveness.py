@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quorate.testing.checkers import BrokeAdmission, BrokeCompletion, BrokeDetection
+from rallypoint.testing.checkers import BrokeAdmission, BrokeCompletion, BrokeDetection
 from tests.chaos.liveness import Liveness, Loss, Times
 from tests.chaos.plan import draw
 from tests.chaos.stalls import Stalls, Waited

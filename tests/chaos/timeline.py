@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from quorate.testing.brief import brief_key, brief_value
+from rallypoint.testing.brief import brief_key, brief_value
 from tests.chaos.plan import RUN_ID
 from tests.chaos.server import Committed, Line
 from tests.chaos.world import World
@@ -40,7 +40,7 @@ def _in_words(fact: Fact) -> str:
 def _commit(line: Committed) -> str:
     said = []
     for change in line.batch.changes:
-        key = change.key.removeprefix("/quorate/").removeprefix(RUN_ID)
+        key = change.key.removeprefix("/rallypoint/").removeprefix(RUN_ID)
         if ":data/store/" not in key:
             said.append(f"{brief_key(key)} {brief_value(change.item.value) if change.item else 'gone'}")
     return ", ".join(said)

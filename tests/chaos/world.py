@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from quorate.kv.types import Batch
-from quorate.testing.checkers import BrokeOutageTolerance
+from rallypoint.kv.types import Batch
+from rallypoint.testing.checkers import BrokeOutageTolerance
 from tests.backends.etcd.kit import EtcdCluster, Member, needs
 from tests.chaos.plan import RUN_ID, Backend, Plan
 from tests.chaos.server import Committed, Life, Line, read_audit
@@ -285,11 +285,22 @@ class World:
     # --- operating ----------------------------------------------------------------------------------------------------
 
     def operate(self, verb: str, *words: str, timeout_s: float = 10.0) -> int:
-        """A command of `quorate` on the machine outside; its exit code."""
+        """A command of `rallypoint` on the machine outside; its exit code."""
         scheme = "etcd" if self.plan.backend is Backend.ETCD else "tcp"
         url = f"{scheme}://{self.endpoints}/{RUN_ID}"
         within = ["ip", "netns", "exec", self.outside.name, *TETHER]
-        command = [*within, sys.executable, "-m", "quorate", verb, url, *words, "--timeout", f"{timeout_s:g}", "--yes"]
+        command = [
+            *within,
+            sys.executable,
+            "-m",
+            "rallypoint",
+            verb,
+            url,
+            *words,
+            "--timeout",
+            f"{timeout_s:g}",
+            "--yes",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         said = (done.stdout + done.stderr).strip().splitlines()
         self.note("operator", f"{verb} {' '.join(words)}: exit {done.returncode}: {said[-1] if said else ''}")
@@ -340,5 +351,5 @@ class World:
         """Every revision that was committed, in order, and where a life of the store began."""
         if self.plan.backend is not Backend.ETCD:
             return read_audit(self.audit)
-        batches: list[Batch] = history(self.endpoints, f"/quorate/{RUN_ID}", self.outside)
+        batches: list[Batch] = history(self.endpoints, f"/rallypoint/{RUN_ID}", self.outside)
         return [Life(0.0, "etcd", 0), *(Committed(0.0, batch) for batch in batches)]

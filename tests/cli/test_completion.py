@@ -1,4 +1,4 @@
-"""Shell completion as the page on operating says: a script for each shell, which asks `quorate`."""
+"""Shell completion as the page on operating says: a script for each shell, which asks `rallypoint`."""
 
 import os
 import re
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs" / "operating.md"
-CODE = "from quorate.cli import main; main(prog_name='quorate')"
+CODE = "from rallypoint.cli import main; main(prog_name='rallypoint')"
 ASKED = {
-    "bash": ("hist", {"COMP_WORDS": "quorate hist", "COMP_CWORD": "1"}, "plain,history"),
-    "zsh": ("hist", {"COMP_WORDS": "quorate hist", "COMP_CWORD": "1"}, "plain\nhistory\n"),
-    "fish": ("hist", {"COMP_WORDS": "quorate hist", "COMP_CWORD": "hist"}, "plain,history\t"),
+    "bash": ("hist", {"COMP_WORDS": "rallypoint hist", "COMP_CWORD": "1"}, "plain,history"),
+    "zsh": ("hist", {"COMP_WORDS": "rallypoint hist", "COMP_CWORD": "1"}, "plain\nhistory\n"),
+    "fish": ("hist", {"COMP_WORDS": "rallypoint hist", "COMP_CWORD": "hist"}, "plain,history\t"),
 }
 
 
-def quorate(**env: str) -> str:
+def rallypoint(**env: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60, env={**os.environ, **env}, check=False
     )
@@ -28,36 +28,38 @@ def quorate(**env: str) -> str:
 
 @pytest.fixture
 def path(tmp_path) -> str:
-    """A PATH with a `quorate` on it."""
-    script = tmp_path / "quorate"
+    """A PATH with a `rallypoint` on it."""
+    script = tmp_path / "rallypoint"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{CODE}" "$@"\n')
     script.chmod(0o755)
     return f"{tmp_path}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize("shell", ASKED)
-def test_script_of_each_shell_asks_quorate_in_its_own_way(shell):
-    script = quorate(_QUORATE_COMPLETE=f"{shell}_source")
-    assert f"_QUORATE_COMPLETE={shell}_complete" in script
-    assert re.search({"bash": r"complete .* quorate", "zsh": "compdef", "fish": "--command quorate"}[shell], script)
-    assert f"_QUORATE_COMPLETE={shell}_source quorate" in DOCS.read_text(), "as the page says"
+def test_script_of_each_shell_asks_rallypoint_in_its_own_way(shell):
+    script = rallypoint(_RALLYPOINT_COMPLETE=f"{shell}_source")
+    assert f"_RALLYPOINT_COMPLETE={shell}_complete" in script
+    assert re.search(
+        {"bash": r"complete .* rallypoint", "zsh": "compdef", "fish": "--command rallypoint"}[shell], script
+    )
+    assert f"_RALLYPOINT_COMPLETE={shell}_source rallypoint" in DOCS.read_text(), "as the page says"
 
 
 @pytest.mark.parametrize("shell", ASKED)
 def test_answers_are_in_the_words_of_each_shell(shell):
     _, env, expected = ASKED[shell]
-    assert quorate(_QUORATE_COMPLETE=f"{shell}_complete", **env).startswith(expected)
+    assert rallypoint(_RALLYPOINT_COMPLETE=f"{shell}_complete", **env).startswith(expected)
 
 
 def test_bash_completes_commands_and_options_with_the_line_of_the_page(path):
     line = next(line for line in DOCS.read_text().splitlines() if "bash_source" in line).partition("#")[0]
     typed = """
     offer() {
-      COMPREPLY=(); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _quorate_completion quorate; echo "${COMPREPLY[@]}"
+      COMPREPLY=(); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _rallypoint_completion rallypoint; echo "${COMPREPLY[@]}"
     }
-    offer quorate re
-    offer quorate events --fo
-    complete -p quorate
+    offer rallypoint re
+    offer rallypoint events --fo
+    complete -p rallypoint
     """
     done = subprocess.run(
         ["bash", "--norc", "-c", line + typed],
@@ -70,14 +72,14 @@ def test_bash_completes_commands_and_options_with_the_line_of_the_page(path):
     commands, options, registered = done.stdout.splitlines()
     assert commands == "reopen"
     assert options == "--follow"
-    assert "-F _quorate_completion quorate" in registered
+    assert "-F _rallypoint_completion rallypoint" in registered
 
 
 @pytest.mark.parametrize(
     ("shell", "words"),
     [
-        ("zsh", "autoload -U compinit && compinit -D && {line} && print $_comps[quorate]"),
-        ("fish", '{line}; complete -C "quorate hist"'),
+        ("zsh", "autoload -U compinit && compinit -D && {line} && print $_comps[rallypoint]"),
+        ("fish", '{line}; complete -C "rallypoint hist"'),
     ],
 )
 def test_other_shells_take_the_line_of_the_page(shell, words, path):
@@ -92,4 +94,4 @@ def test_other_shells_take_the_line_of_the_page(shell, words, path):
         env={**os.environ, "PATH": path},
         check=True,
     )
-    assert {"zsh": "_quorate_completion", "fish": "history"}[shell] in done.stdout
+    assert {"zsh": "_rallypoint_completion", "fish": "history"}[shell] in done.stdout

@@ -1,9 +1,9 @@
-"""`quorate dashboard` and `quorate serve --http`: what is wrong with a call is said before anything is served."""
+"""`rallypoint dashboard` and `rallypoint serve --http`: what is wrong with a call is said before anything is served."""
 
 import pytest
 from click.testing import CliRunner
 
-from quorate.cli import main
+from rallypoint.cli import main
 
 
 def said(*words: str, code: int) -> str:

@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from quorate.cli import main
-from quorate.cli.common import Failed, operator_name
+from rallypoint.cli import main
+from rallypoint.cli.common import Failed, operator_name
 
 OPERATING = ("status", "why", "watch", "ls", "history", "events", "close", "reopen", "drain", "store", "doctor")
 
@@ -32,7 +32,7 @@ def test_help_has_an_example(path):
     result = CliRunner().invoke(main, [*path, "--help"])
     assert result.exit_code == 0
     assert "Example" in result.output
-    assert f"quorate {' '.join(path)}" in " ".join(result.output.split())
+    assert f"rallypoint {' '.join(path)}" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ def test_operator_is_named_by_user_host_and_process():
 
 
 def test_shell_completion_knows_commands_and_options():
-    env = {**os.environ, "_QUORATE_COMPLETE": "bash_complete", "COMP_WORDS": "quorate hist", "COMP_CWORD": "1"}
-    code = "from quorate.cli import main; main(prog_name='quorate')"
+    env = {**os.environ, "_RALLYPOINT_COMPLETE": "bash_complete", "COMP_WORDS": "rallypoint hist", "COMP_CWORD": "1"}
+    code = "from rallypoint.cli import main; main(prog_name='rallypoint')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
     assert done.stdout.split() == ["plain,history"], done.stderr
-    env |= {"COMP_WORDS": "quorate events --fo", "COMP_CWORD": "2"}
+    env |= {"COMP_WORDS": "rallypoint events --fo", "COMP_CWORD": "2"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
     assert done.stdout.split() == ["plain,--follow"], done.stderr
 
 
 def test_importing_the_commands_imports_no_backend_and_no_tables():
-    modules = ("rich", "quorate.aio", "quorate.server.server")
-    code = f"import sys, quorate.cli; print([module for module in {modules} if module in sys.modules])"
+    modules = ("rich", "rallypoint.aio", "rallypoint.server.server")
+    code = f"import sys, rallypoint.cli; print([module for module in {modules} if module in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
 

@@ -1,12 +1,12 @@
-"""`quorate run`: its flags, where values come from, and what it refuses."""
+"""`rallypoint run`: its flags, where values come from, and what it refuses."""
 
 import pytest
 from click.testing import CliRunner
 
-from quorate.cli import main
-from quorate.cli.run_settings import FLAGS, Found, collect, count_gpus, job_of, settings_of, wants_a_host
-from quorate.errors import SettingsError
-from quorate.launcher.logs import Std
+from rallypoint.cli import main
+from rallypoint.cli.run_settings import FLAGS, Found, collect, count_gpus, job_of, settings_of, wants_a_host
+from rallypoint.errors import SettingsError
+from rallypoint.launcher.logs import Std
 
 
 def values(environ: dict[str, str] | None = None, detected: dict[str, Found] | None = None, **flags: str):
@@ -42,9 +42,9 @@ def test_flags_may_be_written_with_underscores_as_for_torchrun():
 
 
 def test_each_value_is_shown_with_where_it_came_from():
-    env = {"QUORATE_NNODES": "1:1", "PET_NNODES": "3", "PET_MAX_RESTARTS": "7", "QUORATE_ROLE": ""}
+    env = {"RALLYPOINT_NNODES": "1:1", "PET_NNODES": "3", "PET_MAX_RESTARTS": "7", "RALLYPOINT_ROLE": ""}
     found = shown("--standalone", "--tee", "0", env=env)
-    assert found["--nnodes"] == ["1:1", "QUORATE_NNODES"]
+    assert found["--nnodes"] == ["1:1", "RALLYPOINT_NNODES"]
     assert found["--max-restarts"] == ["7", "PET_MAX_RESTARTS"]
     assert found["--tee"] == ["0", "flag"]
     assert found["--role"] == ["default", "default"]
@@ -56,7 +56,7 @@ def test_flag_wins_over_environment_and_environment_over_the_host():
     found = values({"PET_NNODES": "4"}, detected, rdzv_endpoint="head")
     assert (found.text("nnodes"), found.text("rdzv-id")) == ("4", "job-7")
     assert found.found["rdzv-id"].source == "detected: slurm"
-    assert values({"QUORATE_NNODES": "5", "PET_NNODES": "4"}, detected, nnodes="6").text("nnodes") == "6"
+    assert values({"RALLYPOINT_NNODES": "5", "PET_NNODES": "4"}, detected, nnodes="6").text("nnodes") == "6"
     run = settings_of(found)
     assert (run.min_nodes, run.max_nodes, run.run_id, run.where) == (4, 4, "job-7", "tcp://head:29400")
 

@@ -1,4 +1,4 @@
-"""`quorate serve --metrics --events`: a real server, looked at from outside."""
+"""`rallypoint serve --metrics --events`: a real server, looked at from outside."""
 
 import json
 import os
@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import quorate
-from quorate.cli import main
-from quorate.cli.serve_watching import metrics_address
-from quorate.errors import SettingsError
+import rallypoint
+from rallypoint.cli import main
+from rallypoint.cli.serve_watching import metrics_address
+from rallypoint.errors import SettingsError
 from tests.observe.metrics_kit import Scraped
 from tests.patience import until
 
 PATIENCE_S = 60
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(quorate.__file__).parents[1])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rallypoint.__file__).parents[1])}
 
 
 class Serving:
-    """`quorate serve` on a free port, and what it says."""
+    """`rallypoint serve` on a free port, and what it says."""
 
     def __init__(self, *options):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "quorate", "serve", "--bind", "127.0.0.1:0", *options],
+            [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0", *options],
             stderr=subprocess.PIPE,
             text=True,
             env=ENVIRONMENT,
@@ -73,12 +73,12 @@ def test_metrics_and_events_of_a_real_server(tmp_path):
     with Serving("--metrics", "0", "--events", str(path), "--data", str(tmp_path / "data")) as server:
         metrics = server.find(r"shows metrics at (http://127\.0\.0\.1:\d+/metrics)")
         endpoint = server.find(r"listening on (\S+)")
-        handler = quorate.create_handler(f"tcp://{endpoint}/my-run?min_nodes=1&name=a")
+        handler = rallypoint.create_handler(f"tcp://{endpoint}/my-run?min_nodes=1&name=a")
         handler.next_rendezvous()
-        until(lambda: scraped(metrics)("quorate_rounds_total", outcome="active") == 1, "the round is counted")
+        until(lambda: scraped(metrics)("rallypoint_rounds_total", outcome="active") == 1, "the round is counted")
         found = scraped(metrics)
-        assert found("quorate_run_members", run="my-run") == 1
-        assert found("quorate_server_log_bytes") > 0
+        assert found("rallypoint_run_members", run="my-run") == 1
+        assert found("rallypoint_server_log_bytes") > 0
         handler.shutdown()
         assert server.stop() == 0
     told = [json.loads(line) for line in path.read_text().splitlines()]
@@ -100,16 +100,16 @@ def test_taken_address_of_metrics_ends_the_command_with_a_sentence():
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(("prometheus_client", "quorate.observe.metrics"))]:
+    for name in [name for name in sys.modules if name.startswith(("prometheus_client", "rallypoint.observe.metrics"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     result = CliRunner().invoke(main, ["serve", "--metrics", "0"])
     assert result.exit_code == 1
-    assert "pip install 'quorate[dashboard]'" in result.output
+    assert "pip install 'rallypoint[dashboard]'" in result.output
 
 
 def test_nothing_imports_the_library_unless_metrics_are_asked_for():
-    modules = "quorate.cli, quorate.observe.follower, quorate.observe.sinks, quorate.server.process"
+    modules = "rallypoint.cli, rallypoint.observe.follower, rallypoint.observe.sinks, rallypoint.server.process"
     program = f"import {modules}, sys; print('prometheus_client' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, env=ENVIRONMENT

@@ -1,7 +1,8 @@
 """A script written for torch's API that uses every public name of it. `python every_name.py PACKAGE FOLDER`.
 
-Only the import says whose it is: PACKAGE is torch.distributed.elastic.rendezvous or quorate.compat.rendezvous. It runs
-two nodes in threads over a home-made backend, then one over the registry, and prints what it saw, which is the same.
+Only the import says whose it is: PACKAGE is torch.distributed.elastic.rendezvous or rallypoint.compat.rendezvous. It
+runs two nodes in threads over a home-made backend, then one over the registry, and prints what it saw, which is the
+same.
 """
 
 import importlib

@@ -6,20 +6,20 @@ from datetime import timedelta
 
 import pytest
 
-from quorate.backends import schemes
-from quorate.blocking import Store
-from quorate.compat.rendezvous import (
+from rallypoint.backends import schemes
+from rallypoint.blocking import Store
+from rallypoint.compat.rendezvous import (
     RendezvousParameters,
     RendezvousStateError,
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
-from quorate.compat.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from quorate.compat.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
-from quorate.compat.rendezvous.etcd_rendezvous import create_rdzv_handler
-from quorate.compat.rendezvous.prefix import PrefixStore
-from quorate.compat.rendezvous.registry import get_rendezvous_handler
-from quorate.testing.cells import MemoryCell
+from rallypoint.compat.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from rallypoint.compat.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
+from rallypoint.compat.rendezvous.etcd_rendezvous import create_rdzv_handler
+from rallypoint.compat.rendezvous.prefix import PrefixStore
+from rallypoint.compat.rendezvous.registry import get_rendezvous_handler
+from rallypoint.testing.cells import MemoryCell
 from tests.e2e.kit import loopback
 from tests.patience import PATIENCE_S, until
 from tests.register.stores import STORES, store_maker
@@ -55,7 +55,7 @@ def assert_round_of(handlers, backend):
             assert handler.shutdown()
 
 
-@pytest.mark.parametrize("backend", ["quorate", "c10d"])
+@pytest.mark.parametrize("backend", ["rallypoint", "c10d"])
 def test_handlers_over_a_server_that_one_of_them_hosts(backend):
     params = parameters(backend, loopback())
     assert_round_of([get_rendezvous_handler(params) for _ in range(2)], backend)
@@ -71,10 +71,10 @@ def test_static_handlers_have_the_ranks_they_ask_for():
         assert handler.shutdown()
 
 
-def test_quorate_takes_a_url_as_its_endpoint(tmp_path):
-    params = parameters("quorate", f"file://{tmp_path}")
-    assert_round_of([get_rendezvous_handler(params) for _ in range(2)], "quorate")
-    assert (tmp_path / "run.quorate").exists()
+def test_rallypoint_takes_a_url_as_its_endpoint(tmp_path):
+    params = parameters("rallypoint", f"file://{tmp_path}")
+    assert_round_of([get_rendezvous_handler(params) for _ in range(2)], "rallypoint")
+    assert (tmp_path / "run.rallypoint").exists()
 
 
 @pytest.mark.parametrize("kind", ["new file", "file that exists", "directory", "nothing"])
@@ -119,7 +119,7 @@ def test_etcd_goes_to_the_etcd_backend_under_the_name_that_was_asked_for(backend
 def test_etcd_that_is_not_installed_says_what_to_install(monkeypatch):
     monkeypatch.delitem(schemes._openers, "etcd", raising=False)
     monkeypatch.setattr(schemes, "_plug_ins", list)
-    with pytest.raises(ValueError, match=r"pip install 'quorate\[etcd\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'rallypoint\[etcd\]'"):
         rendezvous_handler_registry.create_handler(parameters("etcd-v2", "head:2379"))
 
 
@@ -157,7 +157,7 @@ def test_cell_is_called_by_one_thread_at_a_time_and_not_on_the_loop():
     cell = Watched()
     handlers = [DynamicRendezvousHandler.from_backend("run", None, cell, 3, 3, last_call_timeout=1) for _ in range(3)]
     assert_round_of(handlers, "watched")
-    assert cell.callers == {"quorate cell"}
+    assert cell.callers == {"rallypoint cell"}
     assert cell.at_once == 1
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import quorate.compat.rendezvous as ours
-from quorate.compat.rendezvous import etcd_rendezvous, etcd_rendezvous_backend, older, static_tcp_rendezvous
+import rallypoint.compat.rendezvous as ours
+from rallypoint.compat.rendezvous import etcd_rendezvous, etcd_rendezvous_backend, older, static_tcp_rendezvous
 
 HERE = Path(__file__).parent
 TORCHS = "torch.distributed.elastic.rendezvous"
-OURS = "quorate.compat.rendezvous"
+OURS = "rallypoint.compat.rendezvous"
 MODULES = ("", "api", "registry", "dynamic_rendezvous", "utils", "etcd_rendezvous", "static_tcp_rendezvous")
 ONLY_THERE = {
     "EtcdRendezvous",
@@ -53,7 +53,7 @@ def test_names_without_a_list_of_public_ones_are_there_too():
 @pytest.mark.parametrize("name", sorted(ONLY_THERE - {"StaticTCPRendezvous"}))
 def test_importing_what_made_sense_only_there_says_what_to_use(name):
     with pytest.raises(ImportError) as caught:
-        exec(f"from quorate.compat.rendezvous.etcd_rendezvous import {name}")
+        exec(f"from rallypoint.compat.rendezvous.etcd_rendezvous import {name}")
     assert name in str(caught.value)
     assert "create_rdzv_handler" in str(caught.value) or "RendezvousTimeoutError" in str(caught.value)
 
@@ -67,7 +67,7 @@ def test_importing_what_made_sense_only_there_says_what_to_use(name):
     ],
 )
 def test_other_names_of_theirs_say_what_to_use(where, name):
-    with pytest.raises(ImportError, match=r"quorate\.create_handler"):
+    with pytest.raises(ImportError, match=r"rallypoint\.create_handler"):
         getattr(where, name)
 
 

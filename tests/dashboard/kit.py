@@ -13,14 +13,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from quorate import aio
-from quorate.backends.tls import TlsFiles
-from quorate.dashboard.process import prepare_beside
-from quorate.dashboard.serving import Http
-from quorate.events import Emitter, Event
-from quorate.server.credentials import Credentials
-from quorate.server.limits import ServerLimits
-from quorate.server.server import Server
+from rallypoint import aio
+from rallypoint.backends.tls import TlsFiles
+from rallypoint.dashboard.process import prepare_beside
+from rallypoint.dashboard.serving import Http
+from rallypoint.events import Emitter, Event
+from rallypoint.server.credentials import Credentials
+from rallypoint.server.limits import ServerLimits
+from rallypoint.server.server import Server
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ RUN = "my-run"
 
 
 class House:
-    """`quorate serve --http` without the process."""
+    """`rallypoint serve --http` without the process."""
 
     server: Server
 
@@ -168,7 +168,7 @@ class Browser:
 
     def post(self, path: str, body: Any, **more: str | None) -> Answer:
         """As a page of ours would, unless told otherwise: None leaves a header out."""
-        usual = {"origin": self.origin, "content-type": "application/json", "x-quorate-csrf": self.csrf}
+        usual = {"origin": self.origin, "content-type": "application/json", "x-rallypoint-csrf": self.csrf}
         text = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection = self.connect()
         try:

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from quorate.dashboard.access import IDLE_S, LASTS_S, MOST_SESSIONS, Access, Blocked, How
-from quorate.dashboard.guard import host_of, is_own, own_names
-from quorate.events import Emitter
-from quorate.server.door import Door
-from quorate.server.limits import ServerLimits
+from rallypoint.dashboard.access import IDLE_S, LASTS_S, MOST_SESSIONS, Access, Blocked, How
+from rallypoint.dashboard.guard import host_of, is_own, own_names
+from rallypoint.events import Emitter
+from rallypoint.server.door import Door
+from rallypoint.server.limits import ServerLimits
 
 PEER = ("10.0.0.7", 1234)
 

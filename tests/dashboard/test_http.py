@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from quorate.dashboard import app as dashboard_app
-from quorate.dashboard.app import PAGE
-from quorate.dashboard.guard import CONTENT_SECURITY_POLICY
-from quorate.server.limits import ServerLimits
+from rallypoint.dashboard import app as dashboard_app
+from rallypoint.dashboard.app import PAGE
+from rallypoint.dashboard.guard import CONTENT_SECURITY_POLICY
+from rallypoint.server.limits import ServerLimits
 from tests.dashboard.kit import RUN, House, phase
 from tests.patience import PATIENCE_S, until
 
@@ -101,7 +101,7 @@ def test_right_token_opens_a_session_that_a_strict_cookie_stands_for(guarded):
     answer = browser.login(f" {TOKEN}\n")
     assert answer.status == 200
     cookie = answer.headers["set-cookie"]
-    assert cookie.startswith(f"quorate-{guarded.port}=")
+    assert cookie.startswith(f"rallypoint-{guarded.port}=")
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
     assert TOKEN not in cookie
     assert browser.get("/api/me").json["may_act"] is True
@@ -116,7 +116,9 @@ def test_program_gives_the_token_with_each_request(guarded):
     assert browser.get("/api/runs", authorization="Bearer other").status == 401
     assert browser.get("/api/runs", authorization=f"Basic {TOKEN}").status == 401
     guarded.join("a")
-    done = browser.post("/api/close", {"run": RUN}, authorization=f"Bearer {TOKEN}", origin=None, x_quorate_csrf=None)
+    done = browser.post(
+        "/api/close", {"run": RUN}, authorization=f"Bearer {TOKEN}", origin=None, x_rallypoint_csrf=None
+    )
     assert (done.status, done.json["said"]) == (200, f"Run '{RUN}' is closed.")
 
 
@@ -176,9 +178,9 @@ def test_session_ends_when_its_token_is_taken_away(guarded):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"x_quorate_csrf": None},
-        {"x_quorate_csrf": ""},
-        {"x_quorate_csrf": "guessed"},
+        {"x_rallypoint_csrf": None},
+        {"x_rallypoint_csrf": ""},
+        {"x_rallypoint_csrf": "guessed"},
         {"origin": None},
         {"origin": "null"},
         {"origin": "http://elsewhere.example"},
@@ -382,17 +384,17 @@ def test_junk_costs_its_own_connection_only(house, words):
 
 def test_metrics_are_there_for_those_who_may_look(tmp_path):
     def exposition():
-        return b"quorate_rounds_total 1\n", "text/plain; version=0.0.4"
+        return b"rallypoint_rounds_total 1\n", "text/plain; version=0.0.4"
 
     with House(tmp_path, token=TOKEN, metrics=lambda server: exposition) as house:
         browser = house.browser()
         assert browser.get("/metrics").status == 401
         answer = browser.get("/metrics", authorization=f"Bearer {TOKEN}")
-        assert (answer.status, answer.body) == (200, b"quorate_rounds_total 1\n")
+        assert (answer.status, answer.body) == (200, b"rallypoint_rounds_total 1\n")
         assert answer.headers["content-type"] == "text/plain; version=0.0.4"
 
 
 def test_page_without_metrics_says_where_they_are(house):
     answer = house.browser().get("/metrics")
     assert answer.status == 404
-    assert "quorate serve --http" in answer.json["error"]
+    assert "rallypoint serve --http" in answer.json["error"]

@@ -6,15 +6,15 @@ import random
 import msgspec
 import pytest
 
-from quorate.backends.memory import MemoryBackend
-from quorate.dashboard.picture import FEW, Picture
-from quorate.dashboard.tracks import MOST_SPANS, MOST_TRACKS, State, Tracks
-from quorate.dashboard.versioned import MOST_REMOVED, Versioned
-from quorate.events import JoinStarted, NodeLost, WaitingFor
-from quorate.observe.explain import explain
-from quorate.observe.follower import Follower, look
-from quorate.observe.happenings import Happenings
-from quorate.observe.report import Drain, NodeReport, Phase, Report, RoundReport, Standing
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.dashboard.picture import FEW, Picture
+from rallypoint.dashboard.tracks import MOST_SPANS, MOST_TRACKS, State, Tracks
+from rallypoint.dashboard.versioned import MOST_REMOVED, Versioned
+from rallypoint.events import JoinStarted, NodeLost, WaitingFor
+from rallypoint.observe.explain import explain
+from rallypoint.observe.follower import Follower, look
+from rallypoint.observe.happenings import Happenings
+from rallypoint.observe.report import Drain, NodeReport, Phase, Report, RoundReport, Standing
 from tests.rendezvous.kit import Town, play
 
 

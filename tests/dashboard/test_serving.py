@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from quorate import aio
-from quorate.dashboard import serving as web
-from quorate.dashboard import watching as module
-from quorate.dashboard.places import behind
-from quorate.dashboard.process import bind_page, check_exposure
-from quorate.dashboard.streams import EventStream
-from quorate.dashboard.watching import MOST_RUNS, Crowded, Watching
-from quorate.errors import SettingsError
-from quorate.server.process import BindError
+from rallypoint import aio
+from rallypoint.dashboard import serving as web
+from rallypoint.dashboard import watching as module
+from rallypoint.dashboard.places import behind
+from rallypoint.dashboard.process import bind_page, check_exposure
+from rallypoint.dashboard.streams import EventStream
+from rallypoint.dashboard.watching import MOST_RUNS, Crowded, Watching
+from rallypoint.errors import SettingsError
+from rallypoint.server.process import BindError
 from tests.dashboard.kit import RUN, House, phase
 from tests.patience import PATIENCE_S, until
 from tests.server.kit import eventually, run, serving
@@ -37,7 +37,7 @@ def test_page_speaks_tls_with_the_certificate_of_the_server(tmp_path):
     with House(tmp_path, token="sesame", tls=files(pair=town.server)) as house:
         browser = house.browser(context=trusting(town))
         cookie = browser.login("sesame").headers["set-cookie"]
-        assert cookie.startswith(f"__Host-quorate-{house.port}=")
+        assert cookie.startswith(f"__Host-rallypoint-{house.port}=")
         assert {"Secure", "HttpOnly", "SameSite=strict"} <= {part.strip() for part in cookie.split(";")}
         with browser.stream("/api/runs") as stream:
             assert stream.next()[1]["full"] is True

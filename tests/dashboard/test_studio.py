@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from quorate.backends.tcp import TcpBackend
-from quorate.dashboard import studio as module
-from quorate.dashboard import watching as watching_module
-from quorate.dashboard.places import inside
-from quorate.dashboard.studio import Studio
-from quorate.dashboard.studio_words import Over
-from quorate.dashboard.watching import Channel, Watching
-from quorate.errors import QuorateError
-from quorate.events import ServerTrouble
-from quorate.kv.types import Put
-from quorate.server.durable import DurableConnection
-from quorate.server.limits import ServerLimits
-from quorate.server.onlooker import Onlooker
-from quorate.testing.disk import MemoryDisk
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.dashboard import studio as module
+from rallypoint.dashboard import watching as watching_module
+from rallypoint.dashboard.places import inside
+from rallypoint.dashboard.studio import Studio
+from rallypoint.dashboard.studio_words import Over
+from rallypoint.dashboard.watching import Channel, Watching
+from rallypoint.errors import RallypointError
+from rallypoint.events import ServerTrouble
+from rallypoint.kv.types import Put
+from rallypoint.server.durable import DurableConnection
+from rallypoint.server.limits import ServerLimits
+from rallypoint.server.onlooker import Onlooker
+from rallypoint.testing.disk import MemoryDisk
 from tests.dashboard.kit import RUN, Browser, House, lives, phase, studios
 from tests.patience import PATIENCE_S, until
 from tests.server.durable_kit import serving_from
@@ -99,7 +99,7 @@ def test_killed_process_is_replaced_and_the_page_goes_on(tmp_path, no_drawing_he
 
 
 def test_run_is_drawn_in_the_server_when_no_process_can_be_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MODULE", "quorate.dashboard.there_is_no_such_module")
+    monkeypatch.setattr(module, "MODULE", "rallypoint.dashboard.there_is_no_such_module")
     with House(tmp_path, draws_apart=True) as house:
         house.join("a")
         browser = house.browser()
@@ -231,13 +231,13 @@ def test_connection_of_an_onlooker_is_asked_for_nothing_and_can_change_nothing(h
                 await asyncio.get_running_loop().create_unix_connection(make, sock=its)
 
             backend = TcpBackend("here", connect, call_timeout_s=0.5)
-            assert (await backend.scan("/quorate/")).items == ()
+            assert (await backend.scan("/rallypoint/")).items == ()
             assert [isinstance(one, Onlooker) for one in server.connections] == [True]
             assert [isinstance(one, DurableConnection) for one in server.connections] == [has_data]
-            with pytest.raises(QuorateError):
+            with pytest.raises(RallypointError):
                 async with asyncio.timeout(PATIENCE_S):
-                    await backend.txn((), (Put("/quorate/x", b"y"),))
-            assert (await server.make_local().scan("/quorate/")).items == ()
+                    await backend.txn((), (Put("/rallypoint/x", b"y"),))
+            assert (await server.make_local().scan("/rallypoint/")).items == ()
             await backend.close()
 
     run(main())
@@ -249,7 +249,7 @@ def test_connection_of_an_onlooker_is_asked_for_nothing_and_can_change_nothing(h
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("data", [False, True])
 def test_process_ends_with_the_server(tmp_path, number, data):
-    command = [sys.executable, "-m", "quorate", "serve", "--bind", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     command += ["--data", str(tmp_path / "data")] if data else []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:

@@ -84,7 +84,7 @@ def all_blocks() -> list[Block]:
 
 
 def commands_of(text: str) -> Iterator[list[str]]:
-    """The arguments of every `quorate` in a script: after the pipes, the variables and the prompts of a shell."""
+    """The arguments of every `rallypoint` in a script: after the pipes, the variables and the prompts of a shell."""
     joined = re.sub(r"\\\n\s*", " ", text)
     for line in joined.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;()<>")
@@ -96,8 +96,8 @@ def commands_of(text: str) -> Iterator[list[str]]:
         part: list[str] = []
         for word in [*words, ";"]:
             if set(word) <= set("|&;()<>"):
-                if part and part[0] == "quorate":
+                if part and part[0] == "rallypoint":
                     yield part[1:]
                 part = []
-            elif part or word == "quorate":
+            elif part or word == "rallypoint":
                 part.append(word)

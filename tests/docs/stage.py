@@ -1,6 +1,6 @@
 """A machine of its own for the commands of a page: its own network, /etc and /var, and the names pages speak of.
 
-What a page writes to /etc/quorate or /var/lib/quorate goes away with it.
+What a page writes to /etc/rallypoint or /var/lib/rallypoint goes away with it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ mkdir "$1"/etc "$1"/etc-work "$1"/var "$1"/var-work
 mount -t overlay overlay -o lowerdir=/etc,upperdir="$1"/etc,workdir="$1"/etc-work /etc
 mount -t overlay overlay -o lowerdir=/var,upperdir="$1"/var,workdir="$1"/var-work /var
 echo "127.0.0.1 $2" >> /etc/hosts
-mkdir -p /etc/quorate /var/lib/quorate
+mkdir -p /etc/rallypoint /var/lib/rallypoint
 echo ready
 exec sleep infinity
 """
 _NODE = """
-import sys, quorate
-with quorate.join("tcp://head:29400/my-run?min_nodes=2&max_nodes=3&last_call_timeout=0.1", name=sys.argv[1]) as run:
+import sys, rallypoint
+with rallypoint.join("tcp://head:29400/my-run?min_nodes=2&max_nodes=3&last_call_timeout=0.1", name=sys.argv[1]) as run:
     for world in run.rounds():
         if world.rank == 0:
             world.store.set("MASTER_ADDR", "head")
@@ -98,13 +98,13 @@ class Stage:
 
     def start_job(self) -> None:
         """A server, and two nodes of `my-run` that are members of a round."""
-        self.start("exec quorate serve --bind head:29400", until="listening")
+        self.start("exec rallypoint serve --bind head:29400", until="listening")
         (self.place / "node.py").write_text(_NODE)
         for name in ("node1", "node2"):
             out = self.place / f"{name}.log"
             command = self._command(f"exec python {self.place / 'node.py'} {name} >{out} 2>&1", "sh")
             self._started.append(subprocess.Popen(command, text=True, env=self._env(), start_new_session=True))
-        waiting = "until quorate status tcp://head:29400/my-run --json | grep -q '\"active\"'; do sleep 0.1; done"
+        waiting = "until rallypoint status tcp://head:29400/my-run --json | grep -q '\"active\"'; do sleep 0.1; done"
         done = self.run(f"timeout {PATIENCE_S} sh -c {_quoted(waiting)}")
         assert done.returncode == 0, done.stderr
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 import pytest
 
-from quorate.cli import main
+from rallypoint.cli import main
 from tests.docs.blocks import KNOWN, ROOT, all_blocks, blocks_of, commands_of, pages
 from tests.docs.stage import Stage, is_possible
 
@@ -33,7 +33,7 @@ def test_readme_has_code_and_commands_that_are_run():
 
 
 def command_lines():
-    """Every `quorate ...` that a page shows, run or not, and those in scripts and manifests of the examples."""
+    """Every `rallypoint ...` that a page shows, run or not, and those in scripts and manifests of the examples."""
     for block in BLOCKS:
         if block.page == "docs/commands.md":
             continue
@@ -43,13 +43,13 @@ def command_lines():
         if page.name == "commands.md":
             for line in page.read_text(encoding="utf-8").splitlines():
                 shown = re.split(r"  +", line.removeprefix("Example: ").strip())[0]  # a remark may follow
-                for args in commands_of(shown) if line.startswith(("Example: ", "  quorate ")) else ():
+                for args in commands_of(shown) if line.startswith(("Example: ", "  rallypoint ")) else ():
                     yield pytest.param(args, id=f"commands.md {' '.join(args)[:40]}")
 
 
 @pytest.mark.parametrize("args", list(command_lines()))
 def test_command_that_a_page_shows_is_understood(args):
-    context = main.make_context("quorate", list(args))
+    context = main.make_context("rallypoint", list(args))
     rest = [*context._protected_args, *context.args]
     while isinstance(context.command, click.Group) and rest:
         name, command, rest = context.command.resolve_command(context, rest)

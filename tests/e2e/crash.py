@@ -69,7 +69,7 @@ def campaign(
     """AssertionError, with the story of whoever found a lie."""
     rng = random.Random(seed)
     figures = Figures()
-    with Stage() as stage, tempfile.TemporaryDirectory(prefix="quorate-crash-") as place:
+    with Stage() as stage, tempfile.TemporaryDirectory(prefix="rallypoint-crash-") as place:
         bind, data = loopback(), Path(place) / "data"
         server = serve(stage, bind, data, "always", entries, character)
         server.wait_listening()

@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="quorate-etcd-") as directory, Stage() as stage:
+    with tempfile.TemporaryDirectory(prefix="rallypoint-etcd-") as directory, Stage() as stage:
         cluster = three(needs("system"), Path(directory))
         try:
             world = World(stage, cluster, "chaos", 2, NAMES)

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from quorate.kv.types import Batch, Put
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.membership import Joined
-from quorate.rendezvous.records import RoundPhase
-from quorate.testing.checkers import BrokeBarrier, Safety
+from rallypoint.kv.types import Batch, Put
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.membership import Joined
+from rallypoint.rendezvous.records import RoundPhase
+from rallypoint.testing.checkers import BrokeBarrier, Safety
 from tests.backends.etcd.kit import EtcdCluster, ticks
 from tests.e2e.kit import PATIENCE_S, Fact, Machine, Node, Stage
 
@@ -48,7 +48,7 @@ class World:
         self.machines = machines or {}
         self.stage = stage
         self.cluster = cluster
-        self.keys = RunKeys("quorate", run_id)
+        self.keys = RunKeys("rallypoint", run_id)
         self.sizes = (min_nodes, len(names))
         self.url = f"etcd://{cluster.endpoints}/{run_id}?min_nodes={min_nodes}&max_nodes={len(names)}&{OPTIONS}"
         self.nodes: dict[str, Node] = {}
@@ -116,7 +116,7 @@ class World:
             for fact in node.all("round"):
                 returned.setdefault(fact["round"], []).append((node, fact))
         machine = next(iter(self.machines.values()), None)
-        for batch in history(self.cluster.endpoints, f"/quorate/{self.keys.run_id}", machine):
+        for batch in history(self.cluster.endpoints, f"/rallypoint/{self.keys.run_id}", machine):
             safety.committed(batch.revision, batch.changes)
             record = safety.picture.round
             wrote = any(change.key == self.keys.round and change.item is not None for change in batch.changes)
@@ -151,9 +151,9 @@ def history(endpoints: str, prefix: str, machine: Machine | None = None) -> list
 
 async def read_history(endpoints: str, prefix: str) -> list[Batch]:
     """What `history` gives."""
-    from quorate.backends.etcd.backend import EtcdBackend
-    from quorate.backends.etcd.security import Security
-    from quorate.backends.etcd.shared import Connection
+    from rallypoint.backends.etcd.backend import EtcdBackend
+    from rallypoint.backends.etcd.security import Security
+    from rallypoint.backends.etcd.shared import Connection
 
     backend = EtcdBackend(Connection.to(tuple(endpoints.split(",")), Security()), call_timeout_s=PATIENCE_S)
     try:

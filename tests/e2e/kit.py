@@ -229,7 +229,7 @@ class Node(Process):
 
 
 class Server(Process):
-    """A process of `quorate serve`."""
+    """A process of `rallypoint serve`."""
 
     def wait_listening(self) -> str:
         """Where it listens."""
@@ -291,9 +291,9 @@ class Stage:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def serve(self, bind: str, *options: str, machine: Machine | None = None, listens: bool = True) -> Server:
-        """`quorate serve`; returns when it listens, unless it is not expected to."""
+        """`rallypoint serve`; returns when it listens, unless it is not expected to."""
         server = Server(
-            f"server {bind}", [sys.executable, "-m", "quorate", "serve", "--bind", bind, *options], machine=machine
+            f"server {bind}", [sys.executable, "-m", "rallypoint", "serve", "--bind", bind, *options], machine=machine
         )
         self.processes.append(server)
         if listens:
@@ -301,9 +301,9 @@ class Stage:
         return server
 
     def dashboard(self, url: str, http: str, *options: str) -> Process:
-        """`quorate dashboard`; returns when it is served."""
+        """`rallypoint dashboard`; returns when it is served."""
         words = ["dashboard", url, "--http", http, *options]
-        process = Process(f"dashboard {http}", [sys.executable, "-m", "quorate", *words])
+        process = Process(f"dashboard {http}", [sys.executable, "-m", "rallypoint", *words])
         self.processes.append(process)
         process.wait_line("shows")
         return process

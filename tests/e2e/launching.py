@@ -1,4 +1,4 @@
-"""`quorate run` as processes: launchers, what their workers say, and whether anything is left of them."""
+"""`rallypoint run` as processes: launchers, what their workers say, and whether anything is left of them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ QUICK = "last_call_timeout=0.5,join_timeout=60"
 
 
 class Launcher(Process):
-    """A process of `quorate run`. `facts` are what its workers said."""
+    """A process of `rallypoint run`. `facts` are what its workers said."""
 
     def _take_fact(self, line: str) -> None:
         _, _, said = line.partition("] ")
@@ -28,9 +28,9 @@ class Launcher(Process):
 
         def look() -> list[Fact] | None:
             found = [
-                fact for fact in self.all("worker") if fact["QUORATE_ROUND"] > above and fact["WORLD_SIZE"] == size
+                fact for fact in self.all("worker") if fact["RALLYPOINT_ROUND"] > above and fact["WORLD_SIZE"] == size
             ]
-            rounds = [[one for one in found if one["QUORATE_ROUND"] == fact["QUORATE_ROUND"]] for fact in found]
+            rounds = [[one for one in found if one["RALLYPOINT_ROUND"] == fact["RALLYPOINT_ROUND"]] for fact in found]
             return next((same for same in rounds if len(same) == count), None)
 
         found: list[Fact] = self.until(look, f"{count} workers in a world of {size} after round {above}", patience_s)
@@ -62,7 +62,7 @@ class Run:
 
     def start(self, name: str, *flags: str, words: tuple[str, ...] = (), machine: Machine | None = None) -> Launcher:
         addr = machine.address if machine is not None else "127.0.0.1"
-        argv = [sys.executable, "-m", "quorate", "run", *self.flags, "--name", name, "--local-addr", addr, *flags]
+        argv = [sys.executable, "-m", "rallypoint", "run", *self.flags, "--name", name, "--local-addr", addr, *flags]
         launcher = Launcher(name, [*argv, WORKER, str(self.directory), *words], machine=machine)
         self.stage.processes.append(launcher)
         self.launchers.append(launcher)
@@ -99,7 +99,7 @@ class Run:
 
 def marked(start: str) -> list[int]:
     """Processes whose environment says that they belong to a run (and node)."""
-    wanted, found = f"QUORATE_WORKER_OF={start}".encode(), []
+    wanted, found = f"RALLYPOINT_WORKER_OF={start}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
@@ -119,7 +119,7 @@ def consistent(*groups: list[Fact]) -> list[Fact]:
     assert {fact["WORLD_SIZE"] for fact in workers} == {size}, workers
     assert [fact["ROLE_RANK"] for fact in workers] == list(range(size)), workers
     assert {fact["ROLE_WORLD_SIZE"] for fact in workers} == {size}, workers
-    for name in ("QUORATE_ROUND", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "addr"):
+    for name in ("RALLYPOINT_ROUND", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "addr"):
         assert len({fact[name] for fact in workers}) == 1, (name, workers)
     assert sorted({fact["GROUP_RANK"] for fact in workers}) == list(range(workers[0]["GROUP_WORLD_SIZE"])), workers
     return workers

@@ -17,14 +17,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import quorate.aio
-from quorate.backends.dial import dial
-from quorate.backends.tcp import TcpBackend
-from quorate.errors import OutcomeUnknown, StoreTimeoutError
-from quorate.kv.types import Change, ModRevisionIs, Put
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import RoundPhase
-from quorate.testing.checkers import Safety
+import rallypoint.aio
+from rallypoint.backends.dial import dial
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.errors import OutcomeUnknown, StoreTimeoutError
+from rallypoint.kv.types import Change, ModRevisionIs, Put
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.records import RoundPhase
+from rallypoint.testing.checkers import Safety
 
 WRITERS = 4
 MEMBERS = 3
@@ -126,7 +126,7 @@ async def watch(endpoint: str, after: int, books: Books) -> None:
 
 async def stay(endpoint: str, number: int, books: Books) -> None:
     """A member of one round, for ever."""
-    handler = quorate.aio.create_handler(f"tcp://{endpoint}/steady?min_nodes={MEMBERS}&{OPTIONS}", name=f"m{number}")
+    handler = rallypoint.aio.create_handler(f"tcp://{endpoint}/steady?min_nodes={MEMBERS}&{OPTIONS}", name=f"m{number}")
     world = await handler.next_rendezvous()
     world.changed.add_listener(lambda cause, why: lie(f"member {number}: its round is over ({cause}): {why}"))
     say("member", number=number, round=world.round, rank=world.rank)
@@ -154,7 +154,7 @@ class Court:
     """The guarantees, over the run that forms and forms."""
 
     def __init__(self) -> None:
-        self.safety = Safety(RunKeys("quorate", "churn"), CHURNERS, CHURNERS)
+        self.safety = Safety(RunKeys("rallypoint", "churn"), CHURNERS, CHURNERS)
         self.rounds = 0
         self._returned: list[tuple[str, Any, Any]] = []
         self._active = 0
@@ -188,13 +188,13 @@ class Court:
 
 async def judge(endpoint: str, after: int, court: Court) -> None:
     backend = TcpBackend(endpoint, dial(endpoint, 1))
-    async for batch in backend.watch("/quorate/churn", after):
+    async for batch in backend.watch("/rallypoint/churn", after):
         court.committed(batch.revision, batch.changes)
 
 
 async def churn(endpoint: str, number: int, books: Books, court: Court) -> None:
     """Joins again and again: rounds form while the server dies."""
-    handler = quorate.aio.create_handler(f"tcp://{endpoint}/churn?min_nodes={CHURNERS}&{OPTIONS}", name=f"c{number}")
+    handler = rallypoint.aio.create_handler(f"tcp://{endpoint}/churn?min_nodes={CHURNERS}&{OPTIONS}", name=f"c{number}")
     last = 0
     while True:
         world = await books.did(f"churner {number}", handler.next_rendezvous())

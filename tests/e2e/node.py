@@ -1,8 +1,8 @@
 """A node as a process: says in JSON lines on stdout what happens to it, and does what it is told on stdin.
 
-    python node.py loop URL [logging]  quorate.join: enters every round there is, until it is told to leave
-    python node.py hand URL            quorate.create_handler: does only what it is told
-    python node.py many URL N          N nodes of quorate.aio in this process, named after the first: one round each
+    python node.py loop URL [logging]  rallypoint.join: enters every round there is, until it is told to leave
+    python node.py hand URL            rallypoint.create_handler: does only what it is told
+    python node.py many URL N          N nodes of rallypoint.aio in this process, named after the first: one round each
 
 Every line is a fact: `kind`, `at` (the monotonic clock, which all processes of a machine share) and what belongs to it.
 A command is {"id": 1, "do": "store.get", "args": [...]}; each runs in a thread of its own and ends with one fact `done`
@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-import quorate
-import quorate.aio
-from quorate.events import Event
+import rallypoint
+import rallypoint.aio
+from rallypoint.events import Event
 
 LAST_WORDS_S = 5.0
 _printing = threading.Lock()
@@ -44,11 +44,11 @@ def tell(event: Event) -> None:
     say("event", level=event.level, text=str(event), **msgspec.to_builtins(event))
 
 
-def entered(world: quorate.World) -> None:
+def entered(world: rallypoint.World) -> None:
     """A world was entered: say so, and say when it changes."""
     try:
         members = [member.name for member in world.members]
-    except quorate.RendezvousError as error:
+    except rallypoint.RendezvousError as error:
         members = [f"it was over too soon: {error}"]
     say("round", round=world.round, rank=world.rank, size=world.world_size, members=members)
 
@@ -59,7 +59,7 @@ def entered(world: quorate.World) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _cause(world: quorate.World) -> str:
+def _cause(world: rallypoint.World) -> str:
     assert world.changed.cause is not None
     return world.changed.cause.value
 
@@ -67,9 +67,9 @@ def _cause(world: quorate.World) -> str:
 class Node:
     """One handler, and the world it is in."""
 
-    def __init__(self, handler: quorate.Handler) -> None:
+    def __init__(self, handler: rallypoint.Handler) -> None:
         self.handler = handler
-        self.world: quorate.World | None = None
+        self.world: rallypoint.World | None = None
         self.commands: list[threading.Thread] = []
 
     def next(self) -> int:
@@ -113,14 +113,14 @@ def obey(node: Node) -> None:
 
 def loop(url: str) -> None:
     """Worlds as they come."""
-    with quorate.join(url, sinks=[tell]) as run:
+    with rallypoint.join(url, sinks=[tell]) as run:
         node = Node(run.handler)
         threading.Thread(target=obey, args=(node,), daemon=True).start()
         try:
             for world in run.rounds():
                 node.world = world
                 entered(world)
-        except quorate.RendezvousError as error:
+        except rallypoint.RendezvousError as error:
             say("error", error=type(error).__name__, text=str(error))
     for thread in node.commands:
         thread.join(LAST_WORDS_S)  # what ended the rounds may not have said yet that it is done
@@ -129,8 +129,8 @@ def loop(url: str) -> None:
 
 def hand(url: str) -> None:
     """By hand."""
-    handler = quorate.create_handler(url, sinks=[tell])
-    assert isinstance(handler, quorate.Handler)
+    handler = rallypoint.create_handler(url, sinks=[tell])
+    assert isinstance(handler, rallypoint.Handler)
     say("ready")
     obey(Node(handler))
     say("end")
@@ -139,13 +139,13 @@ def hand(url: str) -> None:
 async def many(url: str, count: int) -> None:
     """Many nodes at once. They stay in their round until stdin ends."""
 
-    async def one(name: str) -> quorate.aio.AsyncHandler:
-        handler = quorate.aio.create_handler(url, name=name)
+    async def one(name: str) -> rallypoint.aio.AsyncHandler:
+        handler = rallypoint.aio.create_handler(url, name=name)
         world = await handler.next_rendezvous()
         say("round", name=name, round=world.round, rank=world.rank, size=world.world_size)
         return handler
 
-    prefix = quorate.Settings.from_url(url).name
+    prefix = rallypoint.Settings.from_url(url).name
     say("ready")
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)  # the starting signal
     handlers = await asyncio.gather(*(one(f"{prefix}-{number}") for number in range(count)))

@@ -1,4 +1,4 @@
-"""The commands of `quorate` as processes of their own, as an operator runs them."""
+"""The commands of `rallypoint` as processes of their own, as an operator runs them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def command(*words: str, stdin: str = "", patience_s: float = PATIENCE_S) -> sub
     """One command, to its end. Not a terminal: what it prints is what a program would get."""
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "COLUMNS": "80"}
     return subprocess.run(
-        [sys.executable, "-m", "quorate", *words],
+        [sys.executable, "-m", "rallypoint", *words],
         input=stdin,
         capture_output=True,
         text=True,
@@ -30,7 +30,7 @@ def command(*words: str, stdin: str = "", patience_s: float = PATIENCE_S) -> sub
 def ask(*words: str, code: int = 0) -> str:
     """What a command says (errors too) when it ends with this code."""
     done = command(*words)
-    assert done.returncode == code, f"quorate {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == code, f"rallypoint {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
     assert "\x1b" not in done.stdout + done.stderr, "no colour where nobody sees it"
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stdout + done.stderr
@@ -39,7 +39,7 @@ def ask(*words: str, code: int = 0) -> str:
 def ask_json(*words: str, code: int = 0) -> Any:
     """The document that a command prints with --json."""
     done = command(*words, "--json")
-    assert done.returncode == code, f"quorate {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == code, f"rallypoint {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
     return json.loads(done.stdout)
 
 
@@ -51,7 +51,7 @@ def until_said(*words: str, parts: tuple[str, ...], code: int = 0) -> str:
         said = f"{done.returncode}: {done.stdout}{done.stderr}"
         if done.returncode == code and all(part in said for part in parts):
             return done.stdout + done.stderr
-    pytest.fail(f"quorate {' '.join(words)}: never {parts} with code {code}, but {said}")
+    pytest.fail(f"rallypoint {' '.join(words)}: never {parts} with code {code}, but {said}")
 
 
 def checks(document: Any) -> dict[str, Any]:

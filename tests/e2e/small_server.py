@@ -1,4 +1,4 @@
-"""`quorate serve` as it is, but with snapshots after a few hundred changes: a kill must meet them, too.
+"""`rallypoint serve` as it is, but with snapshots after a few hundred changes: a kill must meet them, too.
 
     python small_server.py ENTRIES honest|forgetful serve ...
 
@@ -9,8 +9,8 @@ import faulthandler
 import sys
 from functools import partial
 
-from quorate.cli import main
-from quorate.server import journal
+from rallypoint.cli import main
+from rallypoint.server import journal
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(30, exit=False)  # no server of a campaign lives for so long, or starts so slowly

@@ -193,9 +193,9 @@ def test_full_disk_stops_acknowledging_disturbs_nobody_and_goes_on_when_there_is
 
 
 def refused(*options: str) -> str:
-    """What `quorate serve` says when it does not start."""
+    """What `rallypoint serve` says when it does not start."""
     done = subprocess.run(
-        [sys.executable, "-m", "quorate", "serve", "--bind", loopback(), *options],
+        [sys.executable, "-m", "rallypoint", "serve", "--bind", loopback(), *options],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

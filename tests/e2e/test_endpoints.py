@@ -109,7 +109,7 @@ def test_scenario_20_node_that_hosts_itself_says_loudly_where_and_for_whom(stage
     assert said["address"] == bind
     assert said["waits_for"].startswith("at least 1 more node must reach it there")
     line = node.wait_line("serves this run itself", bind)
-    assert line.startswith("WARNING:quorate:")
+    assert line.startswith("WARNING:rallypoint:")
     assert "at least 1 more node must reach it there" in line
     node.event("WaitingFor", lambda fact: fact["reason"] == "1 of at least 2 nodes joined: alone")
 
@@ -121,7 +121,7 @@ def test_scenario_23_second_server_on_a_taken_port_says_who_could_have_it(stage:
     second = stage.serve(bind, listens=False)
     assert second.wait_exit() not in (0, None)
     (line,) = second.errors
-    for part in (bind, "taken", "quorate serve", "ss -ltnp", "--bind"):
+    for part in (bind, "taken", "rallypoint serve", "ss -ltnp", "--bind"):
         assert part in line
     node = stage.node(f"tcp://{bind}/fine?min_nodes=1&local_addr=127.0.0.1&{QUICK}", "a")
     node.round()

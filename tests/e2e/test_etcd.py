@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from quorate.kv.types import Put
+from rallypoint.kv.types import Put
 from tests.backends.etcd.kit import ELECTION_S, needs
 from tests.e2e.etcd_faults import NAMES, Campaign
 from tests.e2e.etcd_world import SLACK_S, TTL_S, World, three
 from tests.e2e.kit import Stage, members_agree
 
-pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'")
 
 
 @pytest.fixture
@@ -74,15 +74,15 @@ def test_write_of_a_coordinator_whose_lease_has_ended_is_refused(cluster):
     """The fence, on a real etcd: the term is the create revision of a key that went with the lease."""
     import asyncio
 
-    from quorate.backends.etcd.backend import EtcdBackend
-    from quorate.backends.etcd.security import Security
-    from quorate.backends.etcd.shared import Connection
-    from quorate.rendezvous.fenced import Deposed, FencedWriter
-    from quorate.rendezvous.keys import RunKeys
+    from rallypoint.backends.etcd.backend import EtcdBackend
+    from rallypoint.backends.etcd.security import Security
+    from rallypoint.backends.etcd.shared import Connection
+    from rallypoint.rendezvous.fenced import Deposed, FencedWriter
+    from rallypoint.rendezvous.keys import RunKeys
 
     async def check():
         backend = EtcdBackend(Connection.to(tuple(cluster.endpoints.split(",")), Security()))
-        keys = RunKeys("quorate", "fence")
+        keys = RunKeys("rallypoint", "fence")
         try:
             session = await backend.open_session(5.0)
             term = (await backend.txn((), [Put(keys.coordinator, b"old", session.lease)])).revision

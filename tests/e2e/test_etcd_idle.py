@@ -7,7 +7,7 @@ import pytest
 from tests.backends.etcd.kit import needs, running
 from tests.e2e.kit import Stage
 
-pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'")
 
 OPTIONS = "local_addr=127.0.0.1&join_timeout=300&confirm_timeout=60"
 

@@ -8,7 +8,7 @@ from tests.backends.etcd.kit import EtcdCluster, needs, ticks
 from tests.e2e.etcd_world import SLACK_S, TTL_S, World
 from tests.e2e.kit import Machine, Stage
 
-pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'")
 
 pytestmark = pytest.mark.slow
 

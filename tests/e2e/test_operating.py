@@ -1,4 +1,4 @@
-"""`quorate why` and `quorate doctor` in staged situations: are they right about what is wrong, and what to do?"""
+"""`rallypoint why` and `rallypoint doctor` in staged situations: are they right about what is wrong, and what to do?"""
 
 import shutil
 import socket
@@ -174,7 +174,7 @@ def test_closed_run_says_by_whom_and_why(place):
     assert "wrong dataset" in error
     said = ask("why", url)
     assert error[1:] in said, "in the words of the node's own error"
-    assert "quorate reopen" in said
+    assert "rallypoint reopen" in said
     assert "was closed already" in ask("close", url)
 
 
@@ -207,10 +207,10 @@ def test_server_that_nobody_started_is_told_as_such():
     url = f"tcp://{endpoint}/run"
     said = ask("why", url, code=4)
     assert f"{endpoint} cannot be reached: connection refused" in said
-    assert "quorate doctor" in said
+    assert "rallypoint doctor" in said
     found = checks(ask_json("doctor", f"{url}?min_nodes=1", code=1))["connect"]
     assert "nobody listens there" in found["found"]
-    assert f"quorate serve --bind {endpoint}" in found["fix"]
+    assert f"rallypoint serve --bind {endpoint}" in found["fix"]
     with socket.socket() as probe:
         assert probe.connect_ex((endpoint.partition(":")[0], 29400)) != 0, "looking serves nothing"
 
@@ -253,7 +253,7 @@ def test_port_of_torchs_store_is_recognised(stage):
     stage.processes.append(other)
     port = other.until(lambda: next(iter(other.facts), None), "its port")["kind"]
     found = checks(ask_json("doctor", f"tcp://127.0.0.1:{port}/run", "--timeout", "2", code=1))["protocol"]
-    assert "is not a Quorate server: it is torch's TCPStore" in found["found"]
+    assert "is not a Rallypoint server: it is torch's TCPStore" in found["found"]
 
 
 def test_name_that_does_not_resolve_is_told_as_such():
@@ -333,13 +333,13 @@ def test_etcd_without_a_majority_says_so(stage, tmp_path):
     assert "use an etcd:// URL" in wrong["fix"]
     if has_etcd():
         said = ask("why", url, "--timeout", "3", code=4)
-        assert "quorate doctor" in said
+        assert "rallypoint doctor" in said
 
 
 def has_etcd() -> bool:
     """Whether this version opens etcd:// URLs."""
-    from quorate.backends.schemes import backend_opener
-    from quorate.errors import SettingsError
+    from rallypoint.backends.schemes import backend_opener
+    from rallypoint.errors import SettingsError
 
     try:
         backend_opener("etcd")

@@ -1,5 +1,5 @@
-"""`quorate why` and `quorate doctor` when something is in the way of an etcd. What a run on one waits for is staged in
-`test_operating.py`, beside the same on a server."""
+"""`rallypoint why` and `rallypoint doctor` when something is in the way of an etcd. What a run on one waits for is
+staged in `test_operating.py`, beside the same on a server."""
 
 import sys
 
@@ -35,7 +35,7 @@ def test_etcd_that_nobody_started_is_told_as_such():
     url = f"etcd://{endpoint}/run"
     said = ask("why", url, "--timeout", "2", code=4)
     assert f"etcd at {endpoint} cannot be used: connection refused" in said
-    assert "quorate doctor" in said
+    assert "rallypoint doctor" in said
     found = checks(ask_json("doctor", url, code=1))
     assert "nobody listens there" in found[f"connect {endpoint}"]["found"]
     assert "start the etcd member" in found[f"connect {endpoint}"]["fix"]
@@ -115,7 +115,7 @@ def test_paused_members_of_three_are_named_and_a_majority_goes_on(tmp_path):
             if not leader.has_leader():
                 break
         said = ask("why", url, "--timeout", "2", code=4)
-        assert "quorate doctor" in said
+        assert "rallypoint doctor" in said
         found = checks(ask_json("doctor", url, "--timeout", "2", code=1))
         assert "0 of 3 endpoints healthy" in found["cluster"]["found"]
         assert "a majority of etcd's members has to be up" in found["cluster"]["fix"]

@@ -90,7 +90,7 @@ def test_two_jobs_on_one_server_are_two_runs(stage):
     second = stage.serve(endpoint, listens=False)
     assert second.wait_exit() != 0
     said = "\n".join(second.errors)
-    assert "is taken: another `quorate serve`" in said
+    assert "is taken: another `rallypoint serve`" in said
     assert "one server takes any number of runs" in said
 
 
@@ -150,7 +150,7 @@ def test_a_reader_that_goes_away_ends_the_command(stage):
     node = stage.node(f"tcp://{endpoint}/pipe?min_nodes=1", "a")
     node.round()
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")}
-    argv = [sys.executable, "-m", "quorate", "events", f"tcp://{endpoint}/pipe", "--follow"]
+    argv = [sys.executable, "-m", "rallypoint", "events", f"tcp://{endpoint}/pipe", "--follow"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as following:
         assert following.stdout is not None
         assert "round 1 is active" in following.stdout.readline()
@@ -185,4 +185,4 @@ def _told(process: Process, kind: str):
 
 
 def start(*words: str) -> Process:
-    return Process(" ".join(words), [sys.executable, "-m", "quorate", *words])
+    return Process(" ".join(words), [sys.executable, "-m", "rallypoint", *words])

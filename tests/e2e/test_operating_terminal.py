@@ -22,7 +22,7 @@ class Terminal:
     """A window of a tmux server of its own."""
 
     def __init__(self, width: int, height: int) -> None:
-        self._socket = f"quorate-{os.getpid()}-{next(_numbers)}"
+        self._socket = f"rallypoint-{os.getpid()}-{next(_numbers)}"
         env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "TERM": "xterm-256color"}
         for size_of_another in ("COLUMNS", "LINES"):
             env.pop(size_of_another, None)
@@ -71,7 +71,7 @@ class Terminal:
         pytest.fail(f"never {parts} without {absent}, but:\n{self.text}")
 
     def command(self, *words: str) -> None:
-        self.type(" ".join([sys.executable, "-m", "quorate", *words]))
+        self.type(" ".join([sys.executable, "-m", "rallypoint", *words]))
 
     def end(self) -> None:
         self._tmux("kill-server")

@@ -8,14 +8,14 @@ import asyncio
 import threading
 from pathlib import Path
 
-from quorate.backends.register.backend import RegisterBackend
-from quorate.backends.register.cell import BlockingCell
-from quorate.backends.register.file import FileCell, path_of
-from quorate.kv.types import Batch
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.membership import Joined
-from quorate.rendezvous.records import RoundPhase
-from quorate.testing.checkers import Safety
+from rallypoint.backends.register.backend import RegisterBackend
+from rallypoint.backends.register.cell import BlockingCell
+from rallypoint.backends.register.file import FileCell, path_of
+from rallypoint.kv.types import Batch
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.membership import Joined
+from rallypoint.rendezvous.records import RoundPhase
+from rallypoint.testing.checkers import Safety
 from tests.e2e.kit import Node, Stage
 
 NODES = 32
@@ -66,7 +66,7 @@ class Recorder:
 
 def check_guarantees(batches: list[Batch], nodes: list[Node]) -> int:
     """Every safety guarantee; how many rounds became active."""
-    safety = Safety(RunKeys("quorate", "crowd"), LEAST, NODES)
+    safety = Safety(RunKeys("rallypoint", "crowd"), LEAST, NODES)
     returns: dict[int, list[tuple[str, Joined]]] = {}
     for node in nodes:
         for fact in node.all("round"):

@@ -1,4 +1,4 @@
-"""`quorate run` on one machine: growing, shrinking, killed workers and launchers, and nothing left behind."""
+"""`rallypoint run` on one machine: growing, shrinking, killed workers and launchers, and nothing left behind."""
 
 import os
 import signal
@@ -24,8 +24,8 @@ def test_run_grows_from_two_to_four_and_shrinks_to_two(stage, endpoint, tmp_path
     c, d = run.start("c"), run.start("d")
     grown = consistent(*(one.workers(8, count=2) for one in (a, b, c, d)))
     assert {fact["node"]: fact["GROUP_RANK"] for fact in grown}["a"] == 0
-    number = grown[0]["QUORATE_ROUND"]
-    assert number > first[0]["QUORATE_ROUND"]
+    number = grown[0]["RALLYPOINT_ROUND"]
+    assert number > first[0]["RALLYPOINT_ROUND"]
     killed_at = c.kill()
     d.kill()
     shrunk = consistent(*(one.workers(4, above=number, count=2) for one in (a, b)))
@@ -49,7 +49,7 @@ def test_worker_that_is_killed_is_started_again_with_all_others(stage, endpoint,
     run = Run(stage, endpoint, tmp_path, "2", "--nproc-per-node", "2", "--max-restarts", "1")
     a, b = run.start("a", words=("children",)), run.start("b")
     workers = consistent(a.workers(4, count=2), b.workers(4, count=2))
-    number = workers[0]["QUORATE_ROUND"]
+    number = workers[0]["RALLYPOINT_ROUND"]
     os.kill(workers[0]["pid"], signal.SIGKILL)
     again = consistent(*(one.workers(4, above=number, count=2) for one in (a, b)))
     assert {fact["TORCHELASTIC_RESTART_COUNT"] for fact in again} == {1}
@@ -67,7 +67,7 @@ def test_guard_that_is_killed_takes_its_workers_along_and_counts_as_their_failur
     (worker,) = a.workers(1)
     guard = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(guard, signal.SIGKILL)
-    (again,) = a.workers(1, above=worker["QUORATE_ROUND"])
+    (again,) = a.workers(1, above=worker["RALLYPOINT_ROUND"])
     assert again["TORCHELASTIC_RESTART_COUNT"] == 1
     run.wait_left(4, "a guard, a worker and its two children; of the killed ones nothing is left")
     run.finish(a)
@@ -76,7 +76,7 @@ def test_guard_that_is_killed_takes_its_workers_along_and_counts_as_their_failur
 def test_node_that_is_preempted_leaves_first_and_gives_its_workers_time(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:2", "--grace-period", "1.5")
     a, b = run.start("a"), run.start("b", words=("deaf",))
-    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    number = consistent(a.workers(2), b.workers(2))[0]["RALLYPOINT_ROUND"]
     told_at = b.terminate()
     b.wait("deaf")
     alone = a.workers(1, above=number)[0]
@@ -90,7 +90,7 @@ def test_node_that_is_preempted_leaves_first_and_gives_its_workers_time(stage, e
 def test_operator_asks_a_node_to_go_and_it_ends_without_failure(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:2")
     a, b = run.start("a"), run.start("b")
-    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    number = consistent(a.workers(2), b.workers(2))[0]["RALLYPOINT_ROUND"]
     until_said("drain", run.url, "b", "--reason", "its disk is failing", parts=("b",))
     assert b.wait_exit() == 0
     assert b.wait_line("its disk is failing")
@@ -114,7 +114,7 @@ def test_node_whose_preflight_fails_is_held_back_with_its_reason_for_everybody(s
 
 def test_node_whose_preflight_never_succeeds_ends_with_its_own_code(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2", conf="hold_back=0.2,join_timeout=1")
-    b = run.start("b", "--preflight", f"export QUORATE_WORKER_OF={run.id}/b; setsid sleep 300 & exit 3")
+    b = run.start("b", "--preflight", f"export RALLYPOINT_WORKER_OF={run.id}/b; setsid sleep 300 & exit 3")
     assert b.wait_exit() == 83
     assert b.wait_line("did not join: preflight", "exited with 3")
     run.nothing_is_left()
@@ -150,7 +150,7 @@ def test_workers_go_on_while_nobody_serves_and_form_again_once_when_somebody_doe
     server = stage.serve(bind, "--data", data)
     run = Run(stage, bind, tmp_path, "2", conf="keep_alive_interval=1,keep_alive_max_attempt=3")
     a, b = run.start("a"), run.start("b")
-    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    number = consistent(a.workers(2), b.workers(2))[0]["RALLYPOINT_ROUND"]
     server.kill()
     for one in (a, b):
         one.wait_line("lost its session")
@@ -169,7 +169,7 @@ def test_launcher_that_hosts_the_run_is_killed_and_the_others_carry_on(stage, tm
     a = run.start("a")
     a.wait_line("serves this run itself")
     b, c = run.start("b"), run.start("c")
-    number = consistent(*(one.workers(3) for one in (a, b, c)))[0]["QUORATE_ROUND"]
+    number = consistent(*(one.workers(3) for one in (a, b, c)))[0]["RALLYPOINT_ROUND"]
     a.kill()
     consistent(*(one.workers(2, above=number) for one in (b, c)))
     assert any("serves this run itself" in line for line in b.errors + c.errors)

@@ -1,4 +1,4 @@
-"""`quorate run` on three machines (network namespaces): growing, shrinking, and a machine that is gone at once."""
+"""`rallypoint run` on three machines (network namespaces): growing, shrinking, and a machine that is gone at once."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def test_run_on_three_machines_grows_to_four_nodes_and_shrinks_to_two(network: S
     grown = consistent(*(launcher.workers(8, count=2) for launcher in (a, b, c, d)))
     c.kill()
     d.kill()
-    shrunk = consistent(*(launcher.workers(4, above=grown[0]["QUORATE_ROUND"], count=2) for launcher in (a, b)))
+    shrunk = consistent(*(launcher.workers(4, above=grown[0]["RALLYPOINT_ROUND"], count=2) for launcher in (a, b)))
     assert marked(f"{run.id}/c") == marked(f"{run.id}/d") == []
     os.kill(next(fact["pid"] for fact in shrunk if fact["node"] == "b"), signal.SIGKILL)
     assert (a.wait_exit(), b.wait_exit()) == (137, 137), "a worker failed, and there are no restarts"
@@ -48,7 +48,7 @@ def test_machine_that_is_gone_at_once_is_replaced_by_those_that_are_left(network
     c = run.start("c", machine=three, words=("children",))
     grown = consistent(*(launcher.workers(3) for launcher in (a, b, c)))
     power_off(three)
-    shrunk = consistent(*(launcher.workers(2, above=grown[0]["QUORATE_ROUND"]) for launcher in (a, b)))
+    shrunk = consistent(*(launcher.workers(2, above=grown[0]["RALLYPOINT_ROUND"]) for launcher in (a, b)))
     assert a.wait_line("stops the workers", "lost: c")
     assert marked(f"{run.id}/c") == []
 
@@ -58,5 +58,5 @@ def test_machine_that_is_gone_at_once_is_replaced_by_those_that_are_left(network
     ip("-n", two.name, "link", "set", "eth0", "up")
     ip("-n", two.name, "route", "replace", "default", "via", one.address)
     assert b.wait_line("stops the workers")
-    consistent(*(launcher.workers(2, above=shrunk[0]["QUORATE_ROUND"]) for launcher in (a, b)))
+    consistent(*(launcher.workers(2, above=shrunk[0]["RALLYPOINT_ROUND"]) for launcher in (a, b)))
     run.finish(a, b)

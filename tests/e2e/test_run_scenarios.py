@@ -1,4 +1,4 @@
-"""What hurt users of other launchers, through `quorate run`: each test is named by its row of that list."""
+"""What hurt users of other launchers, through `rallypoint run`: each test is named by its row of that list."""
 
 import signal
 import time
@@ -19,14 +19,14 @@ def endpoint(stage: Stage) -> str:
 
 def interrupted_and_started_again(run: Run, times: int) -> None:
     a, b = run.start("a"), run.start("b")
-    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    number = consistent(a.workers(2), b.workers(2))[0]["RALLYPOINT_ROUND"]
     for _ in range(times):
         b.interrupt()
         assert b.wait_exit() == 130
         b = run.start("b")
         again = consistent(a.workers(2, above=number), b.workers(2))
         assert {fact["TORCHELASTIC_RESTART_COUNT"] for fact in again} == {0}
-        number = again[0]["QUORATE_ROUND"]
+        number = again[0]["RALLYPOINT_ROUND"]
     assert not [line for line in a.errors if "closed" in line or "Error" in line], a.story
     run.say("finish")
     assert (a.wait_exit(), b.wait_exit()) == (0, 0)
@@ -45,7 +45,7 @@ def test_row_01_second_of_two_launchers_is_interrupted_and_started_again_twenty_
 def test_row_03_survivors_of_a_killed_launcher_are_told_and_form_again(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2:3")
     launchers = a, b, c = [run.start(name) for name in "abc"]
-    number = consistent(*(one.workers(3) for one in launchers))[0]["QUORATE_ROUND"]
+    number = consistent(*(one.workers(3) for one in launchers))[0]["RALLYPOINT_ROUND"]
     killed_at = c.kill()
     told = [one.wait("told") for one in (a, b)]
     assert max(fact["at"] for fact in told) - killed_at < 1.5 + 4, "workers are told; the time to live is 15 s"
@@ -66,7 +66,7 @@ def test_row_04_spare_takes_the_place_of_a_killed_member_and_survivors_keep_thei
     assert c.all("worker") == []
     assert first[1]["node"] == "b", "the first round is in natural order"
     killed_at = a.kill()
-    second = consistent(b.workers(2, above=first[0]["QUORATE_ROUND"]), c.workers(2))
+    second = consistent(b.workers(2, above=first[0]["RALLYPOINT_ROUND"]), c.workers(2))
     assert {fact["node"]: fact["rank"] for fact in second} == {"b": 1, "c": 0}
     assert min(fact["at"] for fact in second) - killed_at < 2 + 8
     run.finish(b, c)
@@ -87,13 +87,13 @@ def test_row_05_more_launchers_than_places_are_spares_and_end_well_with_the_run(
 def test_row_07_launcher_that_stalls_is_missed_only_beyond_its_time_to_live_and_comes_back(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:2", conf="keep_alive_interval=1,keep_alive_max_attempt=4")
     a, b = run.start("a"), run.start("b")
-    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    number = consistent(a.workers(2), b.workers(2))[0]["RALLYPOINT_ROUND"]
     b.stop()
     time.sleep(1.5)  # the stall
     b.go_on()
     assert len(a.all("worker")) == 1, "nothing happened"
     b.stop()
-    alone = a.workers(1, above=number)[0]["QUORATE_ROUND"]
+    alone = a.workers(1, above=number)[0]["RALLYPOINT_ROUND"]
     b.go_on()
     assert b.wait_line("lost its session")
     assert b.wait_line("stops the workers")
@@ -105,12 +105,12 @@ def test_row_07_launcher_that_stalls_is_missed_only_beyond_its_time_to_live_and_
 def test_row_10_node_that_is_lost_again_and_again_is_held_back_with_a_reason(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:2", conf="hold_back_losses=2,hold_back=300")
     a = run.start("a")
-    number = a.workers(1)[0]["QUORATE_ROUND"]
+    number = a.workers(1)[0]["RALLYPOINT_ROUND"]
     for _ in range(2):
         c = run.start("c")
-        number = consistent(a.workers(2, above=number), c.workers(2))[0]["QUORATE_ROUND"]
+        number = consistent(a.workers(2, above=number), c.workers(2))[0]["RALLYPOINT_ROUND"]
         c.kill()
-        number = a.workers(1, above=number)[0]["QUORATE_ROUND"]
+        number = a.workers(1, above=number)[0]["RALLYPOINT_ROUND"]
     c = run.start("c")
     assert c.wait_line("waits for", "held back", "c"), "it says so itself"
     assert "c" in until_said("why", run.url, parts=("held back",))
@@ -155,7 +155,7 @@ def test_row_16_server_that_starts_after_its_nodes_is_waited_for(stage, tmp_path
 def test_row_17_run_that_fell_below_its_minimum_goes_on_when_that_is_back(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2:3")
     a, b = run.start("a"), run.start("b")
-    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    number = consistent(a.workers(2), b.workers(2))[0]["RALLYPOINT_ROUND"]
     said = len(a.errors)  # it may have waited for b, too, before there was a round
     b.kill()
     a.wait_line("waits for", "1 of at least 2 nodes joined: a", after=said)
@@ -179,12 +179,12 @@ def test_row_18_nodes_that_the_autoscaler_brings_are_admitted_in_one_batch(stage
 def test_row_19_restart_budget_is_one_number_for_the_run(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2", "--max-restarts", "2")
     a, b = run.start("a"), run.start("b")
-    number = consistent(a.workers(2), b.workers(2))[0]["QUORATE_ROUND"]
+    number = consistent(a.workers(2), b.workers(2))[0]["RALLYPOINT_ROUND"]
     for used, rank in ((1, 0), (2, 1)):
         run.say(f"fail-{rank}", "3")
         again = consistent(*(one.workers(2, above=number) for one in (a, b)))
         assert {fact["TORCHELASTIC_RESTART_COUNT"] for fact in again} == {used}
-        number = again[0]["QUORATE_ROUND"]
+        number = again[0]["RALLYPOINT_ROUND"]
     b.interrupt()
     assert b.wait_exit() == 130
     b = run.start("b")

@@ -172,7 +172,7 @@ def test_node_that_hosts_itself_without_a_token_binds_its_endpoint_only_and_warn
     assert "anybody who reaches the port can join: give a token_file to all nodes" in hosting["text"]
 
 
-# --- `quorate serve` --------------------------------------------------------------------------------------------------
+# --- `rallypoint serve` ---------------------------------------------------------------------------------------------
 
 
 def cannot_start(stage: Stage, bind: str, *options: str) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quorate.wire.frames import GREETING, HELLO_LIMIT, frame
-from quorate.wire.messages import Going, Hello, Refused, encoder, server_decoder, welcome_decoder
+from rallypoint.wire.frames import GREETING, HELLO_LIMIT, frame
+from rallypoint.wire.messages import Going, Hello, Refused, encoder, server_decoder, welcome_decoder
 from tests.e2e.kit import PATIENCE_S, Node, Server, Stage, loopback, members_agree
 
 QUICK = "last_call_timeout=0.3&local_addr=127.0.0.1&join_timeout=60"
@@ -69,7 +69,7 @@ def test_scenario_15_strangers_are_refused_in_one_line_each_while_a_run_goes_on(
 
     speech = {
         "bytes that begin": b"\x00" + random.Random(15).randbytes(5_000),
-        "HTTP": b"GET /metrics HTTP/1.1\r\nHost: quorate\r\n\r\n",
+        "HTTP": b"GET /metrics HTTP/1.1\r\nHost: rallypoint\r\n\r\n",
         "a pickle": pickle.dumps({"rank": 0}),
         "TLS": bytes.fromhex("16030100f1010000ed0303") + bytes(100),
         "SSH": b"SSH-2.0-OpenSSH_9.2\r\n",
@@ -78,7 +78,7 @@ def test_scenario_15_strangers_are_refused_in_one_line_each_while_a_run_goes_on(
     before = len(server.errors)
     for what, sent in speech.items():
         line = answer_to(endpoint, sent).decode().rpartition("\r\n\r\n")[2]
-        assert line.startswith(f"this is a Quorate server, and it was sent {what}")
+        assert line.startswith(f"this is a Rallypoint server, and it was sent {what}")
         assert line.endswith("\n")
         assert line.count("\n") == 1
         a.call("store.add", "during", 1)
@@ -133,7 +133,7 @@ def test_scenario_15_browser_is_told_that_this_is_no_web_server(stage: Stage):
         check=True,
     )
     line, status = done.stdout.splitlines()
-    assert line.startswith("this is a Quorate server, and it was sent HTTP")
+    assert line.startswith("this is a Rallypoint server, and it was sent HTTP")
     assert status == "400"
 
 
@@ -169,4 +169,4 @@ def test_node_at_the_port_of_something_else_fails_at_once_and_says_what_it_is(st
             one.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
             failed = node.wait("error")
     assert failed["error"] == "RendezvousConnectionError"
-    assert f"{endpoint} is not a Quorate server: it answered with HTTP. Is the port right?" in failed["text"]
+    assert f"{endpoint} is not a Rallypoint server: it answered with HTTP. Is the port right?" in failed["text"]

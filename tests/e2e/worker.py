@@ -26,7 +26,7 @@ NAMES = (
     "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS",
-    "QUORATE_ROUND",
+    "RALLYPOINT_ROUND",
 )
 
 
@@ -36,7 +36,7 @@ def say(kind: str, **more: object) -> None:
 
 def main() -> None:
     directory, *words = Path(sys.argv[1]), *sys.argv[2:]
-    rank, node = os.environ["RANK"], os.environ["QUORATE_NODE"]
+    rank, node = os.environ["RANK"], os.environ["RALLYPOINT_NODE"]
     if "children" in words:
         subprocess.Popen(["sleep", "300"])
         subprocess.Popen(["sleep", "300"], start_new_session=True)

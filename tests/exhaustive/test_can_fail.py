@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from quorate.rendezvous import coordinator
-from quorate.rendezvous import decide as deciding
-from quorate.rendezvous.coordinator import Coordinator
-from quorate.rendezvous.fenced import FencedWriter
-from quorate.rendezvous.node import Node
-from quorate.rendezvous.presence import Presence
-from quorate.rendezvous.view import View
-from quorate.testing.checkers import (
+from rallypoint.rendezvous import coordinator
+from rallypoint.rendezvous import decide as deciding
+from rallypoint.rendezvous.coordinator import Coordinator
+from rallypoint.rendezvous.fenced import FencedWriter
+from rallypoint.rendezvous.node import Node
+from rallypoint.rendezvous.presence import Presence
+from rallypoint.rendezvous.view import View
+from rallypoint.testing.checkers import (
     Broke,
     BrokeAgreement,
     BrokeBarrier,
@@ -26,7 +26,7 @@ from quorate.testing.checkers import (
     BrokeFinality,
     BrokeFreshness,
 )
-from quorate.testing.exhaustive import Budget, Setup, explore
+from rallypoint.testing.exhaustive import Budget, Setup, explore
 
 
 class Patch(NamedTuple):

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from quorate.rendezvous.records import CoordinatorRecord, encode
-from quorate.testing.exhaustive import Budget, Setup, explore
-from quorate.testing.exhaustive.actors import Actor, Input
-from quorate.testing.exhaustive.automaton import Automaton, Path, Step
-from quorate.testing.exhaustive.fingerprint import Fingerprint
-from quorate.testing.exhaustive.liveness import live_after
-from quorate.testing.exhaustive.symbols import Moment, Rev
-from quorate.testing.exhaustive.words import wordless
+from rallypoint.rendezvous.records import CoordinatorRecord, encode
+from rallypoint.testing.exhaustive import Budget, Setup, explore
+from rallypoint.testing.exhaustive.actors import Actor, Input
+from rallypoint.testing.exhaustive.automaton import Automaton, Path, Step
+from rallypoint.testing.exhaustive.fingerprint import Fingerprint
+from rallypoint.testing.exhaustive.liveness import live_after
+from rallypoint.testing.exhaustive.symbols import Moment, Rev
+from rallypoint.testing.exhaustive.words import wordless
 
 OTHER_WAYS = 1
 
@@ -72,7 +72,7 @@ class Doubting(Automaton):
     ],
 )
 def test_processes_with_equal_fingerprints_go_on_alike(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.testing.exhaustive.world.Automaton", Doubting)
+    monkeypatch.setattr("rallypoint.testing.exhaustive.world.Automaton", Doubting)
     monkeypatch.setattr(Doubting, "compared", 0)
     report = explore(setup, max_states=600)
     assert report.broke is None, str(report)

@@ -1,12 +1,12 @@
-"""No order of events in a tiny world breaks a guarantee. The long list: `python -m quorate.testing.exhaustive`."""
+"""No order of events in a tiny world breaks a guarantee. The long list: `python -m rallypoint.testing.exhaustive`."""
 
 import subprocess
 import sys
 
 import pytest
 
-from quorate.testing.exhaustive import QUICK, WORLDS, Budget, Setup, explore
-from quorate.testing.exhaustive.__main__ import main
+from rallypoint.testing.exhaustive import QUICK, WORLDS, Budget, Setup, explore
+from rallypoint.testing.exhaustive.__main__ import main
 
 ENOUGH_STATES = 2_000
 
@@ -43,7 +43,7 @@ def test_names_of_worlds_are_all_different() -> None:
 
 
 def test_command_reports_a_line_for_each_world() -> None:
-    command = [sys.executable, "-m", "quorate.testing.exhaustive", "--world", "2-plain", "--quiet"]
+    command = [sys.executable, "-m", "rallypoint.testing.exhaustive", "--world", "2-plain", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.startswith("2-plain: 2 nodes, min=max=2: ")
     assert done.stdout.endswith(", all explored, ok\n")

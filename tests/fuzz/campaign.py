@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from quorate.wire.frames import GREETING, Framer, frame
-from quorate.wire.messages import AskStatus, ClientFrame, Hello, encoder, welcome_decoder
+from rallypoint.wire.frames import GREETING, Framer, frame
+from rallypoint.wire.messages import AskStatus, ClientFrame, Hello, encoder, welcome_decoder
 from tests.fuzz.mutants import Mutants
 
 TOKEN = "the token of the campaign"
@@ -85,13 +85,13 @@ def _rounded(figures: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 class Target:
-    """A process of `quorate serve`."""
+    """A process of `rallypoint serve`."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         token = folder / "token"
         token.write_text(TOKEN)
         token.chmod(0o600)
-        command = [sys.executable, "-m", "quorate", "serve", "--bind", "127.0.0.1:0", "--token-file", str(token)]
+        command = [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0", "--token-file", str(token)]
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen([*command, *LIMITS, *options], stderr=log)

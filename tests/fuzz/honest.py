@@ -11,9 +11,9 @@ import os
 import sys
 import threading
 
-from quorate.backends.dial import dial
-from quorate.backends.tcp import TcpBackend
-from quorate.kv.types import Put
+from rallypoint.backends.dial import dial
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.kv.types import Put
 
 PAUSE_S = 0.002
 TTL_S = 3_600.0

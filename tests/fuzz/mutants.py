@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from quorate.kv import types as kv
-from quorate.wire.frames import frame
-from quorate.wire.messages import (
+from rallypoint.kv import types as kv
+from rallypoint.wire.frames import frame
+from rallypoint.wire.messages import (
     AskStatus,
     Claim,
     ClientFrame,
@@ -24,7 +24,7 @@ from quorate.wire.messages import (
     encoder,
 )
 
-OWN = "/quorate/fuzz/"
+OWN = "/rallypoint/fuzz/"
 HEADER = 4
 NUMBERS = (0, 1, -1, 2, 127, 128, 255, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63))
 FLOATS = (0.0, -1.0, 0.001, 5.0, 1e300, float("inf"), float("-inf"), float("nan"))

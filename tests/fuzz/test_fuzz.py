@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quorate.wire.messages import client_decoder
+from rallypoint.wire.messages import client_decoder
 from tests.fuzz import campaign
 from tests.fuzz.mutants import Mutants, harms_others
 

@@ -10,7 +10,7 @@ import sys
 
 import jax
 
-from quorate.integrations.jax import initialize, shutdown
+from rallypoint.integrations.jax import initialize, shutdown
 
 
 def say(kind: str, **fact: object) -> None:

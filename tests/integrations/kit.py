@@ -65,7 +65,7 @@ class Job:
         conf: str = "",
         restarts: int = 3,
         env: dict[str, str] | None = None,
-        backend: str = "quorate",
+        backend: str = "rallypoint",
     ) -> Agent:
         """Start one. Short sessions, so that a loss without a word is known soon."""
         options = ",".join(filter(None, [f"name={name}", "keep_alive_interval=1", conf]))

@@ -5,10 +5,10 @@ import sys
 import torch
 import torch.distributed as dist
 
-import quorate
-from quorate.integrations.torchrun import TorchStore
+import rallypoint
+from rallypoint.integrations.torchrun import TorchStore
 
-handler = quorate.create_handler(sys.argv[1])
+handler = rallypoint.create_handler(sys.argv[1])
 world = handler.next_rendezvous()
 dist.init_process_group("gloo", store=TorchStore(world.store), rank=world.rank, world_size=world.world_size)
 total = torch.tensor([float(world.rank + 1)])

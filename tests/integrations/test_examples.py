@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from quorate.cli import main
-from quorate.integrations.hosts import Detected, detect
-from quorate.integrations.schedulers.kubernetes import JOBSET_VARIABLES, OPTIONAL_VARIABLES
+from rallypoint.cli import main
+from rallypoint.integrations.hosts import Detected, detect
+from rallypoint.integrations.schedulers.kubernetes import JOBSET_VARIABLES, OPTIONAL_VARIABLES
 from tests.integrations.recorded import recorded
 from tests.tidy.sources import ROOT
 
@@ -29,7 +29,7 @@ FLAGS = frozenset(
         *("--local-addr", "--role", "--redirects", "--tee", "--log-dir", "--no-python"),
     }
 )
-"""torchrun's, which `quorate run` takes too."""
+"""torchrun's, which `rallypoint run` takes too."""
 UID = "3f9c1b2a-0000-4000-8000-000000000000"
 
 
@@ -40,21 +40,21 @@ def documents(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def commands(path: Path) -> Iterator[list[str]]:
-    """Every command of an example that has `quorate run` in it, in words."""
+    """Every command of an example that has `rallypoint run` in it, in words."""
     if path.suffix == ".yaml":
         text = path.read_text(encoding="utf-8")
-        for line in re.findall(r"command: (\[quorate.*\])", text):
+        for line in re.findall(r"command: (\[rallypoint.*\])", text):
             yield [str(word) for word in yaml.safe_load(line)]
         return
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in text.splitlines():
-        if "quorate run" in line and not line.lstrip().startswith("#"):
+        if "rallypoint run" in line and not line.lstrip().startswith("#"):
             yield shlex.split(line)
 
 
 def run_arguments(words: list[str]) -> list[str]:
-    """What stands between `quorate run` and the program."""
-    at = words.index("quorate")
+    """What stands between `rallypoint run` and the program."""
+    at = words.index("rallypoint")
     assert words[at + 1] == "run"
     rest = words[at + 2 :]
     return rest[: rest.index("train.py")]

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from quorate.errors import SettingsError
-from quorate.integrations.here import detect_here
-from quorate.integrations.hosts import Detected, detect
-from quorate.settings import Settings
+from rallypoint.errors import SettingsError
+from rallypoint.integrations.here import detect_here
+from rallypoint.integrations.hosts import Detected, detect
+from rallypoint.settings import Settings
 from tests.integrations.recorded import NAMES, recorded
 
 # name of the recording -> (source, endpoint, nodes, run id); ranks are always 0, 1, 2, ... in the order of the file.
@@ -83,7 +83,7 @@ def test_launcher_in_the_wrong_place_is_told_what_to_do(name):
         with pytest.raises(SettingsError) as caught:
             detect(environ)
         assert WRONG[name] in str(caught.value)
-        assert "quorate run" in str(caught.value)
+        assert "rallypoint run" in str(caught.value)
 
 
 def test_requeued_job_is_another_run():
@@ -202,6 +202,6 @@ def test_this_process_is_asked_for_its_own_environment(monkeypatch):
 
 
 def test_importing_it_imports_no_framework():
-    code = "import sys, quorate.integrations.here; print(sorted({'torch', 'jax', 'asyncio'} & set(sys.modules)))"
+    code = "import sys, rallypoint.integrations.here; print(sorted({'torch', 'jax', 'asyncio'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quorate.errors import SettingsError
-from quorate.integrations.hosts import detect
+from rallypoint.errors import SettingsError
+from rallypoint.integrations.hosts import detect
 
 CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 TAIL = "ns.svc.cluster.local"

@@ -63,13 +63,13 @@ def test_variables_of_a_worker_are_all_that_jax_needs(stage: Stage):
 
 
 FAILS = """
-import jax, quorate.integrations.jax as ours, quorate
+import jax, rallypoint.integrations.jax as ours, rallypoint
 jax.numpy.zeros(1).block_until_ready()  # now it is too late
 try:
     ours.initialize("memory:///r?min_nodes=1")
 except RuntimeError as error:
     print(type(error).__name__)
-with quorate.join("memory:///r?min_nodes=1&join_timeout=20") as run:
+with rallypoint.join("memory:///r?min_nodes=1&join_timeout=20") as run:
     for world in run.rounds():
         print(world.world_size, len(world.members))
         break
@@ -84,8 +84,8 @@ def test_run_is_left_again_if_jax_refuses(stage: Stage):
 
 
 def test_second_call_in_a_process_is_refused():
-    from quorate.errors import RendezvousError
-    from quorate.integrations import jax as ours
+    from rallypoint.errors import RendezvousError
+    from rallypoint.integrations import jax as ours
 
     os.environ["JAX_PLATFORMS"] = "cpu"
     ours.initialize("memory:///r?min_nodes=1&local_addr=127.0.0.1")

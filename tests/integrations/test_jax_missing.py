@@ -8,7 +8,7 @@ from tests.tidy.sources import ROOT
 WITHOUT_JAX = """
 import sys
 sys.modules["jax"] = None  # importing it fails
-from quorate.integrations.jax import initialize, shutdown
+from rallypoint.integrations.jax import initialize, shutdown
 shutdown()  # nothing to do
 try:
     initialize("tcp://127.0.0.1:1/never-asked?min_nodes=1&join_timeout=30")
@@ -28,4 +28,4 @@ def test_missing_jax_is_a_sentence_and_nothing_is_joined():
         env={"PYTHONPATH": str(ROOT / "src")},
     )
     assert done.returncode == 0, done.stderr
-    assert "pip install 'quorate[jax]'" in done.stdout
+    assert "pip install 'rallypoint[jax]'" in done.stdout

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quorate.errors import SettingsError
-from quorate.integrations.schedulers.nodelist import MOST_NODES, expand, first, tasks_per_node
+from rallypoint.errors import SettingsError
+from rallypoint.integrations.schedulers.nodelist import MOST_NODES, expand, first, tasks_per_node
 
 
 @pytest.mark.parametrize(

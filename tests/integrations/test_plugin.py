@@ -6,18 +6,18 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from quorate.errors import SettingsError
-from quorate.integrations.plugin import torchrun
-from quorate.parameters import RendezvousParameters
+from rallypoint.errors import SettingsError
+from rallypoint.integrations.plugin import torchrun
+from rallypoint.parameters import RendezvousParameters
 from tests.tidy.sources import ROOT
 
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # importing it fails
-import quorate.integrations
-from quorate.integrations.plugin import torchrun
+import rallypoint.integrations
+from rallypoint.integrations.plugin import torchrun
 assert callable(torchrun())
-assert not any(name.startswith("quorate.integrations.torchrun") for name in sys.modules)
+assert not any(name.startswith("rallypoint.integrations.torchrun") for name in sys.modules)
 """
 
 
@@ -34,7 +34,7 @@ def test_plugin_loads_without_torch():
 
 
 def test_plugin_is_registered_for_torchrun():
-    (entry,) = entry_points(group="torchrun.handlers", name="quorate")
+    (entry,) = entry_points(group="torchrun.handlers", name="rallypoint")
     assert entry.load() is torchrun
 
 
@@ -42,7 +42,7 @@ def test_backend_without_torch_says_what_is_missing():
     if "torch" in sys.modules or _has_torch():
         pytest.skip("torch is here")
     with pytest.raises(ModuleNotFoundError) as caught:
-        torchrun()(RendezvousParameters("quorate", "localhost", "run", 1, 1))
+        torchrun()(RendezvousParameters("rallypoint", "localhost", "run", 1, 1))
     assert caught.value.name == "torch"
 
 

@@ -22,17 +22,17 @@ from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-import quorate
-from quorate import errors as ours
-from quorate.integrations.torchrun import TorchrunHandler, TorchStore
-from quorate.integrations.torchrun.errors import rendezvous_error
+import rallypoint
+from rallypoint import errors as ours
+from rallypoint.integrations.torchrun import TorchrunHandler, TorchStore
+from rallypoint.integrations.torchrun.errors import rendezvous_error
 
 _numbers = itertools.count(1)
 
 
 def parameters(run_id: str, nodes: tuple[int, int] = (1, 1), **config: Any) -> theirs.RendezvousParameters:
     config.setdefault("timeout", 900)
-    return theirs.RendezvousParameters("quorate", "memory://torch", run_id, *nodes, "127.0.0.1", **config)
+    return theirs.RendezvousParameters("rallypoint", "memory://torch", run_id, *nodes, "127.0.0.1", **config)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_registry_of_torch_makes_our_handler(make):
     handler = make()
     assert isinstance(handler, theirs.RendezvousHandler)
     assert isinstance(handler, TorchrunHandler)
-    assert (handler.get_backend(), handler.settings.join_timeout_s) == ("quorate", 900)
+    assert (handler.get_backend(), handler.settings.join_timeout_s) == ("rallypoint", 900)
 
 
 def test_result_is_what_the_agent_of_torch_expects(make, run_id):
@@ -176,8 +176,8 @@ def test_every_error_of_the_tree_has_a_translation():
     def below(kind: type) -> list[type]:
         return [kind, *(deeper for sub in kind.__subclasses__() for deeper in below(sub))]
 
-    tree = [kind for kind in below(ours.QuorateError) if kind.__module__ == "quorate.errors"]
-    for kind in set(tree) - {ours.QuorateError, ours.SettingsError, ours.DataError}:  # the last is of servers alone
+    tree = [kind for kind in below(ours.RallypointError) if kind.__module__ == "rallypoint.errors"]
+    for kind in set(tree) - {ours.RallypointError, ours.SettingsError, ours.DataError}:  # the last is of servers alone
         translated = rendezvous_error(kind.__new__(kind))
         assert isinstance(translated, theirs.RendezvousError), kind
 
@@ -188,7 +188,7 @@ def test_closed_run_raises_the_error_of_torch_from_ours(make):
     assert first.is_closed() is True
     with pytest.raises(theirs.RendezvousClosedError) as caught:
         second.next_rendezvous()
-    assert isinstance(caught.value.__cause__, quorate.RendezvousClosedError)
+    assert isinstance(caught.value.__cause__, rallypoint.RendezvousClosedError)
 
 
 def test_time_out_raises_the_error_of_torch(make):
@@ -337,10 +337,10 @@ def test_events_of_a_round_are_recorded_as_torch_does(make, recorded, run_id):
     handler = make()
     handler.next_rendezvous()
     handler.shutdown()
-    entered = next(event for event in recorded if event["name"] == "quorate:RoundEntered")
+    entered = next(event for event in recorded if event["name"] == "rallypoint:RoundEntered")
     assert (entered["run_id"], entered["node_state"], entered["rank"]) == (run_id, "RUNNING", 0)
     assert (entered["hostname"], entered["local_id"]) == ("127.0.0.1", handler._handler._core._local_id)
-    closed = next(event for event in recorded if event["name"] == "quorate:RunClosed")
+    closed = next(event for event in recorded if event["name"] == "rallypoint:RunClosed")
     assert closed["node_state"] == "SUCCEEDED"
 
 
@@ -366,7 +366,7 @@ def test_exception_that_is_not_ours_is_recorded_and_passed_on(make, recorded, mo
 
 
 def test_log_levels_are_those_that_users_of_torch_know(make, caplog):
-    name = "torch.distributed.elastic.rendezvous.quorate"
+    name = "torch.distributed.elastic.rendezvous.rallypoint"
     logger = logging.getLogger(name)
     logger.addHandler(caplog.handler)  # torch's own loggers do not hand on to the root
     try:

@@ -28,7 +28,7 @@ def test_agents_with_token_and_certificates_meet_and_one_without_is_told_what_is
     def handler(**config: Any) -> Any:
         given = {name: str(value) for name, value in config.items()}
         given |= {"timeout": "900", "last_call_timeout": "1"}
-        return get_rendezvous_handler(RendezvousParameters("quorate", endpoint, "safe", 2, 2, "127.0.0.1", **given))
+        return get_rendezvous_handler(RendezvousParameters("rallypoint", endpoint, "safe", 2, 2, "127.0.0.1", **given))
 
     handlers = [handler(**conf), handler(**conf)]
     try:

@@ -19,9 +19,9 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
-import quorate
-from quorate.integrations.torchrun import TorchStore
-from quorate.integrations.torchrun import store as module
+import rallypoint
+from rallypoint.integrations.torchrun import TorchStore
+from rallypoint.integrations.torchrun import store as module
 
 SHORT = timedelta(milliseconds=200)
 LONG = timedelta(seconds=30)
@@ -48,14 +48,14 @@ DIFFERENCES = {
 
 
 @pytest.fixture
-def world() -> Iterator[quorate.World]:
-    handler = quorate.create_handler(f"memory://torch/store-{next(_numbers)}?min_nodes=1")
+def world() -> Iterator[rallypoint.World]:
+    handler = rallypoint.create_handler(f"memory://torch/store-{next(_numbers)}?min_nodes=1")
     yield handler.next_rendezvous()
     handler.close()
 
 
 @pytest.fixture
-def ours(world: quorate.World) -> Iterator[TorchStore]:
+def ours(world: rallypoint.World) -> Iterator[TorchStore]:
     store = TorchStore(world.store)
     yield store
     store.release()
@@ -314,7 +314,7 @@ def test_time_out_has_the_words_of_tcp_store_and_says_what_was_missing(ours):
         ours.wait(["there", "absent"], SHORT)
     assert str(caught.value).startswith("wait timeout after 200ms, keys: /there, /absent")
     assert "not there within 0.2 s: absent" in str(caught.value)
-    assert isinstance(caught.value.__cause__, quorate.StoreTimeoutError)
+    assert isinstance(caught.value.__cause__, rallypoint.StoreTimeoutError)
 
 
 def test_no_time_out_means_to_wait(ours):
@@ -336,7 +336,7 @@ def test_store_is_let_go_once_its_round_has_ended(world):
     first = TorchStore(world.store)
     assert first in module._kept
     world.store._owner.close()
-    handler = quorate.create_handler("memory://torch/another?min_nodes=1")
+    handler = rallypoint.create_handler("memory://torch/another?min_nodes=1")
     TorchStore(handler.next_rendezvous().store).release()
     assert first not in module._kept
     with pytest.raises(dist.DistStoreError):

@@ -1,4 +1,4 @@
-"""Real torchrun agents with the backend `quorate`: what happens to a job when nodes come and go."""
+"""Real torchrun agents with the backend `rallypoint`: what happens to a job when nodes come and go."""
 
 import pytest
 

@@ -6,13 +6,13 @@ pytest.importorskip("torch")
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from quorate.errors import SettingsError
-from quorate.integrations.torchrun.settings import settings_of
+from rallypoint.errors import SettingsError
+from rallypoint.integrations.torchrun.settings import settings_of
 
 
 def params(endpoint="head:29400", run_id="my-run", nodes=(2, 4), local_addr=None, **config):
     config.setdefault("timeout", 900)  # torchrun always gives it
-    return RendezvousParameters("quorate", endpoint, run_id, *nodes, local_addr, **config)
+    return RendezvousParameters("rallypoint", endpoint, run_id, *nodes, local_addr, **config)
 
 
 def settings(*args, environ=None, **kwargs):

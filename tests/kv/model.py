@@ -6,7 +6,7 @@ knows nothing of cost.
 
 from dataclasses import dataclass, field
 
-from quorate.kv.types import (
+from rallypoint.kv.types import (
     Add,
     AddResult,
     Batch,

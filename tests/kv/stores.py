@@ -3,8 +3,8 @@
 from collections import defaultdict
 from itertools import count
 
-from quorate.kv.engine import Engine
-from quorate.kv.types import (
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import (
     Batch,
     BranchOp,
     BranchResult,

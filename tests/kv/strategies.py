@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from quorate.kv.types import (
+from rallypoint.kv.types import (
     Add,
     CreateRevisionIs,
     Delete,

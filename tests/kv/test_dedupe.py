@@ -2,8 +2,8 @@
 
 import pytest
 
-from quorate.kv.dedupe import Dedupe
-from quorate.kv.types import (
+from rallypoint.kv.dedupe import Dedupe
+from rallypoint.kv.types import (
     Add,
     AddResult,
     Delete,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.kv import document as documents
-from quorate.kv.document import Document, DocumentError, NewerDocument
-from quorate.kv.types import Delete, Grant, KeepAlive, LeaseResult, Put, Revoke, Txn
+from rallypoint.kv import document as documents
+from rallypoint.kv.document import Document, DocumentError, NewerDocument
+from rallypoint.kv.types import Delete, Grant, KeepAlive, LeaseResult, Put, Revoke, Txn
 
 KEYS = st.sampled_from(["a", "b", "c/1", "c/2"])
 

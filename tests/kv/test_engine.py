@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from quorate.kv.types import (
+from rallypoint.kv.types import (
     Add,
     AddResult,
     Change,

@@ -1,9 +1,9 @@
 """What operations cost, counted and not timed.
 
-Two counts. *Lines*: how many lines of `quorate.kv` and of the sorted list under it are executed. *Touches*: how often a
-key or prefix is hashed or compared, which sees into loops that run in C, where there are no lines. An operation that
-costs its own result has the same counts in a small store and in one that is a thousand times larger; where a sorted
-list is searched, touches may grow with the logarithm.
+Two counts. *Lines*: how many lines of `rallypoint.kv` and of the sorted list under it are executed. *Touches*: how
+often a key or prefix is hashed or compared, which sees into loops that run in C, where there are no lines. An operation
+that costs its own result has the same counts in a small store and in one that is a thousand times larger; where a
+sorted list is searched, touches may grow with the logarithm.
 """
 
 import sys
@@ -13,8 +13,8 @@ from math import log2
 
 import pytest
 
-from quorate.kv.engine import Engine
-from quorate.kv.types import (
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import (
     Delete,
     GotRange,
     Grant,
@@ -68,7 +68,7 @@ class Cost:
 
         def trace(frame, event, _arg):
             package = frame.f_globals.get("__name__", "").split(".")[0]
-            if package not in ("quorate", "sortedcontainers"):
+            if package not in ("rallypoint", "sortedcontainers"):
                 return None
             if event == "line":
                 lines[package] += 1
@@ -81,7 +81,7 @@ class Cost:
         finally:
             sys.settrace(tracer)
         self.touches = touches - before
-        self.lines = lines["quorate"]
+        self.lines = lines["rallypoint"]
         self.search_lines = lines["sortedcontainers"]
         assert self.lines > 0
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from quorate.kv.engine import Engine
-from quorate.kv.snapshot import restore, snapshot
-from quorate.kv.types import Batch, Failure, FailureCode, Grant, KeepAlive, Op, Origin, Outcome, Tick, WatchStarted
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.snapshot import restore, snapshot
+from rallypoint.kv.types import Batch, Failure, FailureCode, Grant, KeepAlive, Op, Origin, Outcome, Tick, WatchStarted
 from tests.kv.model import Model, covered
 from tests.kv.strategies import (
     PREFIXES,

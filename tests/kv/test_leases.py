@@ -5,8 +5,8 @@ import tracemalloc
 
 import pytest
 
-from quorate.kv.leases import SPARE_ENTRIES
-from quorate.kv.types import (
+from rallypoint.kv.leases import SPARE_ENTRIES
+from rallypoint.kv.types import (
     Add,
     AddResult,
     Batch,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.kv.engine import Engine
-from quorate.kv.log import (
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.log import (
     FORMAT,
     FRAME_HEADER_SIZE,
     HEADER_SIZE,
@@ -25,9 +25,9 @@ from quorate.kv.log import (
     replay,
     scan,
 )
-from quorate.kv.parts import IN_A_PART, assemble, capture
-from quorate.kv.snapshot import SnapshotError, snapshot
-from quorate.kv.types import Add, Grant, KeepAlive, Origin, Put, Revoke, Shorten, Tick, Txn
+from rallypoint.kv.parts import IN_A_PART, assemble, capture
+from rallypoint.kv.snapshot import SnapshotError, snapshot
+from rallypoint.kv.types import Add, Grant, KeepAlive, Origin, Put, Revoke, Shorten, Tick, Txn
 from tests.kv.strategies import endings, ops, origins, waits
 
 GENERATION = "0123456789abcdef"
@@ -57,7 +57,7 @@ def test_header_of_another_kind_is_refused():
 
 
 def test_header_of_a_newer_format_is_refused_as_such(monkeypatch):
-    monkeypatch.setattr("quorate.kv.log.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("rallypoint.kv.log.FORMAT", FORMAT + 1)
     newer = HEADER.encode()
     monkeypatch.undo()
     with pytest.raises(NewerFormat, match=f"format {FORMAT + 1}, and this version reads up to {FORMAT}"):

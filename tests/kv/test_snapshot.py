@@ -8,9 +8,9 @@ import sys
 import msgspec
 import pytest
 
-from quorate.kv.engine import Engine
-from quorate.kv.snapshot import FORMAT, SnapshotError, restore, snapshot
-from quorate.kv.types import (
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.snapshot import FORMAT, SnapshotError, restore, snapshot
+from rallypoint.kv.types import (
     Add,
     AddResult,
     Delete,

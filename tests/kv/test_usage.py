@@ -3,20 +3,28 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.kv.engine import Engine
-from quorate.kv.snapshot import restore, snapshot
-from quorate.kv.types import Add, Batch, Change, Delete, DeleteRange, Grant, Item, Put, Revoke, Tick, Txn
-from quorate.kv.usage import run_of
-from quorate.kv.watches import History
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.snapshot import restore, snapshot
+from rallypoint.kv.types import Add, Batch, Change, Delete, DeleteRange, Grant, Item, Put, Revoke, Tick, Txn
+from rallypoint.kv.usage import run_of
+from rallypoint.kv.watches import History
 
-KEYS = ["/quorate/a/x", "/quorate/a:data/y", "/quorate/b/x", "/quorate/b:data/store/1/k", "odd", "/odd", "/o/dd"]
+KEYS = [
+    "/rallypoint/a/x",
+    "/rallypoint/a:data/y",
+    "/rallypoint/b/x",
+    "/rallypoint/b:data/store/1/k",
+    "odd",
+    "/odd",
+    "/o/dd",
+]
 keys = st.sampled_from(KEYS)
 operations = st.one_of(
     st.builds(
         lambda key, value, lease: Txn((), (Put(key, value, lease),)), keys, st.binary(max_size=9), st.integers(0, 2)
     ),
     st.builds(lambda key: Txn((), (Delete(key),)), keys),
-    st.builds(lambda prefix: Txn((), (DeleteRange(prefix),)), st.sampled_from(["/quorate/a", "/", "odd", ""])),
+    st.builds(lambda prefix: Txn((), (DeleteRange(prefix),)), st.sampled_from(["/rallypoint/a", "/", "odd", ""])),
     st.builds(lambda key: Add(key, 7), keys),
     st.builds(lambda lease: Grant(5.0, lease), st.integers(1, 2)),
     st.builds(Revoke, st.integers(1, 2)),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quorate.kv.engine import Engine
-from quorate.kv.types import (
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import (
     Batch,
     Change,
     Delete,

@@ -5,16 +5,16 @@ import time
 
 import pytest
 
-from quorate.backends.contract import Backend
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import OutcomeUnknown, RendezvousError, Unavailable
-from quorate.launcher.book import Book
-from quorate.launcher.policy import BUDGET_USED_UP
-from quorate.rendezvous.entry import Entry
-from quorate.rendezvous.keys import RunKeys
-from quorate.settings import Settings
+from rallypoint.backends.contract import Backend
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import OutcomeUnknown, RendezvousError, Unavailable
+from rallypoint.launcher.book import Book
+from rallypoint.launcher.policy import BUDGET_USED_UP
+from rallypoint.rendezvous.entry import Entry
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.settings import Settings
 
-KEYS = RunKeys("quorate", "job")
+KEYS = RunKeys("rallypoint", "job")
 
 
 class Desk:

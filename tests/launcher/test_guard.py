@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.launcher import guard
+from rallypoint.launcher import guard
 from tests.patience import PATIENCE_S, until
 
 FORKS = "sleep 300 & setsid sleep 300 & (setsid sh -c 'sleep 300 & sleep 300' &) ; echo up; exec sleep 300"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quorate.errors import SettingsError
-from quorate.launcher.logs import Choice, Logs, Std
+from rallypoint.errors import SettingsError
+from rallypoint.launcher.logs import Choice, Logs, Std
 
 
 def test_choice_is_for_all_workers_or_by_local_rank():

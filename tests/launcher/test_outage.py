@@ -3,8 +3,8 @@
 import asyncio
 import socket
 
-from quorate.launcher.outage import nobody_serves, wait_for_somebody
-from quorate.settings import Settings
+from rallypoint.launcher.outage import nobody_serves, wait_for_somebody
+from rallypoint.settings import Settings
 
 
 def settings(scheme: str, endpoint: str) -> Settings:

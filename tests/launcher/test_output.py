@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from quorate.launcher.output import Console, Stream
+from rallypoint.launcher.output import Console, Stream
 from tests.patience import PATIENCE_S, until
 
 
@@ -64,10 +64,13 @@ def test_lines_have_prefixes_and_are_never_torn(ends):
 
 def test_names_of_others_cannot_speak_for_the_launcher(ends):
     console = Console(ends.fds[1], ends.fds[2])
-    console.say("lost: a\033[31m\nquorate run: ends with code 0")
+    console.say("lost: a\033[31m\nrallypoint run: ends with code 0")
     console.close()
     until(lambda: ends.said[2].endswith(b"\n"), "it is said")
-    assert ends.said[2].decode() == "quorate run: lost: a\N{REPLACEMENT CHARACTER}[31m quorate run: ends with code 0\n"
+    assert (
+        ends.said[2].decode()
+        == "rallypoint run: lost: a\N{REPLACEMENT CHARACTER}[31m rallypoint run: ends with code 0\n"
+    )
 
 
 def test_files_hold_what_was_said_without_prefixes(ends, tmp_path):
@@ -106,7 +109,7 @@ def test_output_that_nobody_reads_any_more_does_not_stop_the_workers(ends):
     until(lambda: ended, "all was taken")
     console.say("still here")
     console.close()
-    until(lambda: b"quorate run: still here\n" in ends.said[2], "the rest is said")
+    until(lambda: b"rallypoint run: still here\n" in ends.said[2], "the rest is said")
 
 
 def test_without_a_terminal_what_is_waited_for_is_said_when_it_changes_and_now_and_then(ends):
@@ -146,11 +149,11 @@ def test_on_a_terminal_there_is_one_line_and_it_gives_way_to_others(ends, monkey
     assert console.colour("[rank 1]", 1, to=1) == "[rank 1]", "no colour where nobody sees it"
     console.wait_for("1 of 2")
     now[0] = 1.0
-    until(lambda: b"\r\x1b[Kquorate run: waits for 1 s: 1 of 2" in said[0], "it is drawn")
+    until(lambda: b"\r\x1b[Krallypoint run: waits for 1 s: 1 of 2" in said[0], "it is drawn")
     console.say("something else")
-    until(lambda: b"\r\x1b[Kquorate run: something else" in said[0], "others have a line of their own")
+    until(lambda: b"\r\x1b[Krallypoint run: something else" in said[0], "others have a line of their own")
     now[0] = 7.0
-    until(lambda: b"\r\x1b[Kquorate run: waits for 7 s: 1 of 2" in said[0], "and it is there again")
+    until(lambda: b"\r\x1b[Krallypoint run: waits for 7 s: 1 of 2" in said[0], "and it is there again")
     console.wait_for(None)
     console.close()
     until(lambda: said[0].endswith(b"\r\x1b[K"), "nothing is left of it")
@@ -160,6 +163,6 @@ def test_on_a_terminal_there_is_one_line_and_it_gives_way_to_others(ends, monkey
 
 def test_launcher_whose_streams_are_closed_runs_its_workers_all_the_same(tmp_path):
     talk = f"head -c 1000000 /dev/zero >&2; head -c 1000000 /dev/zero; touch {tmp_path}/done"
-    launch = f"exec {sys.executable} -m quorate run --standalone -- sh -c '{talk}' <&- >&- 2>&-"
+    launch = f"exec {sys.executable} -m rallypoint run --standalone -- sh -c '{talk}' <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", launch], timeout=PATIENCE_S, check=False).returncode == 0
     assert (tmp_path / "done").exists()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate import aio
-from quorate.launcher.environment import Surroundings, worker_environment
-from quorate.launcher.plan import Plan, Share, agree, planned
+from rallypoint import aio
+from rallypoint.launcher.environment import Surroundings, worker_environment
+from rallypoint.launcher.plan import Plan, Share, agree, planned
 from tests.patience import unique
 
 shares = st.lists(st.builds(Share, st.integers(1, 4), st.sampled_from(["trainer", "reader"])), min_size=1, max_size=12)
@@ -94,11 +94,11 @@ def test_environment_of_a_worker_has_all_names_and_nothing_of_an_outer_launcher(
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_RUN_ID": "my-run",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "QUORATE_RUN_ID": "my-run",
-        "QUORATE_RUN_URL": "tcp://head:29400/my-run",
-        "QUORATE_ROUND": "7",
-        "QUORATE_NODE": "b",
-        "QUORATE_RESTARTS": "1",
-        "QUORATE_WORKER_OF": "my-run/b",
+        "RALLYPOINT_RUN_ID": "my-run",
+        "RALLYPOINT_RUN_URL": "tcp://head:29400/my-run",
+        "RALLYPOINT_ROUND": "7",
+        "RALLYPOINT_NODE": "b",
+        "RALLYPOINT_RESTARTS": "1",
+        "RALLYPOINT_WORKER_OF": "my-run/b",
     }
     assert worker_environment({}, around, 0)["OMP_NUM_THREADS"] == "1"

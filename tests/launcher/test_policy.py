@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Phase_
 from hypothesis import strategies as st
 
-from quorate.launcher.policy import (
+from rallypoint.launcher.policy import (
     BUDGET_USED_UP,
     CLOSED,
     NOT_REACHED,

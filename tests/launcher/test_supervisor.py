@@ -3,10 +3,10 @@
 import asyncio
 import signal
 
-from quorate import events
-from quorate.launcher import supervisor as module
-from quorate.launcher.supervisor import Job, Supervisor
-from quorate.settings import Settings
+from rallypoint import events
+from rallypoint.launcher import supervisor as module
+from rallypoint.launcher.supervisor import Job, Supervisor
+from rallypoint.settings import Settings
 from tests.patience import PATIENCE_S
 
 

@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
-from quorate.observe.metrics import exposition
+from rallypoint.observe.metrics import exposition
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -29,7 +29,7 @@ class Scraped:
         return {
             name + "_total" * (family.type == "counter")
             for name, family in self.families.items()
-            if name.startswith("quorate_")
+            if name.startswith("rallypoint_")
         }
 
 

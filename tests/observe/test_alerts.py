@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from quorate.observe.metrics.table import TABLE, Kind
+from rallypoint.observe.metrics.table import TABLE, Kind
 from tests.tidy.sources import ROOT
 
 RULES = (ROOT / "examples" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def complaints(expression):
     """What an expression asks for that there is not."""
     known = series()
     found = []
-    for name, selector in re.findall(r"\b(quorate_\w+|up)\b(?:\{(.*?)\})?", expression):
+    for name, selector in re.findall(r"\b(rallypoint_\w+|up)\b(?:\{(.*?)\})?", expression):
         if name == "up":
             continue
         if name not in known:
@@ -57,7 +57,7 @@ def complaints(expression):
 def test_rule_speaks_of_what_there_is(name):
     rule = rules(RULES)[name]
     expression = field(rule, "expr")
-    assert "quorate_" in expression or "up{" in expression
+    assert "rallypoint_" in expression or "up{" in expression
     assert complaints(expression) == []
     assert expression.count("(") == expression.count(")")
 
@@ -65,7 +65,7 @@ def test_rule_speaks_of_what_there_is(name):
 @pytest.mark.parametrize("name", rules(RULES))
 def test_rule_has_a_sentence_and_a_paragraph_on_what_to_do(name):
     rule = rules(RULES)[name]
-    assert name.startswith("Quorate")
+    assert name.startswith("Rallypoint")
     assert field(rule, "severity") in ("warning", "critical")
     assert re.fullmatch(r"\d+[sm]", field(rule, "for"))
     summary = re.search(r"summary: >- (.*?) runbook:", rule)[1]
@@ -82,7 +82,11 @@ def test_there_are_rules():
 
 @pytest.mark.parametrize(
     "expression",
-    ["quorate_run_membres > 0", 'quorate_rounds_total{result="active"}', 'quorate_rounds_total{outcome="actve"} > 0'],
+    [
+        "rallypoint_run_membres > 0",
+        'rallypoint_rounds_total{result="active"}',
+        'rallypoint_rounds_total{outcome="actve"} > 0',
+    ],
 )
 def test_rule_that_speaks_of_something_else_is_caught(expression):
     assert complaints(expression)

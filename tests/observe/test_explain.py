@@ -2,11 +2,11 @@
 
 import pytest
 
-from quorate.kv.types import Change, Item
-from quorate.observe.explain import explain
-from quorate.observe.report import Report
-from quorate.observe.scene import Scene
-from quorate.rendezvous.records import (
+from rallypoint.kv.types import Change, Item
+from rallypoint.observe.explain import explain
+from rallypoint.observe.report import Report
+from rallypoint.observe.scene import Scene
+from rallypoint.rendezvous.records import (
     ClosedRecord,
     CoordinatorRecord,
     NodePhase,
@@ -77,7 +77,7 @@ def test_closed_run_whose_round_goes_on_is_both():
     assert "was closed by me@here:1: enough" in text
     assert "goes on until its members leave" in text
     assert "round 1 is active with 2 of 2 members" in text
-    assert "quorate reopen" in text
+    assert "rallypoint reopen" in text
 
 
 def test_node_that_was_refused_and_came_in_later_is_not_told_as_refused():
@@ -105,7 +105,7 @@ def test_settings_that_would_be_refused_are_named(given, is_refused):
 def test_attempt_that_lost_a_member_is_no_longer_forming():
     digest = roster_digest(split_roster(1, [RosterMember(name, 1, name, name) for name in ("a", "b")]))
     scene = Scene(KEYS, "tcp://head:29400", 0.0)
-    from quorate.rendezvous.records import RoundPhase
+    from rallypoint.rendezvous.records import RoundPhase
 
     forming = round_record(1, RoundPhase.FORMING, chunks=1, digest=digest)
     records = [(KEYS.config, config()), (KEYS.round, forming), *joining("a", "b")]

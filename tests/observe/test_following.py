@@ -6,13 +6,13 @@ import random
 import msgspec
 import pytest
 
-from quorate.backends.memory import MemoryBackend
-from quorate.kv.types import Change, Item
-from quorate.observe.follower import Follower, look
-from quorate.observe.report import NodeReport, Phase, Report, Standing
-from quorate.observe.scene import Scene
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import NodePhase, encode
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.kv.types import Change, Item
+from rallypoint.observe.follower import Follower, look
+from rallypoint.observe.report import NodeReport, Phase, Report, Standing
+from rallypoint.observe.scene import Scene
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.records import NodePhase, encode
 from tests.rendezvous.board import KEYS, config, node
 from tests.rendezvous.kit import Town, play
 
@@ -150,7 +150,7 @@ def test_a_change_costs_the_same_however_many_nodes_there_are():
 
 
 def test_key_that_holds_something_else_is_named():
-    scene = Scene(RunKeys("quorate", "run"), "memory://", 0.0)
+    scene = Scene(RunKeys("rallypoint", "run"), "memory://", 0.0)
     scene.load([Item(KEYS.config, b"not ours", 1, 1, 1)], 1, 0.0)
     report = scene.report()
     assert list(report.unreadable) == [KEYS.config]

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from quorate.backends.memory import MemoryBackend
-from quorate.events import (
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.events import (
     Event,
     JoinStarted,
     NodeHeldBack,
@@ -18,8 +18,8 @@ from quorate.events import (
     RunClosed,
     RunReopened,
 )
-from quorate.observe.follower import Follower, look
-from quorate.observe.happenings import Happenings, recorded
+from rallypoint.observe.follower import Follower, look
+from rallypoint.observe.happenings import Happenings, recorded
 from tests.rendezvous.kit import Town, play
 
 TOLD_BY_BOTH = (RoundForming, RoundActive, RoundOver, NodeLost, NodeHeldBack, RunClosed, RunReopened, JoinStarted)

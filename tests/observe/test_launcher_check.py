@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from quorate.integrations.hosts import detect
-from quorate.observe.doctor.checks import Verdict
-from quorate.observe.doctor.launcher import check_launcher
+from rallypoint.integrations.hosts import detect
+from rallypoint.observe.doctor.checks import Verdict
+from rallypoint.observe.doctor.launcher import check_launcher
 from tests.integrations.recorded import recorded
 
 

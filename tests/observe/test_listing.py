@@ -2,16 +2,16 @@
 
 import asyncio
 
-from quorate.backends.contract import Limits
-from quorate.backends.memory import MemoryBackend
-from quorate.observe.listing import READS, Where, list_runs
-from quorate.observe.opening import read_place, read_target
-from quorate.server.clients import Clients
-from quorate.server.hub import Hub
-from quorate.server.local import LocalBackend
-from quorate.server.runs import Runs
-from quorate.testing import loop as virtual
-from quorate.testing.world import World
+from rallypoint.backends.contract import Limits
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.observe.listing import READS, Where, list_runs
+from rallypoint.observe.opening import read_place, read_target
+from rallypoint.server.clients import Clients
+from rallypoint.server.hub import Hub
+from rallypoint.server.local import LocalBackend
+from rallypoint.server.runs import Runs
+from rallypoint.testing import loop as virtual
+from rallypoint.testing.world import World
 from tests.rendezvous.kit import Counting, Town, play
 
 ODD = ["config", "a/b", ":runs", "ä ö", "x" * 200]
@@ -26,7 +26,7 @@ def test_runs_of_any_name_are_listed_until_they_are_gone():
             world.join("a")
         await asyncio.sleep(2.0)
         backend = MemoryBackend(first.server)
-        found = await list_runs(backend, "quorate")
+        found = await list_runs(backend, "rallypoint")
         assert [run.run_id for run in found] == sorted(["plain", *ODD])
         by_id = {run.run_id: run for run in found}
         assert (by_id["plain"].phase, by_id["plain"].nodes, by_id["plain"].round) == (Where.ACTIVE, 1, 1)
@@ -35,7 +35,7 @@ def test_runs_of_any_name_are_listed_until_they_are_gone():
         for world in worlds:
             world.crash("a")
         await asyncio.sleep(60.0)
-        assert await list_runs(backend, "quorate") == []
+        assert await list_runs(backend, "rallypoint") == []
 
     virtual.run(main(), seed=1)
 
@@ -45,7 +45,7 @@ def test_listing_reads_no_more_than_it_has_to():
         await town.gathered("a", "b")
         backend = Counting(MemoryBackend(town.server))
         backend.limits = Limits(max_txn_ops=READS)
-        assert len(await list_runs(backend, "quorate")) == 1
+        assert len(await list_runs(backend, "rallypoint")) == 1
         assert sum(backend.counts.values()) == 2
 
     play(scene, min_nodes=2)
@@ -58,7 +58,7 @@ def test_a_run_called_config_does_not_bring_a_restored_server_to_attend_the_list
         await world.join("a")
         import random
 
-        from quorate.events import Emitter
+        from rallypoint.events import Emitter
 
         hub = Hub(world.server.engine)
         runs = Runs(hub, Clients(hub), "server", Emitter(), random.Random(1), lambda: 0.0, LocalBackend(hub))

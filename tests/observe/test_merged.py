@@ -6,12 +6,12 @@ import random
 import msgspec
 import pytest
 
-from quorate.backends.contract import Watch
-from quorate.backends.memory import MemoryBackend
-from quorate.events import NodeLeft, NodeLost
-from quorate.kv.types import Batch, Change, Item
-from quorate.observe.follower import Follower, look, merged
-from quorate.observe.happenings import Happenings
+from rallypoint.backends.contract import Watch
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.events import NodeLeft, NodeLost
+from rallypoint.kv.types import Batch, Change, Item
+from rallypoint.observe.follower import Follower, look, merged
+from rallypoint.observe.happenings import Happenings
 from tests.rendezvous.kit import Town, play
 
 NAMES = [f"n{number}" for number in range(6)]

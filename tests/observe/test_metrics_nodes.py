@@ -4,9 +4,9 @@ import asyncio
 
 from prometheus_client.registry import CollectorRegistry
 
-import quorate
-from quorate.backends.memory import MemoryBackend
-from quorate.events import (
+import rallypoint
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.events import (
     BackendReachable,
     BackendUnreachable,
     JoinFailed,
@@ -17,11 +17,11 @@ from quorate.events import (
     SessionLost,
     WorldChanged,
 )
-from quorate.observe.follower import Follower
-from quorate.observe.metrics import NodeMetrics, RunMetrics
-from quorate.observe.metrics.node import MOST_ERRORS
-from quorate.observe.metrics.table import TABLE, Shown
-from quorate.observe.report import Counts, Phase, Report
+from rallypoint.observe.follower import Follower
+from rallypoint.observe.metrics import NodeMetrics, RunMetrics
+from rallypoint.observe.metrics.node import MOST_ERRORS
+from rallypoint.observe.metrics.table import TABLE, Shown
+from rallypoint.observe.report import Counts, Phase, Report
 from tests.observe.metrics_kit import scrape
 from tests.patience import unique
 from tests.rendezvous.kit import Town, play
@@ -38,28 +38,32 @@ class Clock:
 
 def test_node_shows_every_metric_that_is_defined_for_one():
     metrics = NodeMetrics()
-    handler = quorate.create_handler(f"memory://{unique()}/run?min_nodes=1&name=a", sinks=[metrics])
+    handler = rallypoint.create_handler(f"memory://{unique()}/run?min_nodes=1&name=a", sinks=[metrics])
     metrics.attend(handler)
     handler.next_rendezvous()
     metrics(JoinFailed(**WHO, error="RendezvousTimeoutError", reason="nobody came"))
     found = scrape(metrics.registry)
     assert found.ours() == {metric.name for metric in TABLE if metric.shown in (Shown.NODE, Shown.DECISIONS)}
-    assert found("quorate_node_info", run="run", node="a", backend="memory") == 1
-    assert (found("quorate_node_round"), found("quorate_node_rank"), found("quorate_node_world_size")) == (1, 0, 1)
-    assert found("quorate_node_nodes_waiting") == 0
-    assert found("quorate_node_join_seconds_count") == 1
-    assert found("quorate_rounds_total", outcome="active") == 1, "it is its own coordinator"
+    assert found("rallypoint_node_info", run="run", node="a", backend="memory") == 1
+    assert (found("rallypoint_node_round"), found("rallypoint_node_rank"), found("rallypoint_node_world_size")) == (
+        1,
+        0,
+        1,
+    )
+    assert found("rallypoint_node_nodes_waiting") == 0
+    assert found("rallypoint_node_join_seconds_count") == 1
+    assert found("rallypoint_rounds_total", outcome="active") == 1, "it is its own coordinator"
     handler.shutdown()
-    assert scrape(metrics.registry)("quorate_node_round") == 0
+    assert scrape(metrics.registry)("rallypoint_node_round") == 0
 
 
 def test_node_that_was_never_asked_to_join_can_be_scraped_and_opens_nothing():
     metrics = NodeMetrics()
-    handler = quorate.create_handler("tcp://127.0.0.1:1/run?min_nodes=2&read_timeout=600", sinks=[metrics])
+    handler = rallypoint.create_handler("tcp://127.0.0.1:1/run?min_nodes=2&read_timeout=600", sinks=[metrics])
     metrics.attend(handler)
     found = scrape(metrics.registry)
-    assert found("quorate_node_joins_total") == 0
-    assert found("quorate_node_nodes_waiting") is None
+    assert found("rallypoint_node_joins_total") == 0
+    assert found("rallypoint_node_nodes_waiting") is None
     handler.leave()
 
 
@@ -76,27 +80,29 @@ def test_events_are_counted_by_what_they_say():
     metrics(NodeLost(**WHO, node="c", round=0, reason="gone"))
     metrics(BackendUnreachable(**WHO, reason="no answer"))
     found = scrape(metrics.registry)
-    assert found("quorate_node_join_seconds_sum") == 3
-    assert found("quorate_node_join_seconds_bucket", le="2.5") == 0
-    assert found("quorate_node_join_seconds_bucket", le="5.0") == 1
-    assert found("quorate_node_world_changes_total", cause="session_lost") == 1
-    assert sum(found.samples[key] for key in found.samples if key[0] == "quorate_node_world_changes_total") == 1
-    assert found("quorate_nodes_lost_total", standing="member") == found("quorate_nodes_lost_total", standing="other")
-    assert (found("quorate_node_round"), found("quorate_node_backend_reachable")) == (4, 0)
+    assert found("rallypoint_node_join_seconds_sum") == 3
+    assert found("rallypoint_node_join_seconds_bucket", le="2.5") == 0
+    assert found("rallypoint_node_join_seconds_bucket", le="5.0") == 1
+    assert found("rallypoint_node_world_changes_total", cause="session_lost") == 1
+    assert sum(found.samples[key] for key in found.samples if key[0] == "rallypoint_node_world_changes_total") == 1
+    assert found("rallypoint_nodes_lost_total", standing="member") == found(
+        "rallypoint_nodes_lost_total", standing="other"
+    )
+    assert (found("rallypoint_node_round"), found("rallypoint_node_backend_reachable")) == (4, 0)
     metrics(BackendReachable(**WHO, after_s=2.5))
     metrics(SessionLost(**WHO, reason="it ended"))
     found = scrape(metrics.registry)
-    assert (found("quorate_node_round"), found("quorate_node_rank")) == (0, -1)
-    assert found("quorate_node_backend_reachable") == 1
-    assert found("quorate_node_backend_outage_seconds_sum") == 2.5
-    assert found("quorate_node_backend_outage_seconds_count") == 1
+    assert (found("rallypoint_node_round"), found("rallypoint_node_rank")) == (0, -1)
+    assert found("rallypoint_node_backend_reachable") == 1
+    assert found("rallypoint_node_backend_outage_seconds_sum") == 2.5
+    assert found("rallypoint_node_backend_outage_seconds_count") == 1
 
 
 def test_errors_make_a_bounded_number_of_series():
     metrics = NodeMetrics()
     for number in range(3 * MOST_ERRORS):
         metrics(JoinFailed(**WHO, error=f"Error{number}", reason="?"))
-    assert len(scrape(metrics.registry).families["quorate_node_join_failures"].samples) == MOST_ERRORS
+    assert len(scrape(metrics.registry).families["rallypoint_node_join_failures"].samples) == MOST_ERRORS
 
 
 # --- runs that are followed -------------------------------------------------------------------------------------------
@@ -119,15 +125,15 @@ def test_followed_run_shows_members_waiting_and_spares():
         await asyncio.sleep(5.0)
         found = scrape(metrics.registry)
         run = town.keys.run_id
-        assert found("quorate_run_members", run=run) == 3
-        assert found("quorate_run_spares", run=run) == 1
-        assert (found("quorate_run_waiting", run=run), found("quorate_run_open_places", run=run)) == (0, 0)
-        assert (found("quorate_run_active", run=run), found("quorate_run_round", run=run)) == (1, 1)
+        assert found("rallypoint_run_members", run=run) == 3
+        assert found("rallypoint_run_spares", run=run) == 1
+        assert (found("rallypoint_run_waiting", run=run), found("rallypoint_run_open_places", run=run)) == (0, 0)
+        assert (found("rallypoint_run_active", run=run), found("rallypoint_run_round", run=run)) == (1, 1)
         town.crash("a")
         await asyncio.sleep(60.0)
         found = scrape(metrics.registry)
-        assert (found("quorate_run_members", run=run), found("quorate_run_gone", run=run)) == (2, 1)
-        assert found("quorate_run_waiting", run=run) == 1
+        assert (found("rallypoint_run_members", run=run), found("rallypoint_run_gone", run=run)) == (2, 1)
+        assert found("rallypoint_run_waiting", run=run) == 1
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await backend.close()
@@ -145,18 +151,18 @@ def test_followed_runs_beyond_the_first_share_their_series():
         )
     metrics.take(Report(run_id="none", where="", revision=1, phase=Phase.ABSENT))
     found = scrape(metrics.registry)
-    assert {sample.labels["run"] for sample in found.families["quorate_run_members"].samples} == {
+    assert {sample.labels["run"] for sample in found.families["rallypoint_run_members"].samples} == {
         "run0",
         "run1",
         "run2",
         "",
     }
-    assert found("quorate_run_members", run="") == 2 * 9_997
-    assert found("quorate_run_active", run="") == 9_997
+    assert found("rallypoint_run_members", run="") == 2 * 9_997
+    assert found("rallypoint_run_active", run="") == 9_997
 
 
 def test_hostile_run_id_stays_a_label():
     metrics = RunMetrics()
-    name = 'a"} 1\nquorate_run_members{run="b'
+    name = 'a"} 1\nrallypoint_run_members{run="b'
     metrics.take(Report(run_id=name, where="", revision=1, phase=Phase.ACTIVE, counts=Counts(member=2)))
-    assert scrape(metrics.registry)("quorate_run_members", run=name) == 2
+    assert scrape(metrics.registry)("rallypoint_run_members", run=name) == 2

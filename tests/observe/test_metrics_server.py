@@ -11,14 +11,14 @@ import urllib.request
 import pytest
 from prometheus_client.registry import CollectorRegistry
 
-from quorate import aio
-from quorate.kv.types import Grant
-from quorate.observe.metrics import ServerBusy, exposition, serve_metrics, server, server_registry
-from quorate.observe.metrics import listener as listening
-from quorate.observe.metrics.table import TABLE, Kind, Shown
-from quorate.server.process import BindError
-from quorate.testing.disk import MemoryDisk
-from quorate.wire.messages import NOW, Do, Hold, WatchStart
+from rallypoint import aio
+from rallypoint.kv.types import Grant
+from rallypoint.observe.metrics import ServerBusy, exposition, serve_metrics, server, server_registry
+from rallypoint.observe.metrics import listener as listening
+from rallypoint.observe.metrics.table import TABLE, Kind, Shown
+from rallypoint.server.process import BindError
+from rallypoint.testing.disk import MemoryDisk
+from rallypoint.wire.messages import NOW, Do, Hold, WatchStart
 from tests.observe.metrics_kit import Scraped, scrape
 from tests.patience import PATIENCE_S
 from tests.server.durable_kit import serving_from
@@ -68,7 +68,9 @@ def test_server_without_data_shows_nothing_of_a_log():
 
 async def counted(registry, rounds):
     """Rounds are counted when their members are on their way."""
-    await eventually(lambda: scrape(registry)("quorate_rounds_total", outcome="active") == rounds, "they are counted")
+    await eventually(
+        lambda: scrape(registry)("rallypoint_rounds_total", outcome="active") == rounds, "they are counted"
+    )
 
 
 def test_round_is_counted_with_its_phases_and_its_run():
@@ -78,20 +80,22 @@ def test_round_is_counted_with_its_phases_and_its_run():
             handlers = await gathered(server, "a", "b")
             await counted(registry, 1)
             found = scrape(registry)
-            assert found("quorate_round_phase_seconds_count", phase="confirm") == 1
-            assert found("quorate_run_members", run="r") == 2
-            assert found("quorate_run_open_places", run="r") == 2
-            assert (found("quorate_run_active", run="r"), found("quorate_run_round", run="r")) == (1, 1)
-            assert found("quorate_server_sessions") == 2
-            assert found("quorate_server_connections") == 2
-            assert found("quorate_server_commits_total") > 5
-            assert found("quorate_server_operations_total", operation="grant") >= 2
+            assert found("rallypoint_round_phase_seconds_count", phase="confirm") == 1
+            assert found("rallypoint_run_members", run="r") == 2
+            assert found("rallypoint_run_open_places", run="r") == 2
+            assert (found("rallypoint_run_active", run="r"), found("rallypoint_run_round", run="r")) == (1, 1)
+            assert found("rallypoint_server_sessions") == 2
+            assert found("rallypoint_server_connections") == 2
+            assert found("rallypoint_server_commits_total") > 5
+            assert found("rallypoint_server_operations_total", operation="grant") >= 2
             for one in handlers:
                 await one.leave("done")
-            await eventually(lambda: scrape(registry)("quorate_round_lasted_seconds_count") == 1, "the round is over")
+            await eventually(
+                lambda: scrape(registry)("rallypoint_round_lasted_seconds_count") == 1, "the round is over"
+            )
             found = scrape(registry)
-            assert (found("quorate_run_active", run="r"), found("quorate_run_members", run="r")) == (0, 0)
-            assert found("quorate_nodes_lost_total", standing="member") == 0
+            assert (found("rallypoint_run_active", run="r"), found("rallypoint_run_members", run="r")) == (0, 0)
+            assert found("rallypoint_nodes_lost_total", standing="member") == 0
             for one in handlers:
                 await one.aclose()
 
@@ -108,9 +112,9 @@ def test_waiting_nodes_and_those_who_join_are_shown():
             )
             alone = aio.create_handler(f"tcp://{server.addresses[0]}/other?min_nodes=2&name=alone")
             calls = [asyncio.create_task(one.next_rendezvous()) for one in (late, alone)]
-            await eventually(lambda: scrape(registry)("quorate_run_waiting", run="r") == 1, "one waits")
-            await eventually(lambda: scrape(registry)("quorate_run_joining", run="other") == 1, "one joins")
-            assert scrape(registry)("quorate_run_active", run="other") == 0
+            await eventually(lambda: scrape(registry)("rallypoint_run_waiting", run="r") == 1, "one waits")
+            await eventually(lambda: scrape(registry)("rallypoint_run_joining", run="other") == 1, "one joins")
+            assert scrape(registry)("rallypoint_run_active", run="other") == 0
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
@@ -130,12 +134,12 @@ def test_sessions_end_by_cause_and_losses_are_counted():
             await dies_too.abandon()
 
             def ended(cause):
-                return scrape(registry)("quorate_server_sessions_ended_total", cause=cause)
+                return scrape(registry)("rallypoint_server_sessions_ended_total", cause=cause)
 
             await eventually(lambda: ended("left") == 1, "one left")
             await eventually(lambda: ended("disconnected") == 2, "two died")
             await eventually(
-                lambda: scrape(registry)("quorate_nodes_lost_total", standing="member") == 2, "the members are lost"
+                lambda: scrape(registry)("rallypoint_nodes_lost_total", standing="member") == 2, "the members are lost"
             )
             for one in (leaves, dies, dies_too):
                 await one.aclose()
@@ -154,8 +158,8 @@ def test_session_that_is_not_renewed_ends_as_silent():
             await eventually(lambda: server.clients.session_count == 1, "it is a session")
             await eventually(lambda: server.hub.engine.leases.get(lease) is None, "it ends")
             server.clients.sweep()
-            assert scrape(registry)("quorate_server_sessions_ended_total", cause="silent") == 1
-            assert scrape(registry)("quorate_server_sessions") == 0
+            assert scrape(registry)("rallypoint_server_sessions_ended_total", cause="silent") == 1
+            assert scrape(registry)("rallypoint_server_sessions") == 0
 
     run(main())
 
@@ -165,10 +169,10 @@ def test_client_that_comes_back_is_a_reconnect():
         async with serving() as server:
             registry = server_registry(server)
             handlers = await gathered(server, "a")
-            assert scrape(registry)("quorate_server_reconnects_total") == 0
+            assert scrape(registry)("rallypoint_server_reconnects_total") == 0
             for connection in list(server.connections):
                 connection.replaced()
-            await eventually(lambda: scrape(registry)("quorate_server_reconnects_total") == 1, "it is back")
+            await eventually(lambda: scrape(registry)("rallypoint_server_reconnects_total") == 1, "it is back")
             for one in handlers:
                 await one.aclose()
 
@@ -183,8 +187,8 @@ def test_refused_client_is_counted_by_reason():
             raw.writer.write(b"GET / HTTP/1.1\r\n\r\n")
             await raw.rest()
             found = scrape(registry)
-            assert found("quorate_server_refusals_total", reason="stranger") == 1
-            assert found("quorate_server_refusals_total", reason="token") == 0
+            assert found("rallypoint_server_refusals_total", reason="stranger") == 1
+            assert found("rallypoint_server_refusals_total", reason="token") == 0
 
     run(main())
 
@@ -193,20 +197,20 @@ def test_client_that_does_not_read_shows_as_lag_until_it_reads():
     async def main():
         async with serving() as server:
             registry = server_registry(server)
-            assert scrape(registry)("quorate_server_watch_lag_seconds") == 0
+            assert scrape(registry)("rallypoint_server_watch_lag_seconds") == 0
             raw, _ = await Raw.welcomed(server)
             raw.send(WatchStart(1, "/w/", NOW))
             async with client_of(server.addresses[0]) as writer:
                 for _ in range(200):
                     await put(writer, "/w/a", bytes(256 * 1024))
                     found = scrape(registry)
-                    if found("quorate_server_watch_backlog_messages"):
+                    if found("rallypoint_server_watch_backlog_messages"):
                         break
-                assert found("quorate_server_watch_backlog_messages") > 0
-                assert found("quorate_server_watch_lag_seconds") >= 0
-                await eventually(lambda: scrape(registry)("quorate_server_watch_lag_seconds") > 0, "it lags")
+                assert found("rallypoint_server_watch_backlog_messages") > 0
+                assert found("rallypoint_server_watch_lag_seconds") >= 0
+                await eventually(lambda: scrape(registry)("rallypoint_server_watch_lag_seconds") > 0, "it lags")
             raw.abort()
-            await eventually(lambda: scrape(registry)("quorate_server_watch_lag_seconds") == 0, "it is gone")
+            await eventually(lambda: scrape(registry)("rallypoint_server_watch_lag_seconds") == 0, "it is gone")
 
     run(main())
 
@@ -219,12 +223,12 @@ def test_log_of_a_server_with_data_grows_and_its_trouble_shows():
             async with client_of(server.addresses[0]) as writer:
                 await put(writer, "/w/a", b"x" * 100)
                 found = scrape(registry)
-                assert found("quorate_server_log_bytes") > 100
-                assert found("quorate_server_log_entries") >= 1
-                assert found("quorate_server_log_commit_seconds_count") >= 1
-                assert found("quorate_server_data_failing") == 0
+                assert found("rallypoint_server_log_bytes") > 100
+                assert found("rallypoint_server_log_entries") >= 1
+                assert found("rallypoint_server_log_commit_seconds_count") >= 1
+                assert found("rallypoint_server_data_failing") == 0
                 server.journal._troubled("a test says so")
-                assert scrape(registry)("quorate_server_data_failing") == 1
+                assert scrape(registry)("rallypoint_server_data_failing") == 1
                 server.journal._recovered()
 
     run(main())
@@ -237,11 +241,13 @@ def test_ten_thousand_runs_make_no_more_series_than_two_hundred():
             for number in range(6):
                 handlers += await gathered(server, "a", run_id=f"run{number}")
             registry = server_registry(server, most_runs=2)
-            await eventually(lambda: scrape(registry)("quorate_run_active", run="") == 4, "all are known to be active")
+            await eventually(
+                lambda: scrape(registry)("rallypoint_run_active", run="") == 4, "all are known to be active"
+            )
             few = scrape(registry)
-            members = few.families["quorate_run_members"].samples
+            members = few.families["rallypoint_run_members"].samples
             assert {sample.labels["run"]: sample.value for sample in members} == {"run0": 1, "run1": 1, "": 4}
-            assert {s.labels["run"] for s in few.families["quorate_run_round"].samples} == {"run0", "run1"}
+            assert {s.labels["run"] for s in few.families["rallypoint_run_round"].samples} == {"run0", "run1"}
             for one in handlers:
                 await one.aclose()
 
@@ -262,8 +268,8 @@ def test_metrics_are_served_from_a_thread_and_nothing_else_is():
             listener = serve_metrics(server_registry(server), "127.0.0.1", 0)
             text, kind = await asyncio.to_thread(fetch, listener.address)
             assert kind == "text/plain; version=0.0.4; charset=utf-8"
-            assert Scraped(text)("quorate_server_runs") == 0
-            assert Scraped(text)("quorate_server_loop_lag_seconds") > 0
+            assert Scraped(text)("rallypoint_server_runs") == 0
+            assert Scraped(text)("rallypoint_server_loop_lag_seconds") > 0
             assert Scraped(text)("process_open_fds") > 0
             _, kind = await asyncio.to_thread(fetch, listener.address, Accept="application/openmetrics-text")
             assert kind.startswith("application/openmetrics-text")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from quorate.observe.metrics.table import TABLE, Kind, Metric, Shown
+from rallypoint.observe.metrics.table import TABLE, Kind, Metric, Shown
 
 BASE_UNITS = ("seconds", "bytes")
 OTHER_UNITS = (
@@ -26,8 +26,8 @@ RESERVED_ENDS = ("_count", "_sum", "_bucket", "_created")
 def complaints(metric: Metric) -> list[str]:
     """What `promtool check metrics` would say of a metric, and a little more."""
     name, found = metric.name, []
-    if not re.fullmatch(r"quorate_[a-z0-9]+(_[a-z0-9]+)*", name):
-        found.append("a name is quorate_ and words in lower case with single underscores between")
+    if not re.fullmatch(r"rallypoint_[a-z0-9]+(_[a-z0-9]+)*", name):
+        found.append("a name is rallypoint_ and words in lower case with single underscores between")
     if (metric.kind is Kind.COUNTER) != name.endswith("_total"):
         found.append("counters, and only they, end in _total")
     if name.endswith(RESERVED_ENDS):
@@ -58,19 +58,19 @@ def test_names_follow_the_conventions(metric):
 @pytest.mark.parametrize(
     "metric",
     [
-        Metric("quorate_joins", Kind.COUNTER, Shown.NODE, "Joins."),
+        Metric("rallypoint_joins", Kind.COUNTER, Shown.NODE, "Joins."),
         Metric("joins_total", Kind.COUNTER, Shown.NODE, "Joins."),
-        Metric("quorate_nodes_total", Kind.GAUGE, Shown.NODE, "Nodes."),
-        Metric("quorate_wait_ms", Kind.GAUGE, Shown.NODE, "A wait."),
-        Metric("quorate_wait_seconds", Kind.GAUGE, Shown.NODE, "A wait."),
-        Metric("quorate_seconds_waited", Kind.GAUGE, Shown.NODE, "A wait.", unit="seconds"),
-        Metric("quorate_wait_count", Kind.GAUGE, Shown.NODE, "Waits."),
-        Metric("quorate_gauge", Kind.GAUGE, Shown.NODE, "A gauge."),
-        Metric("quorate_waitS", Kind.GAUGE, Shown.NODE, "Waits."),
-        Metric("quorate_waits", Kind.GAUGE, Shown.NODE, "Waits.", {"Node": "a"}),
-        Metric("quorate_waits", Kind.GAUGE, Shown.NODE, "Waits.", {"job": "a"}),
-        Metric("quorate_waits", Kind.HISTOGRAM, Shown.NODE, "Waits."),
-        Metric("quorate_waits", Kind.GAUGE, Shown.NODE, "waits"),
+        Metric("rallypoint_nodes_total", Kind.GAUGE, Shown.NODE, "Nodes."),
+        Metric("rallypoint_wait_ms", Kind.GAUGE, Shown.NODE, "A wait."),
+        Metric("rallypoint_wait_seconds", Kind.GAUGE, Shown.NODE, "A wait."),
+        Metric("rallypoint_seconds_waited", Kind.GAUGE, Shown.NODE, "A wait.", unit="seconds"),
+        Metric("rallypoint_wait_count", Kind.GAUGE, Shown.NODE, "Waits."),
+        Metric("rallypoint_gauge", Kind.GAUGE, Shown.NODE, "A gauge."),
+        Metric("rallypoint_waitS", Kind.GAUGE, Shown.NODE, "Waits."),
+        Metric("rallypoint_waits", Kind.GAUGE, Shown.NODE, "Waits.", {"Node": "a"}),
+        Metric("rallypoint_waits", Kind.GAUGE, Shown.NODE, "Waits.", {"job": "a"}),
+        Metric("rallypoint_waits", Kind.HISTOGRAM, Shown.NODE, "Waits."),
+        Metric("rallypoint_waits", Kind.GAUGE, Shown.NODE, "waits"),
     ],
     ids=lambda metric: metric.name,
 )

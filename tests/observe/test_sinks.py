@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-import quorate
-from quorate.errors import SettingsError
-from quorate.events import Emitter, EventsGoOn, EventsTrouble, NodeLost, WaitingFor
-from quorate.observe import sinks
-from quorate.observe.sinks import JsonLines
+import rallypoint
+from rallypoint.errors import SettingsError
+from rallypoint.events import Emitter, EventsGoOn, EventsTrouble, NodeLost, WaitingFor
+from rallypoint.observe import sinks
+from rallypoint.observe.sinks import JsonLines
 from tests.patience import unique
 
 
@@ -194,9 +194,9 @@ def test_file_that_cannot_be_made_is_an_error_at_once(tmp_path):
 def test_job_writes_its_events_and_ends_without_being_told_to_close(tmp_path):
     path = tmp_path / "events.jsonl"
     program = f"""
-import quorate
-from quorate.observe.sinks import JsonLines
-handler = quorate.create_handler("memory:///run?min_nodes=1&name=a", sinks=[JsonLines({str(path)!r})])
+import rallypoint
+from rallypoint.observe.sinks import JsonLines
+handler = rallypoint.create_handler("memory:///run?min_nodes=1&name=a", sinks=[JsonLines({str(path)!r})])
 handler.next_rendezvous()
 handler.shutdown()
 """
@@ -217,7 +217,7 @@ def test_job_on_a_disk_that_is_really_full_goes_on(tmp_path):
         told = []
         sink = JsonLines(tmp_path / "events.jsonl", tell=told.append)
         (tmp_path / "fills").write_bytes(bytes(40 * 1024))
-        handler = quorate.create_handler(f"memory://{unique()}/run?min_nodes=1", sinks=[sink])
+        handler = rallypoint.create_handler(f"memory://{unique()}/run?min_nodes=1", sinks=[sink])
         for _ in range(40):
             handler.next_rendezvous()
         assert sink.wait_written()

@@ -4,12 +4,12 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from quorate.backends.register.backend import RegisterBackend
-from quorate.backends.register.cell import AsyncCell, BlockingCell, Cell
-from quorate.backends.register.hub import Hub
-from quorate.errors import Unavailable
-from quorate.testing.cells import MemoryCell
-from quorate.testing.conformance.backend import BackendKit
+from rallypoint.backends.register.backend import RegisterBackend
+from rallypoint.backends.register.cell import AsyncCell, BlockingCell, Cell
+from rallypoint.backends.register.hub import Hub
+from rallypoint.errors import Unavailable
+from rallypoint.testing.cells import MemoryCell
+from rallypoint.testing.conformance.backend import BackendKit
 
 HISTORY = 1_000
 IDLE_S = 1.0

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from quorate.backends.register.file import FileCell
-from quorate.backends.register.stores import NOTHING, StoreCell
-from quorate.errors import RendezvousConnectionError, RendezvousStateError
-from quorate.testing.cells import MemoryCell
-from quorate.testing.conformance.cell import CELL_CHECKS, CellKit, run_cell_checks
-from quorate.testing.conformance.kit import NotConforming
+from rallypoint.backends.register.file import FileCell
+from rallypoint.backends.register.stores import NOTHING, StoreCell
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.testing.cells import MemoryCell
+from rallypoint.testing.conformance.cell import CELL_CHECKS, CellKit, run_cell_checks
+from rallypoint.testing.conformance.kit import NotConforming
 from tests.register.stores import STORES, store_maker
 
 
@@ -97,7 +97,7 @@ def damaged(content: bytes):
     yield "longer", content + b"x"
     yield "one bit", content[:-1] + bytes([content[-1] ^ 1])
     yield "one bit of its head", content[:20] + bytes([content[20] ^ 1]) + content[21:]
-    yield "newer", content.replace(b"quorate cell 1", b"quorate cell 2", 1)
+    yield "newer", content.replace(b"rallypoint cell 1", b"rallypoint cell 2", 1)
     yield "something else", b"#!/bin/sh\necho hello\n"
 
 
@@ -160,7 +160,7 @@ def test_lock_that_somebody_keeps_is_an_error_that_says_who(tmp_path):
 
 WRITER = """
 import sys, time
-from quorate.backends.register.file import FileCell
+from rallypoint.backends.register.file import FileCell
 cell = FileCell(sys.argv[1])
 print("ready", flush=True)
 n = 0
@@ -217,12 +217,12 @@ class FakeStore(dict):
 
 
 def test_key_of_somebody_else_is_an_error_and_stays():
-    store = FakeStore({"quorate.register.run": "somebody else's"})
+    store = FakeStore({"rallypoint.register.run": "somebody else's"})
     cell = StoreCell(store, "run")
     for call in (cell.get_state, lambda: cell.set_state(b"new", None)):
         with pytest.raises(RendezvousStateError, match="another run id"):
             call()
-    assert store["quorate.register.run"] == "somebody else's"
+    assert store["rallypoint.register.run"] == "somebody else's"
 
 
 def test_store_that_cannot_be_reached_is_a_connection_error():
@@ -240,6 +240,6 @@ def test_store_cell_needs_a_run_id():
 
 
 def test_path_of_a_run_is_one_name_in_its_directory():
-    from quorate.backends.register.file import path_of
+    from rallypoint.backends.register.file import path_of
 
-    assert path_of("/mnt/x", "my/run 1") == Path("/mnt/x/my%2Frun%201.quorate")
+    assert path_of("/mnt/x", "my/run 1") == Path("/mnt/x/my%2Frun%201.rallypoint")

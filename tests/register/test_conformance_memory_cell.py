@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from quorate.testing.cells import CellFaults, FaultyCell, MemoryCell
-from quorate.testing.conformance.backend import backend_checks, run_checks
-from quorate.testing.conformance.backend_random import check_random_history
-from quorate.testing.loop import run
+from rallypoint.testing.cells import CellFaults, FaultyCell, MemoryCell
+from rallypoint.testing.conformance.backend import backend_checks, run_checks
+from rallypoint.testing.conformance.backend_random import check_random_history
+from rallypoint.testing.loop import run
 from tests.register.kit import backend_kit
 
 BOUND = 60

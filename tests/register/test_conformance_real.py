@@ -9,16 +9,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from quorate.backends.register.file import FileCell
-from quorate.backends.register.opening import open_cell
-from quorate.backends.register.stores import StoreCell
-from quorate.backends.schemes import register_backend
-from quorate.handler import Handler
-from quorate.settings import Settings
-from quorate.testing.conformance.backend import backend_checks, run_checks
-from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
-from quorate.testing.conformance.handler_kit import SHORT
-from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
+from rallypoint.backends.register.file import FileCell
+from rallypoint.backends.register.opening import open_cell
+from rallypoint.backends.register.stores import StoreCell
+from rallypoint.backends.schemes import register_backend
+from rallypoint.handler import Handler
+from rallypoint.settings import Settings
+from rallypoint.testing.conformance.backend import backend_checks, run_checks
+from rallypoint.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
+from rallypoint.testing.conformance.handler_kit import SHORT
+from rallypoint.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
 from tests.patience import until_let_go, users
 from tests.register.kit import backend_kit, connector
 from tests.register.stores import STORES, store_maker
@@ -107,7 +107,7 @@ def test_handlers_conform_on_real_cells(cells):
     def create(run_id, more):
         return Handler(Settings.build(scheme=scheme, run_id=run_id, **more))
 
-    from quorate.backends import schemes
+    from rallypoint.backends import schemes
 
     before = users()
     try:

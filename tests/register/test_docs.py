@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import quorate
-from quorate.backends import schemes
-from quorate.testing.conformance.backend import backend_checks
+import rallypoint
+from rallypoint.backends import schemes
+from rallypoint.testing.conformance.backend import backend_checks
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing-a-backend.md"
 CELL_LINES = 30
@@ -49,10 +49,10 @@ def test_cell_of_the_page_forms_a_round(names, tmp_path):
 
 
 def test_scheme_of_the_page_opens_the_cell(names, tmp_path):
-    target = quorate.Settings.build(
+    target = rallypoint.Settings.build(
         scheme="sqlite-cell", endpoints=str(tmp_path / "runs.db"), run_id="run", min_nodes=1, last_call_timeout=1
     )
-    with quorate.join(target) as run:
+    with rallypoint.join(target) as run:
         world = next(run.rounds())
         assert (world.rank, world.world_size) == (0, 1)
 

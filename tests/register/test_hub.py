@@ -6,18 +6,18 @@ from itertools import pairwise
 
 import pytest
 
-from quorate.backends.register.backend import RegisterBackend
-from quorate.backends.register.cell import AsyncCell, BlockingCell
-from quorate.backends.register.hub import Hub
-from quorate.backends.register.opening import connect
-from quorate.errors import HistoryGone, OutcomeUnknown, Rejected, RendezvousStateError, Unavailable
-from quorate.kv import document as documents
-from quorate.kv.document import Document
-from quorate.kv.types import Put
-from quorate.testing.cells import CellFaults, FaultyCell, MemoryCell
-from quorate.testing.conformance.backend import run_checks
-from quorate.testing.conformance.backend_concurrency import check_a_read_sees_what_was_written_before_it
-from quorate.testing.loop import run
+from rallypoint.backends.register.backend import RegisterBackend
+from rallypoint.backends.register.cell import AsyncCell, BlockingCell
+from rallypoint.backends.register.hub import Hub
+from rallypoint.backends.register.opening import connect
+from rallypoint.errors import HistoryGone, OutcomeUnknown, Rejected, RendezvousStateError, Unavailable
+from rallypoint.kv import document as documents
+from rallypoint.kv.document import Document
+from rallypoint.kv.types import Put
+from rallypoint.testing.cells import CellFaults, FaultyCell, MemoryCell
+from rallypoint.testing.conformance.backend import run_checks
+from rallypoint.testing.conformance.backend_concurrency import check_a_read_sees_what_was_written_before_it
+from rallypoint.testing.loop import run
 from tests.register.kit import Distant, backend_kit
 from tests.sim.edits import Edit, edited
 
@@ -302,7 +302,7 @@ def test_damaged_document_is_an_error_everywhere_and_is_not_touched():
         watch = backend.watch("/", (await backend.scan("/")).revision)
         reading = asyncio.create_task(anext(watch))
         await asyncio.sleep(0.1)
-        cell.corrupt(b"quorate\x00 not really")
+        cell.corrupt(b"rallypt\x00 not really")
         for call in (
             lambda: backend.scan("/"),
             lambda: backend.txn((), [Put("/a", b"x")]),
@@ -317,7 +317,7 @@ def test_damaged_document_is_an_error_everywhere_and_is_not_touched():
         await backend.close()
 
     run(main(), limit_s=100.0)
-    assert cell.get_state()[0] == b"quorate\x00 not really"
+    assert cell.get_state()[0] == b"rallypt\x00 not really"
 
 
 def test_cell_that_goes_back_in_time_is_not_followed():

@@ -5,15 +5,15 @@ import random
 
 import pytest
 
-from quorate.backends.register.backend import RegisterBackend
-from quorate.backends.register.hub import Hub
-from quorate.backends.register.pace import Pace
-from quorate.errors import Rejected, RendezvousConnectionError
-from quorate.kv.document import Document
-from quorate.kv.types import Grant
-from quorate.testing.cells import MemoryCell
-from quorate.testing.loop import run
-from quorate.testing.world import World
+from rallypoint.backends.register.backend import RegisterBackend
+from rallypoint.backends.register.hub import Hub
+from rallypoint.backends.register.pace import Pace
+from rallypoint.errors import Rejected, RendezvousConnectionError
+from rallypoint.kv.document import Document
+from rallypoint.kv.types import Grant
+from rallypoint.testing.cells import MemoryCell
+from rallypoint.testing.loop import run
+from rallypoint.testing.world import World
 from tests.register.kit import Distant
 
 

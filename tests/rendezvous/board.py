@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from quorate.kv.engine import Engine
-from quorate.kv.types import Batch, BranchOp, Delete, Item, Put, Txn, TxnResult
-from quorate.rendezvous.decide import Decision, Wait, decide, summarise
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import (
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import Batch, BranchOp, Delete, Item, Put, Txn, TxnResult
+from rallypoint.rendezvous.decide import Decision, Wait, decide, summarise
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
     DrainRecord,
@@ -27,10 +27,10 @@ from quorate.rendezvous.records import (
     WaitingRecord,
     encode,
 )
-from quorate.rendezvous.view import Plan, View
-from quorate.settings import Settings
+from rallypoint.rendezvous.view import Plan, View
+from rallypoint.settings import Settings
 
-KEYS = RunKeys("quorate", "run")
+KEYS = RunKeys("rallypoint", "run")
 
 
 def config(incarnation: str = "first", **options: object) -> ConfigRecord:

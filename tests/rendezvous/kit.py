@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from quorate.backends.contract import Backend, BackendStatus, Got, Limits, Scanned, Session, Watch
-from quorate.backends.session import LeaseSession
-from quorate.errors import RendezvousStateError
-from quorate.events import Event
-from quorate.kv.types import AddResult, Batch, BranchOp, Compare, CreateRevisionIs, Item, Put, TxnResult
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.membership import Joined
-from quorate.rendezvous.node import Node
-from quorate.rendezvous.records import (
+from rallypoint.backends.contract import Backend, BackendStatus, Got, Limits, Scanned, Session, Watch
+from rallypoint.backends.session import LeaseSession
+from rallypoint.errors import RendezvousStateError
+from rallypoint.events import Event
+from rallypoint.kv.types import AddResult, Batch, BranchOp, Compare, CreateRevisionIs, Item, Put, TxnResult
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.membership import Joined
+from rallypoint.rendezvous.node import Node
+from rallypoint.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
     CoordinatorRecord,
@@ -31,9 +31,9 @@ from quorate.rendezvous.records import (
     decode,
     join_roster,
 )
-from quorate.rendezvous.rules import Rules
-from quorate.testing import loop as virtual
-from quorate.testing.world import Process, World
+from rallypoint.rendezvous.rules import Rules
+from rallypoint.testing import loop as virtual
+from rallypoint.testing.world import Process, World
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
@@ -197,7 +197,7 @@ class Town(World):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.all: list[Process] = []
-        self.keys = RunKeys("quorate", options.get("run_id", "run"))
+        self.keys = RunKeys("rallypoint", options.get("run_id", "run"))
 
     def stir(self, rng: random.Random, names: Sequence[str]) -> None:
         """Something happens to one of them: it comes, dies, leaves, or joins again."""

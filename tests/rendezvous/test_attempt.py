@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.backends.contract import Asked
-from quorate.kv.types import Delete, Put, RangeEmpty, Txn, TxnResult
-from quorate.rendezvous.attempt import (
+from rallypoint.backends.contract import Asked
+from rallypoint.kv.types import Delete, Put, RangeEmpty, Txn, TxnResult
+from rallypoint.rendezvous.attempt import (
     Attempt,
     Leases,
     active,
@@ -18,10 +18,10 @@ from quorate.rendezvous.attempt import (
     forms,
     how_first_confirms,
 )
-from quorate.rendezvous.decide import Form, decide, summarise
-from quorate.rendezvous.fenced import Writes
-from quorate.rendezvous.history import Reports
-from quorate.rendezvous.records import NodePhase, RoundPhase, RoundRecord, decode, encode, join_roster
+from rallypoint.rendezvous.decide import Form, decide, summarise
+from rallypoint.rendezvous.fenced import Writes
+from rallypoint.rendezvous.history import Reports
+from rallypoint.rendezvous.records import NodePhase, RoundPhase, RoundRecord, decode, encode, join_roster
 from tests.rendezvous.board import KEYS, Board, node
 
 NAMES = ("a", "b", "c", "d")

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from quorate.backends.contract import Backend, Limits
-from quorate.backends.memory import MemoryBackend
-from quorate.errors import OutcomeUnknown, RendezvousError, Unavailable
-from quorate.events import (
+from rallypoint.backends.contract import Backend, Limits
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.errors import OutcomeUnknown, RendezvousError, Unavailable
+from rallypoint.events import (
     CoordinatorDeposed,
     CoordinatorElected,
     NodeHeldBack,
@@ -17,11 +17,11 @@ from quorate.events import (
     RoundGivenUp,
     WorldChanged,
 )
-from quorate.kv.types import Delete, Put, TxnResult
-from quorate.rendezvous import coordinator as coordinating
-from quorate.rendezvous.history import KEPT
-from quorate.rendezvous.records import HealthRecord, HistoryRecord, RoundPhase, decode
-from quorate.testing.chaos import ChaosBackend, Faults
+from rallypoint.kv.types import Delete, Put, TxnResult
+from rallypoint.rendezvous import coordinator as coordinating
+from rallypoint.rendezvous.history import KEPT
+from rallypoint.rendezvous.records import HealthRecord, HistoryRecord, RoundPhase, decode
+from rallypoint.testing.chaos import ChaosBackend, Faults
 from tests.rendezvous.kit import Meddling, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from quorate.backends.contract import Backend, Limits
-from quorate.kv.types import TxnResult
+from rallypoint.backends.contract import Backend, Limits
+from rallypoint.kv.types import TxnResult
 from tests.rendezvous.kit import Meddling, Town, play
 
 NAMES = ("a", "b", "c", "d", "e")

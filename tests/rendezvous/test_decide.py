@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.kv.types import Delete, Put
-from quorate.rendezvous.decide import (
+from rallypoint.kv.types import Delete, Put
+from rallypoint.rendezvous.decide import (
     LONGEST_ADMISSION_S,
     Activate,
     Decision,
@@ -19,7 +19,7 @@ from quorate.rendezvous.decide import (
     summarise,
     suppose,
 )
-from quorate.rendezvous.records import NodePhase, RosterMember, RoundPhase, WaitingRecord, encode
+from rallypoint.rendezvous.records import NodePhase, RosterMember, RoundPhase, WaitingRecord, encode
 from tests.rendezvous.board import KEYS, Board, config, node, round_record
 
 

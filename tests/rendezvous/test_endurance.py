@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from quorate.backends.contract import Backend, Limits, Scanned, Watch
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import BackendError, LeaseGone, Unavailable
-from quorate.events import CoordinatorDeposed, CoordinatorElected, RoundActive
-from quorate.kv.types import Batch, BranchOp, Compare, Put, Range, TxnResult
-from quorate.rendezvous import coordinator as coordinating
-from quorate.rendezvous.entry import DATA_TTL_S
-from quorate.rendezvous.mirror import Mirror
-from quorate.rendezvous.records import ConfigRecord
-from quorate.store import AsyncStore
-from quorate.testing import loop as virtual
+from rallypoint.backends.contract import Backend, Limits, Scanned, Watch
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import BackendError, LeaseGone, Unavailable
+from rallypoint.events import CoordinatorDeposed, CoordinatorElected, RoundActive
+from rallypoint.kv.types import Batch, BranchOp, Compare, Put, Range, TxnResult
+from rallypoint.rendezvous import coordinator as coordinating
+from rallypoint.rendezvous.entry import DATA_TTL_S
+from rallypoint.rendezvous.mirror import Mirror
+from rallypoint.rendezvous.records import ConfigRecord
+from rallypoint.store import AsyncStore
+from rallypoint.testing import loop as virtual
 from tests.rendezvous.kit import Meddling, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]

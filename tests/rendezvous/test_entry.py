@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import (
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import (
     BackendError,
     OutcomeUnknown,
     RendezvousClosedError,
@@ -16,12 +16,12 @@ from quorate.errors import (
     SettingsMismatchError,
     Unavailable,
 )
-from quorate.events import Emitter
-from quorate.kv.types import Item, Put, TxnResult
-from quorate.rendezvous.entry import Entry
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.reach import Reach
-from quorate.rendezvous.records import (
+from rallypoint.events import Emitter
+from rallypoint.kv.types import Item, Put, TxnResult
+from rallypoint.rendezvous.entry import Entry
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.reach import Reach
+from rallypoint.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
     DrainRecord,
@@ -30,12 +30,12 @@ from quorate.rendezvous.records import (
     decode,
     encode,
 )
-from quorate.settings import Settings
-from quorate.testing import loop as virtual
+from rallypoint.settings import Settings
+from rallypoint.testing import loop as virtual
 from tests.rendezvous.board import node
 from tests.rendezvous.kit import Meddling, Through
 
-KEYS = RunKeys("quorate", "run")
+KEYS = RunKeys("rallypoint", "run")
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 

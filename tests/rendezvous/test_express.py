@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from quorate._marks import collect
-from quorate.backends.dial import dial
-from quorate.backends.tcp import TcpBackend
-from quorate.errors import RendezvousError
-from quorate.events import Confirmed, Emitter, RoundEntered
-from quorate.kv.types import Put
-from quorate.rendezvous.membership import Cause, Identity
-from quorate.rendezvous.node import Node
-from quorate.rendezvous.presence import MOST_PLEDGED
-from quorate.rendezvous.records import DrainRecord, encode
-from quorate.settings import Settings
+from rallypoint._marks import collect
+from rallypoint.backends.dial import dial
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.errors import RendezvousError
+from rallypoint.events import Confirmed, Emitter, RoundEntered
+from rallypoint.kv.types import Put
+from rallypoint.rendezvous.membership import Cause, Identity
+from rallypoint.rendezvous.node import Node
+from rallypoint.rendezvous.presence import MOST_PLEDGED
+from rallypoint.rendezvous.records import DrainRecord, encode
+from rallypoint.settings import Settings
 from tests.server.kit import eventually, run, serving
 from tests.server.proxy import through
 

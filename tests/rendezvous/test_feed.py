@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import HistoryGone, Unavailable
-from quorate.kv.engine import Engine
-from quorate.kv.types import Put
-from quorate.rendezvous.feed import Feed
-from quorate.server.hub import Hub
-from quorate.server.local import LocalBackend
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import HistoryGone, Unavailable
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import Put
+from rallypoint.rendezvous.feed import Feed
+from rallypoint.server.hub import Hub
+from rallypoint.server.local import LocalBackend
 from tests.server.kit import run
 
 SOON_S = 5.0

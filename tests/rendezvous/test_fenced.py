@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.backends.contract import Limits
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.kv.types import BranchOp, Compare, CreateRevisionIs, Delete, Exists, ModRevisionIs, Put, TxnResult
-from quorate.rendezvous.fenced import Deposed, FencedWriter, LookAgain, Writes
-from quorate.rendezvous.keys import RunKeys
-from quorate.testing import loop as virtual
+from rallypoint.backends.contract import Limits
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.kv.types import BranchOp, Compare, CreateRevisionIs, Delete, Exists, ModRevisionIs, Put, TxnResult
+from rallypoint.rendezvous.fenced import Deposed, FencedWriter, LookAgain, Writes
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.testing import loop as virtual
 from tests.rendezvous.kit import Through
 
-KEYS = RunKeys("quorate", "run")
+KEYS = RunKeys("rallypoint", "run")
 
 
 class Recording(Through):

@@ -4,12 +4,12 @@ import asyncio
 
 import msgspec
 
-from quorate.backends.memory import MemoryBackend
-from quorate.kv.types import Put
-from quorate.rendezvous.membership import Cause
-from quorate.rendezvous.records import RoundRecord, decode, encode
-from quorate.testing.loop import run
-from quorate.testing.world import World
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.kv.types import Put
+from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.records import RoundRecord, decode, encode
+from rallypoint.testing.loop import run
+from rallypoint.testing.world import World
 
 
 def test_round_of_the_same_number_in_another_life_is_not_the_members_round():

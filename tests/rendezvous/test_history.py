@@ -1,8 +1,8 @@
 """The reports of rounds: arrivals, durations, why it ended, and how many are kept."""
 
-from quorate.kv.types import Item
-from quorate.rendezvous.history import KEPT, Reports
-from quorate.rendezvous.records import HistoryRecord, encode
+from rallypoint.kv.types import Item
+from rallypoint.rendezvous.history import KEPT, Reports
+from rallypoint.rendezvous.records import HistoryRecord, encode
 from tests.rendezvous.board import KEYS, Board, round_record
 
 

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.rendezvous.holdback import LONGEST_HOLD_S, HoldBack
-from quorate.rendezvous.records import HealthRecord
-from quorate.settings import Timing
+from rallypoint.rendezvous.holdback import LONGEST_HOLD_S, HoldBack
+from rallypoint.rendezvous.records import HealthRecord
+from rallypoint.settings import Timing
 
 TIMING = Timing(hold_back_losses=3, hold_back_window_s=600.0, hold_back_s=30.0)
 

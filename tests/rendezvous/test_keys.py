@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quorate.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.keys import RunKeys
 
 RUN_IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
@@ -36,50 +36,50 @@ def all_keys(keys: RunKeys) -> list[str]:
 def test_no_key_of_a_run_is_in_a_range_of_another(one: str, other: str) -> None:
     if one == other:
         return
-    mine, theirs = RunKeys("quorate", one), RunKeys("quorate", other)
+    mine, theirs = RunKeys("rallypoint", one), RunKeys("rallypoint", other)
     for prefix in (mine.control, mine.data):
         assert not any(key.startswith(prefix) for key in all_keys(theirs))
 
 
 @given(RUN_IDS)
 def test_control_range_does_not_cover_the_data_range(run_id: str) -> None:
-    keys = RunKeys("quorate", run_id)
+    keys = RunKeys("rallypoint", run_id)
     assert not keys.data.startswith(keys.control)
     assert not keys.control.startswith(keys.data)
 
 
 @given(RUN_IDS)
 def test_run_id_is_one_segment_of_printable_ascii(run_id: str) -> None:
-    segment = RunKeys("quorate", run_id).control.removeprefix("/quorate/").removesuffix("/")
+    segment = RunKeys("rallypoint", run_id).control.removeprefix("/rallypoint/").removesuffix("/")
     assert "/" not in segment
     assert segment.isascii()
     assert segment.isprintable()
 
 
 def test_coordinator_watches_what_it_decides_from_and_nothing_else() -> None:
-    keys = RunKeys("quorate", "run")
+    keys = RunKeys("rallypoint", "run")
     watched = [key for key in all_keys(keys) if key.startswith(keys.control)]
     assert watched == [
-        "/quorate/run/config",
-        "/quorate/run/coordinator",
-        "/quorate/run/nodes/i",
-        "/quorate/run/state/round",
-        "/quorate/run/state/waiting",
-        "/quorate/run/state/closed",
-        "/quorate/run/drain/i",
-        "/quorate/run/health/name",
+        "/rallypoint/run/config",
+        "/rallypoint/run/coordinator",
+        "/rallypoint/run/nodes/i",
+        "/rallypoint/run/state/round",
+        "/rallypoint/run/state/waiting",
+        "/rallypoint/run/state/closed",
+        "/rallypoint/run/drain/i",
+        "/rallypoint/run/health/name",
     ]
 
 
 def test_every_node_watches_state_and_its_own_keys_only() -> None:
-    keys = RunKeys("quorate", "run")
+    keys = RunKeys("rallypoint", "run")
     watched = [key for key in all_keys(keys) if key.startswith(keys.state)]
     assert watched == [keys.round, keys.waiting, keys.closed]
 
 
 @given(st.integers(0, 10**12 - 2))
 def test_keys_of_rounds_sort_by_number(number: int) -> None:
-    keys = RunKeys("quorate", "run")
+    keys = RunKeys("rallypoint", "run")
     assert keys.history(number) < keys.history(number + 1)
     assert keys.roster(number) < keys.roster(number + 1)
     assert keys.store(number) < keys.store(number + 1)
@@ -88,5 +88,5 @@ def test_keys_of_rounds_sort_by_number(number: int) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_health_keys_of_different_names_differ(one: str, other: str) -> None:
-    keys = RunKeys("quorate", "run")
+    keys = RunKeys("rallypoint", "run")
     assert (keys.health(one) == keys.health(other)) == (one == other)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from quorate.kv.types import Put
-from quorate.rendezvous.records import (
+from rallypoint.kv.types import Put
+from rallypoint.rendezvous.records import (
     ConfigRecord,
     NodeRecord,
     Record,

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 import pytest
 
-from quorate.backends.contract import Backend
-from quorate.backends.memory import MemoryBackend
-from quorate.events import Emitter
-from quorate.rendezvous.candidate import Candidate
-from quorate.rendezvous.records import CoordinatorRecord
+from rallypoint.backends.contract import Backend
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.events import Emitter
+from rallypoint.rendezvous.candidate import Candidate
+from rallypoint.rendezvous.records import CoordinatorRecord
 from tests.rendezvous.kit import Counting, Town, now, play
 
 T = TypeVar("T")

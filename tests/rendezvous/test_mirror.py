@@ -4,15 +4,15 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from quorate.backends.contract import Watch
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import BackendError, Rejected
-from quorate.kv.types import Batch, Delete, Put
-from quorate.rendezvous.mirror import Mirror
-from quorate.server.hub import Hub
-from quorate.server.local import LocalBackend
-from quorate.testing import loop as virtual
-from quorate.testing.chaos import ChaosBackend, Faults
+from rallypoint.backends.contract import Watch
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import BackendError, Rejected
+from rallypoint.kv.types import Batch, Delete, Put
+from rallypoint.rendezvous.mirror import Mirror
+from rallypoint.server.hub import Hub
+from rallypoint.server.local import LocalBackend
+from rallypoint.testing import loop as virtual
+from rallypoint.testing.chaos import ChaosBackend, Faults
 from tests.server.kit import eventually, run
 
 

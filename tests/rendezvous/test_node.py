@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from quorate.backends.contract import Backend
-from quorate.backends.memory import MemoryBackend
-from quorate.errors import (
+from rallypoint.backends.contract import Backend
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
@@ -18,7 +18,7 @@ from quorate.errors import (
     RendezvousTimeoutError,
     SettingsMismatchError,
 )
-from quorate.events import (
+from rallypoint.events import (
     BackendReachable,
     BackendUnreachable,
     JoinFailed,
@@ -28,9 +28,9 @@ from quorate.events import (
     SessionLost,
     WorldChanged,
 )
-from quorate.kv.types import Delete, Put, TxnResult
-from quorate.rendezvous.membership import Cause
-from quorate.rendezvous.records import (
+from rallypoint.kv.types import Delete, Put, TxnResult
+from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.records import (
     AssignRecord,
     ClaimRecord,
     ConfigRecord,
@@ -39,7 +39,7 @@ from quorate.rendezvous.records import (
     RoundRecord,
     encode,
 )
-from quorate.testing.chaos import ChaosBackend, Faults
+from rallypoint.testing.chaos import ChaosBackend, Faults
 from tests.rendezvous.board import node
 from tests.rendezvous.kit import Meddling, Town, now, play, wait_until
 

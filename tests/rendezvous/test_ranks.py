@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.rendezvous.ranks import Candidate, choose, natural_key, rank
+from rallypoint.rendezvous.ranks import Candidate, choose, natural_key, rank
 
 POLICIES = ["sticky", "node_rank", "natural", "topology:zone+rack", "topology:rack"]
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.errors import NewerSchemaError, RendezvousStateError
-from quorate.kv.types import Item
-from quorate.rendezvous.records import (
+from rallypoint.errors import NewerSchemaError, RendezvousStateError
+from rallypoint.kv.types import Item
+from rallypoint.rendezvous.records import (
     ROSTER_CHUNK,
     SCHEMA,
     AssignRecord,
@@ -37,9 +37,9 @@ from quorate.rendezvous.records import (
     roster_digest,
     split_roster,
 )
-from quorate.settings import Timing
+from rallypoint.settings import Timing
 
-KEY = "/quorate/run/some/key"
+KEY = "/rallypoint/run/some/key"
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers(0, 2**53)
@@ -172,7 +172,7 @@ def test_record_of_one_schema_ahead_is_understood(record: Record) -> None:
 
 @given(ANY_RECORD, st.integers(SCHEMA + 2, 10**6))
 def test_record_of_two_schemas_ahead_is_refused_with_its_key(record: Record, version: int) -> None:
-    with pytest.raises(NewerSchemaError, match="upgrade quorate") as caught:
+    with pytest.raises(NewerSchemaError, match="upgrade rallypoint") as caught:
         decode(type(record), item(with_fields(record, v=version)))
     assert caught.value.key == KEY
     assert KEY in str(caught.value)

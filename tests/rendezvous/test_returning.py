@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.rendezvous.decide import Form, Wait
-from quorate.rendezvous.records import ClaimRecord
-from quorate.rendezvous.returning import LOOK_AGAIN_S, UNTOLD_TTL_S, Returning
+from rallypoint.rendezvous.decide import Form, Wait
+from rallypoint.rendezvous.records import ClaimRecord
+from rallypoint.rendezvous.returning import LOOK_AGAIN_S, UNTOLD_TTL_S, Returning
 from tests.rendezvous.board import Board
 
 START = 100.0

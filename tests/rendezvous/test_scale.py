@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from quorate.backends.contract import Backend
-from quorate.testing import loop as virtual
-from quorate.testing.world import World
+from rallypoint.backends.contract import Backend
+from rallypoint.testing import loop as virtual
+from rallypoint.testing.world import World
 from tests.rendezvous.kit import Counting
 
 SIZES = (100, 1_000, 10_000)

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from quorate.backends.contract import Backend, Limits, Watch
-from quorate.errors import (
+from rallypoint.backends.contract import Backend, Limits, Watch
+from rallypoint.errors import (
     LeaseGone,
     OutcomeUnknown,
     RendezvousConnectionError,
@@ -14,7 +14,7 @@ from quorate.errors import (
     RendezvousTimeoutError,
     Unavailable,
 )
-from quorate.events import (
+from rallypoint.events import (
     BackendReachable,
     BackendUnreachable,
     JoinFailed,
@@ -24,10 +24,10 @@ from quorate.events import (
     RoundGivenUp,
     RoundOver,
 )
-from quorate.kv.types import Batch, TxnResult
-from quorate.rendezvous.presence import WITHDRAW_S
-from quorate.rendezvous.records import HistoryRecord
-from quorate.testing.line import Line
+from rallypoint.kv.types import Batch, TxnResult
+from rallypoint.rendezvous.presence import WITHDRAW_S
+from rallypoint.rendezvous.records import HistoryRecord
+from rallypoint.testing.line import Line
 from tests.rendezvous.kit import Meddling, T, Through, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.kv.types import BranchOp, Delete, Put
-from quorate.rendezvous.decide import Form, decide, summarise
-from quorate.rendezvous.records import (
+from rallypoint.kv.types import BranchOp, Delete, Put
+from rallypoint.rendezvous.decide import Form, decide, summarise
+from rallypoint.rendezvous.records import (
     ClosedRecord,
     CoordinatorRecord,
     DrainRecord,
@@ -20,7 +20,7 @@ from quorate.rendezvous.records import (
     WaitingRecord,
     encode,
 )
-from quorate.rendezvous.view import Departure, Unreadable, View
+from rallypoint.rendezvous.view import Departure, Unreadable, View
 from tests.rendezvous.board import KEYS, Board, config, node, round_record, steps
 
 NOW = 100.0

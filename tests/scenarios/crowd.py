@@ -11,9 +11,9 @@ import os
 import sys
 import time
 
-import quorate
-import quorate.backends.tcp
-import quorate.handler
+import rallypoint
+import rallypoint.backends.tcp
+import rallypoint.handler
 
 
 def say(kind: str, **what: object) -> None:
@@ -22,14 +22,14 @@ def say(kind: str, **what: object) -> None:
 
 def member(url: str, number: int, absent: int, timeout_s: float) -> None:
     """One process of the crowd."""
-    world = quorate.create_handler(f"{url}&name=rank{number}").next_rendezvous()
+    world = rallypoint.create_handler(f"{url}&name=rank{number}").next_rendezvous()
     say("round", rank=world.rank, size=world.world_size)
     if world.rank == absent:
         time.sleep(600)
     began_at = time.monotonic()
     try:
         world.store.barrier("epoch 7", timeout_s)
-    except quorate.StoreTimeoutError as error:
+    except rallypoint.StoreTimeoutError as error:
         say("barrier", rank=world.rank, took_s=time.monotonic() - began_at, text=str(error), missing=error.missing)
     else:
         say("barrier", rank=world.rank, took_s=time.monotonic() - began_at, text="all came", missing=[])

@@ -18,25 +18,25 @@ from tests.scenarios.rows import ROWS, Row
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "scenarios.json"
 PAGE = ROOT / "docs" / "scenarios.md"
-LOCK = Path(tempfile.gettempdir()) / "quorate-scenarios.lock"
+LOCK = Path(tempfile.gettempdir()) / "rallypoint-scenarios.lock"
 BACKENDS = ("tcp", "etcd")
 KEPT, MISSED, FAILED, SKIPPED = "kept", "missed", "failed", "skipped"
 WORST_FIRST = (FAILED, MISSED, SKIPPED, KEPT)
 
 HEAD = """# Scenarios
 
-What hurts users of rendezvous today, played with real processes: what happened with Quorate, and in how many seconds.
-This page is written by `make scenarios` and by nothing else; a run of some rows (`make scenarios ARGS="-k row_03"`)
-replaces just those. Each row is a test of the same number in `tests/scenarios`.
+What hurts users of rendezvous today, played with real processes: what happened with Rallypoint, and in how many
+seconds. This page is written by `make scenarios` and by nothing else; a run of some rows (`make scenarios ARGS="-k
+row_03"`) replaces just those. Each row is a test of the same number in `tests/scenarios`.
 
 A row is *kept* if everything in it happened, and within the seconds that it promises. It is *missed* if it happened but
 took longer than promised: the machine was shared with other work while this ran, so a test fails only beyond the
 promised time scaled by the load, which is written down: how many processes wanted a core, for each core there is. The
 allowance is the promise times one more than that (four at most), and twice the time that the machine stood still.
 
-On `tcp` there is one `quorate serve`; on `etcd` three members of a real etcd 3.4, where a loss is known by the time to
-live alone, to which a new leader of etcd adds its election time-out ([why](etcd.md#what-happens-when)); "-" where a row
-is about the embedded server. Machines are network namespaces, agents those of torch 2.13.
+On `tcp` there is one `rallypoint serve`; on `etcd` three members of a real etcd 3.4, where a loss is known by the time
+to live alone, to which a new leader of etcd adds its election time-out ([why](etcd.md#what-happens-when)); "-" where a
+row is about the embedded server. Machines are network namespaces, agents those of torch 2.13.
 """
 
 

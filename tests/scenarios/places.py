@@ -1,4 +1,4 @@
-"""Where a run lives: on one `quorate serve`, or on a real etcd cluster of three. A row is played on either alike."""
+"""Where a run lives: on one `rallypoint serve`, or on a real etcd cluster of three. A row is played on either alike."""
 
 import itertools
 import os

@@ -138,7 +138,7 @@ ROWS = _rows(
     (
         "The limit on restarts",
         "Leaving and joining again resets the count of restarts, and each node counts for itself.",
-        "With `quorate run` the budget is one number for the run.",
+        "With `rallypoint run` the budget is one number for the run.",
         "pytorch #147064, #108158",
     ),
     (
@@ -156,7 +156,7 @@ ROWS = _rows(
     (
         "Who is missing?",
         "A time-out does not say whom it waited for, and events go nowhere by default.",
-        "`quorate why`, the text of the error and the events say it, in the same words.",
+        "`rallypoint why`, the text of the error and the events say it, in the same words.",
         "many threads about hung jobs",
     ),
     (

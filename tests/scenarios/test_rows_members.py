@@ -151,7 +151,7 @@ def test_row_06_clocks_days_apart_have_no_effect(row: Recorder, stage: Stage, pl
     root, servers = place.root, ""
     if place.backend == "tcp":  # the clock of etcd, which is one binary, cannot be set for it alone
         bind = loopback()
-        server = Server("server", [*behind.prefix, sys.executable, "-m", "quorate", "serve", "--bind", bind])
+        server = Server("server", [*behind.prefix, sys.executable, "-m", "rallypoint", "serve", "--bind", bind])
         stage.processes.append(server)
         root, servers = f"tcp://{server.wait_listening()}", " (that of the server as the second)"
     ttl_s = 6.0

@@ -39,7 +39,7 @@ def test_row_11_closed_run_is_reopened_and_a_dead_one_frees_its_id(row: Recorder
     late.ask("next")
     until_said("status", run, parts=("b", "reopened by"))
     first.round(size=2)
-    row("`quorate reopen`: the node was taken in")
+    row("`rallypoint reopen`: the node was taken in")
     ask_json("close", run, "--reason", "done for today")
     died_at = first.kill()
     late.kill()
@@ -77,7 +77,7 @@ def test_row_20_node_that_serves_itself_says_where_and_for_whom(row: Recorder, s
     endpoints.test_scenario_20_node_that_hosts_itself_says_loudly_where_and_for_whom(stage)
     row("a warning on stderr, and an event, with the address and that at least one more node must reach it there")
     operating.test_node_that_hosts_itself_can_be_asked_whom_it_waits_for(stage)
-    row("`quorate why` from outside says: 1 of at least 2 nodes joined, and to start one node more")
+    row("`rallypoint why` from outside says: 1 of at least 2 nodes joined, and to start one node more")
 
 
 def test_row_21_options_are_aliases_or_errors_but_never_ignored(row: Recorder, stage: Stage, place: Place):
@@ -127,7 +127,7 @@ def test_row_22_error_event_and_why_say_the_same(row: Recorder, stage: Stage, pl
     error = hasty.outcome(asked)
     assert error["error"] == "RendezvousTimeoutError"
     assert said["reason"] in error["text"]
-    row(f"`quorate why`, the event and the error of the node that gave up have the same sentence: {said['reason']}")
+    row(f"`rallypoint why`, the event and the error of the node that gave up have the same sentence: {said['reason']}")
     row("its time-out was 20 s, and it gave up after", error["took_s"], 20 + 1)
 
 
@@ -164,7 +164,7 @@ def test_row_23_second_server_on_a_taken_port_says_who_has_it(row: Recorder, sta
     began_at = time.monotonic()
     assert second.wait_exit() != 0
     (line,) = second.errors
-    for part in ("taken", "quorate serve", "--bind"):
+    for part in ("taken", "rallypoint serve", "--bind"):
         assert part in line
     row("it ended at once", time.monotonic() - began_at)
     row(f"it said: {line}".replace(first.wait_listening(), "HOST:PORT"))

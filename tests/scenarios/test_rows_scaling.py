@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quorate.bench.plan import Bench, Case, Side
-from quorate.bench.runner import run_case
+from rallypoint.bench.plan import Bench, Case, Side
+from rallypoint.bench.runner import run_case
 from tests.e2e.kit import Fact, Process, Stage
 from tests.e2e.operating import command, until_said
 from tests.e2e.test_many import form
@@ -33,7 +33,7 @@ def test_row_10_node_that_fails_in_a_loop_is_held_back_with_the_reason(row: Reco
     flaky = stage.node(url, "flaky")
     said = until_said("why", run, parts=("flaky", "lost 3 times"))
     (line,) = [line for line in said.splitlines() if "lost 3 times" in line][:1]
-    row(f"after three losses in a row `quorate why` says: {line.strip()}")
+    row(f"after three losses in a row `rallypoint why` says: {line.strip()}")
     assert len(a.all("round")) == rounds, "it has disturbed nobody since"
     again = one_round([a, b, flaky], above=number)
     row(
@@ -87,7 +87,7 @@ def test_row_17_round_forms_when_the_minimum_is_back(row: Recorder, stage: Stage
                 place.loss_s,
             )
             until_said("why", run, parts=("2 of at least 3 nodes joined",))
-            row("`quorate why` says meanwhile: 2 of at least 3 nodes joined")
+            row("`rallypoint why` says meanwhile: 2 of at least 3 nodes joined")
         c = stage.node(url, "c")
         asked_at = c.event("JoinStarted")["at"]
         facts = one_round([a, b, c], above=number)
@@ -116,13 +116,13 @@ def test_row_12_thousand_nodes_start_at_once_and_the_cost_is_linear(row: Recorde
 
 
 def test_row_12_last_of_a_thousand_nodes_releases_all(row: Recorder):
-    """As `quorate bench rendezvous` measures it."""
-    outcome = run_case(Case(Bench.RENDEZVOUS, Side.QUORATE, nodes=1000, repeat=1), lambda text: None)
+    """As `rallypoint bench rendezvous` measures it."""
+    outcome = run_case(Case(Bench.RENDEZVOUS, Side.RALLYPOINT, nodes=1000, repeat=1), lambda text: None)
     assert outcome.failed == ""
     released, together = outcome.samples
     for sample in (released, together):
         assert sample.value is not None, sample.why_none
-        row(f"`quorate bench rendezvous --nodes 1000`, {sample.measure}", sample.value)
+        row(f"`rallypoint bench rendezvous --nodes 1000`, {sample.measure}", sample.value)
 
 
 # --- row 19 -----------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ while os.getppid() == launcher:
 
 
 class Launcher(Process):
-    """A process of `quorate run`; `facts` are what its workers say, whatever it puts before their lines."""
+    """A process of `rallypoint run`; `facts` are what its workers say, whatever it puts before their lines."""
 
     def _take_fact(self, line: str) -> None:
         _, brace, rest = line.partition("{")
@@ -159,7 +159,7 @@ def has_run_command() -> bool:
 
 
 def test_row_19_restart_budget_is_one_number_for_the_run(row: Recorder, stage: Stage, place: Place, tmp_path: Path):
-    assert has_run_command(), "there is no `quorate run` here: this row cannot be played without it"
+    assert has_run_command(), "there is no `rallypoint run` here: this row cannot be played without it"
     script, budget = tmp_path / "worker.py", 3
     script.write_text(WORKER, encoding="utf-8")
     _, _, endpoint = place.root.partition("://")
@@ -169,7 +169,7 @@ def test_row_19_restart_budget_is_one_number_for_the_run(row: Recorder, stage: S
     def launch(name: str) -> Launcher:
         conf = ["--rdzv-conf", f"name={name},last_call_timeout=0.3,join_timeout=120"]
         program = [sys.executable, str(script), str(tmp_path)]
-        one = Launcher(name, [sys.executable, "-m", "quorate", "run", *flags, *conf, "--", *program])
+        one = Launcher(name, [sys.executable, "-m", "rallypoint", "run", *flags, *conf, "--", *program])
         stage.processes.append(one)
         return one
 

@@ -330,7 +330,7 @@ def test_row_26_every_call_keeps_its_time_out_while_the_server_is_paused(row: Re
     began_at = time.monotonic()
     said = command("why", runs["member"], "--timeout", "3")
     assert said.returncode != 0
-    row("`quorate why --timeout 3`, with starting its process", time.monotonic() - began_at, 3 + 2)
+    row("`rallypoint why --timeout 3`, with starting its process", time.monotonic() - began_at, 3 + 2)
 
     hanging.resume()
     member.call("store.set_timeout", 30.0)

@@ -1,4 +1,4 @@
-"""Rows that are about torchrun, with real agents of torch 2.13 and the backend `quorate`."""
+"""Rows that are about torchrun, with real agents of torch 2.13 and the backend `rallypoint`."""
 
 import random
 import time

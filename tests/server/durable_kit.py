@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from quorate.events import Emitter, Event
-from quorate.kv.engine import DEFAULT_HISTORY
-from quorate.server.data import open_data
-from quorate.server.disk import Disk
-from quorate.server.durable import DurableServer
-from quorate.server.journal import Bounds, Sync
+from rallypoint.events import Emitter, Event
+from rallypoint.kv.engine import DEFAULT_HISTORY
+from rallypoint.server.data import open_data
+from rallypoint.server.disk import Disk
+from rallypoint.server.durable import DurableServer
+from rallypoint.server.journal import Bounds, Sync
 
 QUICK = Bounds(stall_s=5.0, retry_s=0.05, pause_s=0.05)
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from quorate.backends.dial import dial
-from quorate.backends.tcp import TcpBackend
-from quorate.kv.types import Put
-from quorate.server.server import Server
-from quorate.wire.frames import GREETING, Framer, frame
-from quorate.wire.messages import (
+from rallypoint.backends.dial import dial
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.kv.types import Put
+from rallypoint.server.server import Server
+from rallypoint.wire.frames import GREETING, Framer, frame
+from rallypoint.wire.messages import (
     Answer,
     ClientFrame,
     Hello,
@@ -45,8 +45,9 @@ def run(main: Coroutine[Any, Any, T], patience_s: float = 2 * PATIENCE_S) -> T:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """asyncio's own loop; with QUORATE_TEST_UVLOOP=1 uvloop, which `quorate serve` runs on where it is installed."""
-    if os.environ.get("QUORATE_TEST_UVLOOP") != "1":
+    """asyncio's own loop; with RALLYPOINT_TEST_UVLOOP=1 uvloop, which `rallypoint serve` runs on where it is
+    installed."""
+    if os.environ.get("RALLYPOINT_TEST_UVLOOP") != "1":
         return None
     return importlib.import_module("uvloop").new_event_loop
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from quorate.server.server import Server
+from rallypoint.server.server import Server
 from tests.server.kit import port_of
 
 

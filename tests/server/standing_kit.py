@@ -5,15 +5,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from quorate.kv.types import Put, Txn
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import AssignRecord, NodePhase, NodeRecord, RoundPhase, RoundRecord, encode
-from quorate.server import standing
-from quorate.wire.frames import GREETING, frame
-from quorate.wire.messages import NEWEST_VERSION, NOW, Hello, Stand, WatchStart, Welcome, encoder, welcome_decoder
+from rallypoint.kv.types import Put, Txn
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.records import AssignRecord, NodePhase, NodeRecord, RoundPhase, RoundRecord, encode
+from rallypoint.server import standing
+from rallypoint.wire.frames import GREETING, frame
+from rallypoint.wire.messages import NEWEST_VERSION, NOW, Hello, Stand, WatchStart, Welcome, encoder, welcome_decoder
 from tests.server.kit import Raw, eventually, serving
 
-KEYS = RunKeys("quorate", "run")
+KEYS = RunKeys("rallypoint", "run")
 NODE = "n1"
 
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from quorate.kv.types import Delete, Grant, Put, Revoke, Txn
-from quorate.rendezvous.records import NodePhase, NodeRecord, encode
-from quorate.server import soon
-from quorate.wire.messages import Await, Do
+from rallypoint.kv.types import Delete, Grant, Put, Revoke, Txn
+from rallypoint.rendezvous.records import NodePhase, NodeRecord, encode
+from rallypoint.server import soon
+from rallypoint.wire.messages import Await, Do
 from tests.server.kit import Raw, eventually, run, serving
 
 
@@ -271,8 +271,8 @@ def test_who_waits_does_not_hold_up_what_comes_after_it():
 
 
 def test_key_of_a_user_is_not_taken_for_the_key_of_a_node():
-    own = Txn((), (Put("/quorate/run/nodes/a1", b""),))
-    users = Txn((), (Put("/quorate/run:data/store/000000000001/k/all/nodes/a1", b""),))
+    own = Txn((), (Put("/rallypoint/run/nodes/a1", b""),))
+    users = Txn((), (Put("/rallypoint/run:data/store/000000000001/k/all/nodes/a1", b""),))
     assert soon.is_of_a_node(own)
     assert not soon.is_of_a_node(users)
 
@@ -282,4 +282,4 @@ def test_goodbye_of_a_node_is_answered_at_once():
     for phase in NodePhase:
         value = encode(NodeRecord(id="a1", name="a", addr="host", session=1, join=1, phase=phase))
         wanted = phase is not NodePhase.LEFT
-        assert soon.is_of_a_node(Txn((), (Put("/quorate/run/nodes/a1", value),))) is wanted
+        assert soon.is_of_a_node(Txn((), (Put("/rallypoint/run/nodes/a1", value),))) is wanted

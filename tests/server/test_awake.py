@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from quorate.server.awake import AWAKE_S, NEAR_S, Awake, WakefulConnection
-from quorate.server.connection import Connection
-from quorate.server.server import Server
+from rallypoint.server.awake import AWAKE_S, NEAR_S, Awake, WakefulConnection
+from rallypoint.server.connection import Connection
+from rallypoint.server.server import Server
 
 
 class Clock:

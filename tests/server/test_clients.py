@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from quorate.kv.types import Grant, KeepAlive, LeaseResult, Put, Revoke, Txn
-from quorate.server.clients import MASS_SESSIONS, Clients
-from quorate.server.hub import Hub
-from quorate.testing.loop import run as run_virtual
-from quorate.wire.frames import GREETING, frame
-from quorate.wire.messages import Do, Held, Hello, Hold, Welcome, encoder, welcome_decoder
+from rallypoint.kv.types import Grant, KeepAlive, LeaseResult, Put, Revoke, Txn
+from rallypoint.server.clients import MASS_SESSIONS, Clients
+from rallypoint.server.hub import Hub
+from rallypoint.testing.loop import run as run_virtual
+from rallypoint.wire.frames import GREETING, frame
+from rallypoint.wire.messages import Do, Held, Hello, Hold, Welcome, encoder, welcome_decoder
 from tests.server.kit import PATIENCE_S, Raw, client_of, eventually, port_of, run, serving
 
 TTL_S = 60.0

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from quorate.errors import DataError, HistoryGone, OutcomeUnknown, Unavailable
-from quorate.events import DataGoesOn, DataLoaded, DataTrouble, Emitter, SnapshotTaken
-from quorate.kv.snapshot import snapshot
-from quorate.kv.types import Add, Grant
-from quorate.server.data import open_data
-from quorate.server.disk import Directory
-from quorate.server.journal import Bounds, Sync
-from quorate.testing.disk import FaultyDisk, MemoryDisk
+from rallypoint.errors import DataError, HistoryGone, OutcomeUnknown, Unavailable
+from rallypoint.events import DataGoesOn, DataLoaded, DataTrouble, Emitter, SnapshotTaken
+from rallypoint.kv.snapshot import snapshot
+from rallypoint.kv.types import Add, Grant
+from rallypoint.server.data import open_data
+from rallypoint.server.disk import Directory
+from rallypoint.server.journal import Bounds, Sync
+from rallypoint.testing.disk import FaultyDisk, MemoryDisk
 from tests.ports import free_port
 from tests.server.durable_kit import kill, make, serving_from
 from tests.server.kit import PATIENCE_S, client_of, eventually, put, run, take
@@ -419,7 +419,7 @@ def test_disk_that_hangs_while_a_new_log_is_begun_counts_as_failing_until_it_com
 
 
 def test_server_that_stops_while_its_disk_fails_ends_in_time_and_says_what_is_lost(monkeypatch):
-    monkeypatch.setattr("quorate.server.journal.CLOSE_WITHIN_S", 0.3)
+    monkeypatch.setattr("rallypoint.server.journal.CLOSE_WITHIN_S", 0.3)
 
     async def main():
         disk, told = FaultyDisk(MemoryDisk()), []

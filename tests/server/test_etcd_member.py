@@ -1,4 +1,4 @@
-"""`quorate serve --engine etcd`: a real member, looked after; and what keeps one from being started."""
+"""`rallypoint serve --engine etcd`: a real member, looked after; and what keeps one from being started."""
 
 import os
 import signal
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
-from quorate.cli import main
-from quorate.server.etcd_binary import EtcdError, check_version, find_etcd, refused
-from quorate.server.etcd_member import plan_member
+from rallypoint.cli import main
+from rallypoint.server.etcd_binary import EtcdError, check_version, find_etcd, refused
+from rallypoint.server.etcd_member import plan_member
 from tests.backends.etcd.kit import BINARIES, Member, needs
 from tests.e2e.kit import Process
 from tests.patience import until
@@ -21,8 +21,8 @@ from tests.ports import free_ports
 
 @contextmanager
 def serving(*options: str):
-    """`quorate serve --engine etcd` as a process."""
-    process = Process("serve etcd", [sys.executable, "-m", "quorate", "serve", "--engine", "etcd", *options])
+    """`rallypoint serve --engine etcd` as a process."""
+    process = Process("serve etcd", [sys.executable, "-m", "rallypoint", "serve", "--engine", "etcd", *options])
     try:
         yield process
     finally:
@@ -46,9 +46,9 @@ def etcd_of(process: Process) -> int:
 
 
 def use(url: str) -> bytes:
-    import quorate
+    import rallypoint
 
-    handler = quorate.create_handler(f"{url}?min_nodes=1&last_call_timeout=0.1&join_timeout=30")
+    handler = rallypoint.create_handler(f"{url}?min_nodes=1&last_call_timeout=0.1&join_timeout=30")
     try:
         world = handler.next_rendezvous()
         world.store.set("a", "b")
@@ -86,7 +86,7 @@ def test_same_command_three_times_is_a_cluster_that_survives_one(tmp_path):
         for number in range(3):
             words = ["--peers", peers, "--member", peers.split(",")[number], "--bind", clients[number]]
             data = ["--data", str(tmp_path / str(number))]
-            command = [sys.executable, "-m", "quorate", "serve", "--engine", "etcd", *words, *data]
+            command = [sys.executable, "-m", "rallypoint", "serve", "--engine", "etcd", *words, *data]
             started.append(Process(f"member {number}", command))
         for process in started:
             process.wait_line("etcd is healthy")

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from quorate.kv.types import KeepAlive, Put, Txn
-from quorate.server import gallery, outbox
-from quorate.server.connection import Connection
-from quorate.testing.disk import MemoryDisk
-from quorate.wire.messages import NOW, Answer, Do, Going, WatchRefused, WatchStart, WatchStop, encoder
+from rallypoint.kv.types import KeepAlive, Put, Txn
+from rallypoint.server import gallery, outbox
+from rallypoint.server.connection import Connection
+from rallypoint.testing.disk import MemoryDisk
+from rallypoint.wire.messages import NOW, Answer, Do, Going, WatchRefused, WatchStart, WatchStop, encoder
 from tests.server.durable_kit import serving_from
 from tests.server.kit import Raw, client_of, eventually, put, run, serving
 

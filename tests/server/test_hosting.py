@@ -5,13 +5,13 @@ import socket
 
 import pytest
 
-from quorate import aio
-from quorate.errors import RendezvousConnectionError
-from quorate.events import Hosting, NobodyServes, SecurityNotice
-from quorate.server import hosting
-from quorate.server.hosting import NotOurs, Unguarded, bind_endpoint, open_tcp
-from quorate.server.server import Server
-from quorate.settings import Settings
+from rallypoint import aio
+from rallypoint.errors import RendezvousConnectionError
+from rallypoint.events import Hosting, NobodyServes, SecurityNotice
+from rallypoint.server import hosting
+from rallypoint.server.hosting import NotOurs, Unguarded, bind_endpoint, open_tcp
+from rallypoint.server.server import Server
+from rallypoint.settings import Settings
 from tests.ports import free_port
 from tests.server.kit import PATIENCE_S, client_of, eventually, run
 

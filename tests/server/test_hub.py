@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from quorate.kv.types import Grant, LeaseResult, Shorten
-from quorate.server.hub import Hub
+from rallypoint.kv.types import Grant, LeaseResult, Shorten
+from rallypoint.server.hub import Hub
 from tests.server.kit import PATIENCE_S, eventually
 
 

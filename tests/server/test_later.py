@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from quorate.events import Event, RoundActive, RoundForming, ServerTrouble
-from quorate.server.later import LATER_S, Later
-from quorate.testing.loop import run
+from rallypoint.events import Event, RoundActive, RoundForming, ServerTrouble
+from rallypoint.server.later import LATER_S, Later
+from rallypoint.testing.loop import run
 
 
 def happened(number: int) -> Event:

@@ -8,15 +8,15 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from quorate.cli.serve import serve
-from quorate.cli.serve_limits import _OPTIONS, limits_of
-from quorate.errors import Rejected, Unavailable
-from quorate.events import ClientRefused, Emitter
-from quorate.kv.types import Add, Delete, Grant, Put, Txn
-from quorate.server.limits import ServerLimits
-from quorate.server.refusals import Refusal
-from quorate.wire.frames import GREETING, frame
-from quorate.wire.messages import (
+from rallypoint.cli.serve import serve
+from rallypoint.cli.serve_limits import _OPTIONS, limits_of
+from rallypoint.errors import Rejected, Unavailable
+from rallypoint.events import ClientRefused, Emitter
+from rallypoint.kv.types import Add, Delete, Grant, Put, Txn
+from rallypoint.server.limits import ServerLimits
+from rallypoint.server.refusals import Refusal
+from rallypoint.wire.frames import GREETING, frame
+from rallypoint.wire.messages import (
     Await,
     Do,
     Going,
@@ -91,7 +91,7 @@ def test_run_beyond_the_limit_is_rejected_and_those_that_are_there_are_not():
 
 
 def test_crowd_of_silent_connections_keeps_nobody_out(monkeypatch):
-    monkeypatch.setattr("quorate.server.door.CROWDED_PATIENCE_S", 0.05)
+    monkeypatch.setattr("rallypoint.server.door.CROWDED_PATIENCE_S", 0.05)
 
     async def main():
         limits = ServerLimits(max_pending=20, hello_timeout_s=60.0)
@@ -181,8 +181,8 @@ def quota_case(limits: ServerLimits, *allowed, then, words: str, kind: Refusal):
             with pytest.raises(Rejected, match=words):
                 backend.checked(await backend.execute(then))
             assert count(server, kind) == 1
-            assert (await backend.get("/quorate/r/0")).item is not None
-            await backend.txn((), (Delete("/quorate/r/0"),))
+            assert (await backend.get("/rallypoint/r/0")).item is not None
+            await backend.txn((), (Delete("/rallypoint/r/0"),))
             return server.hub.engine.usage
 
     return run(main())
@@ -195,39 +195,39 @@ def puts(*keys: str, size: int = 1) -> Txn:
 def test_run_may_hold_so_many_keys_and_no_more():
     limits = ServerLimits(max_keys_per_run=3)
     allowed = [
-        puts("/quorate/r/0", "/quorate/r:data/1"),
-        puts("/quorate/r/2"),
-        puts("/quorate/r/2"),
-        puts("/quorate/s/0"),
+        puts("/rallypoint/r/0", "/rallypoint/r:data/1"),
+        puts("/rallypoint/r/2"),
+        puts("/rallypoint/r/2"),
+        puts("/rallypoint/s/0"),
     ]
     words = "run 'r' may hold 3 keys at most.*--max-keys-per-run"
-    quota_case(limits, *allowed, then=puts("/quorate/r/3"), words=words, kind=Refusal.KEYS)
-    quota_case(limits, *allowed, then=Add("/quorate/r:data/n", 1), words=words, kind=Refusal.KEYS)
+    quota_case(limits, *allowed, then=puts("/rallypoint/r/3"), words=words, kind=Refusal.KEYS)
+    quota_case(limits, *allowed, then=Add("/rallypoint/r:data/n", 1), words=words, kind=Refusal.KEYS)
 
 
 def test_server_may_hold_so_many_keys_and_no_more():
     limits = ServerLimits(max_keys=3)
-    allowed = [puts("/quorate/r/0", "/quorate/s/1"), puts("/elsewhere")]
+    allowed = [puts("/rallypoint/r/0", "/rallypoint/s/1"), puts("/elsewhere")]
     words = "the server holds 3 keys at most.*--max-keys"
-    quota_case(limits, *allowed, then=puts("/quorate/t/3"), words=words, kind=Refusal.KEYS)
+    quota_case(limits, *allowed, then=puts("/rallypoint/t/3"), words=words, kind=Refusal.KEYS)
 
 
 def test_run_and_server_may_hold_so_many_bytes_and_no_more():
-    allowed = [puts("/quorate/r/0", size=400), puts("/quorate/s/0", size=400)]
+    allowed = [puts("/rallypoint/r/0", size=400), puts("/rallypoint/s/0", size=400)]
     limits = ServerLimits(max_bytes_per_run=1_000)
     words = "run 'r' may hold 1000 bytes at most.*--max-bytes-per-run"
-    quota_case(limits, *allowed, then=puts("/quorate/r/1", size=600), words=words, kind=Refusal.BYTES)
+    quota_case(limits, *allowed, then=puts("/rallypoint/r/1", size=600), words=words, kind=Refusal.BYTES)
     limits = ServerLimits(max_bytes=1_000)
     words = "the server holds 1000 bytes of keys and values at most"
-    usage = quota_case(limits, *allowed, then=puts("/quorate/r/1", size=200), words=words, kind=Refusal.BYTES)
-    assert usage.size == 400 + len("/quorate/s/0")
+    usage = quota_case(limits, *allowed, then=puts("/rallypoint/r/1", size=200), words=words, kind=Refusal.BYTES)
+    assert usage.size == 400 + len("/rallypoint/s/0")
 
 
 def test_value_and_number_of_leases_are_limited():
-    words = r"the value of '/quorate/r/1' has 1001 bytes, and the server takes 1000 at most \(--max-value\)"
-    one = puts("/quorate/r/0", size=1_000)
+    words = r"the value of '/rallypoint/r/1' has 1001 bytes, and the server takes 1000 at most \(--max-value\)"
+    one = puts("/rallypoint/r/0", size=1_000)
     quota_case(
-        ServerLimits(max_value=1_000), one, then=puts("/quorate/r/1", size=1_001), words=words, kind=Refusal.VALUE
+        ServerLimits(max_value=1_000), one, then=puts("/rallypoint/r/1", size=1_001), words=words, kind=Refusal.VALUE
     )
     words = "the server holds 2 leases at most.*--max-leases"
     quota_case(
@@ -239,11 +239,11 @@ def test_request_that_was_executed_before_a_quota_was_reached_is_answered_as_it_
     async def main():
         async with serving(limits=ServerLimits(max_keys_per_run=1)) as server:
             raw, _ = await Raw.welcomed(server, "same")
-            raw.send(Do(1, puts("/quorate/r/0")))
+            raw.send(Do(1, puts("/rallypoint/r/0")))
             first = await raw.answer(1)
             raw.abort()
             raw, _ = await Raw.welcomed(server, "same")
-            raw.send(Do(1, puts("/quorate/r/0")), Do(2, puts("/quorate/r/1")))
+            raw.send(Do(1, puts("/rallypoint/r/0")), Do(2, puts("/rallypoint/r/1")))
             assert await raw.answer(1) == first
             assert "may hold 1 keys" in (await raw.answer(2)).message
             raw.close()
@@ -329,7 +329,7 @@ def test_senseless_size_is_refused_with_what_to_give(text):
 
 
 def test_server_says_at_its_start_that_too_few_files_may_be_open():
-    script = "ulimit -n 300; exec " + f"{sys.executable} -m quorate serve --bind 127.0.0.1:0"
+    script = "ulimit -n 300; exec " + f"{sys.executable} -m rallypoint serve --bind 127.0.0.1:0"
     serves = subprocess.Popen(["sh", "-c", script], stderr=subprocess.PIPE, text=True)
     try:
         assert "listening on" in serves.stderr.readline()

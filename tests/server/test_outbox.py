@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from quorate.kv.types import Batch, Change, Item, Put, Txn
-from quorate.server import outbox as outbox_module
-from quorate.server.hub import Hub
-from quorate.server.local import LocalBackend
-from quorate.server.outbox import MOST_KNOWN, Outbox, raw_of, settled
-from quorate.testing.loop import run
-from quorate.wire.messages import Answer, Push, PushRaw, encoder
+from rallypoint.kv.types import Batch, Change, Item, Put, Txn
+from rallypoint.server import outbox as outbox_module
+from rallypoint.server.hub import Hub
+from rallypoint.server.local import LocalBackend
+from rallypoint.server.outbox import MOST_KNOWN, Outbox, raw_of, settled
+from rallypoint.testing.loop import run
+from rallypoint.wire.messages import Answer, Push, PushRaw, encoder
 
 
 class Sender:

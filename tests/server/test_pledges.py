@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from quorate._marks import collect
-from quorate.backends.contract import Asked
-from quorate.events import Emitter, RoundActive, RoundForming
-from quorate.kv.types import Grant, ModRevisionIs, Put, Revoke, Txn
-from quorate.rendezvous import coordinator
-from quorate.rendezvous.records import (
+from rallypoint._marks import collect
+from rallypoint.backends.contract import Asked
+from rallypoint.events import Emitter, RoundActive, RoundForming
+from rallypoint.kv.types import Grant, ModRevisionIs, Put, Revoke, Txn
+from rallypoint.rendezvous import coordinator
+from rallypoint.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
     HistoryRecord,
@@ -24,14 +24,14 @@ from quorate.rendezvous.records import (
     decode,
     encode,
 )
-from quorate.server import soon
-from quorate.server.hub import Hub
-from quorate.server.limits import ServerLimits
-from quorate.server.pledges import Pledges
-from quorate.server.standing import MOST_PLEDGED_BYTES, MOST_PLEDGED_S, Standing
-from quorate.settings import Settings
-from quorate.testing.disk import MemoryDisk
-from quorate.wire.messages import NOW, Do, Hold, Place, Pledge, Stand, WatchStart
+from rallypoint.server import soon
+from rallypoint.server.hub import Hub
+from rallypoint.server.limits import ServerLimits
+from rallypoint.server.pledges import Pledges
+from rallypoint.server.standing import MOST_PLEDGED_BYTES, MOST_PLEDGED_S, Standing
+from rallypoint.settings import Settings
+from rallypoint.testing.disk import MemoryDisk
+from rallypoint.wire.messages import NOW, Do, Hold, Place, Pledge, Stand, WatchStart
 from tests.server.durable_kit import serving_from
 from tests.server.kit import eventually, run, serving
 from tests.server.standing_kit import KEYS, NODE, assign, come, nothing, own_key, scene, state
@@ -338,7 +338,7 @@ def test_what_a_quota_has_no_room_for_any_more_when_it_counts_is_asked(monkeypat
         async with joined(monkeypatch, limits=ServerLimits(max_bytes_per_run=20_000)) as (there, revision):
             large = encode(confirmation(labels={"a": "x" * 10_000}))
             await hears(there.other, msgspec.structs.replace(pledge(revision), value=large))
-            there.other.send(Do(5, Txn((), (Put("/quorate/run/x", bytes(15_000)),))))
+            there.other.send(Do(5, Txn((), (Put("/rallypoint/run/x", bytes(15_000)),))))
             await there.other.answer(5)
             assert confirmed(there, revision) == []
 

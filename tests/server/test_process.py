@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from quorate.dashboard import studio_process
-from quorate.errors import QuorateError
-from quorate.server import process
-from quorate.server.process import NICE, go_first
+from rallypoint.dashboard import studio_process
+from rallypoint.errors import RallypointError
+from rallypoint.server import process
+from rallypoint.server.process import NICE, go_first
 from tests.patience import PATIENCE_S
 
 MAY = """
@@ -64,7 +64,7 @@ def test_where_it_may_not_it_serves_all_the_same_unless_that_was_asked_for(sched
     one = scheduler(may=False)
     go_first()
     assert one.nice == 0
-    with pytest.raises(QuorateError, match="niceness -5: run it as root or with CAP_SYS_NICE, or leave --nice out"):
+    with pytest.raises(RallypointError, match="niceness -5: run it as root or with CAP_SYS_NICE, or leave --nice out"):
         go_first(-5)
 
 
@@ -72,7 +72,7 @@ def test_command_does_it():
     if subprocess.run([sys.executable, "-c", MAY], timeout=PATIENCE_S).returncode:
         pytest.skip("this user may not be before others")
     for options, nice in (((), NICE), (("--nice", "0"), 0), (("--nice", "3"), 3)):
-        command = [sys.executable, "-m", "quorate", "serve", "--bind", "127.0.0.1:0", *options]
+        command = [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0", *options]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serving:
             try:
                 assert "listening" in serving.stderr.readline()

@@ -5,19 +5,19 @@ import random
 
 import pytest
 
-from quorate.errors import DataError
-from quorate.events import Emitter, LogCut
-from quorate.kv.engine import Engine
-from quorate.kv.log import FORMAT, Entry, Header, Kind, encode_entries
-from quorate.kv.parts import capture
-from quorate.kv.snapshot import snapshot
-from quorate.kv.types import Add, Grant, Op, Origin, Put, Revoke, Txn
-from quorate.server.data import open_data
-from quorate.server.disk import Directory
-from quorate.server.files import begin_log, write_snapshot
-from quorate.server.journal import Bounds
-from quorate.server.recovery import log_name, recover, snapshot_name
-from quorate.testing.disk import MemoryDisk
+from rallypoint.errors import DataError
+from rallypoint.events import Emitter, LogCut
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.log import FORMAT, Entry, Header, Kind, encode_entries
+from rallypoint.kv.parts import capture
+from rallypoint.kv.snapshot import snapshot
+from rallypoint.kv.types import Add, Grant, Op, Origin, Put, Revoke, Txn
+from rallypoint.server.data import open_data
+from rallypoint.server.disk import Directory
+from rallypoint.server.files import begin_log, write_snapshot
+from rallypoint.server.journal import Bounds
+from rallypoint.server.recovery import log_name, recover, snapshot_name
+from rallypoint.testing.disk import MemoryDisk
 from tests.server.durable_kit import kill, make
 from tests.server.kit import eventually, run
 
@@ -219,7 +219,7 @@ def test_log_of_a_snapshot_that_was_taken_while_it_grew_must_not_be_missing():
 
 
 def test_newer_format_is_refused_as_such(monkeypatch):
-    monkeypatch.setattr("quorate.kv.log.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("rallypoint.kv.log.FORMAT", FORMAT + 1)
     disk, _ = two_logs()
     monkeypatch.undo()
     found = str(outcome(disk))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorate.server.refusals import MOST_SOURCES, MOST_TOLD, FailedLogins, Refusal, Refusals, source_of
+from rallypoint.server.refusals import MOST_SOURCES, MOST_TOLD, FailedLogins, Refusal, Refusals, source_of
 
 
 @pytest.mark.parametrize(

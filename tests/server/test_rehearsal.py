@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import RoundPhase, RoundRecord, decode
-from quorate.server import rehearsal
-from quorate.server.rehearsal import BUSY_S, PLAYERS, RUN, STAY_S, Cores, Rehearsal, Stage
-from quorate.server.server import Server, _alone
-from quorate.server.traffic import Traffic
-from quorate.wire.messages import NOW, Stand, WatchStart
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.records import RoundPhase, RoundRecord, decode
+from rallypoint.server import rehearsal
+from rallypoint.server.rehearsal import BUSY_S, PLAYERS, RUN, STAY_S, Cores, Rehearsal, Stage
+from rallypoint.server.server import Server, _alone
+from rallypoint.server.traffic import Traffic
+from rallypoint.wire.messages import NOW, Stand, WatchStart
 from tests.server.kit import eventually, run, serving
 from tests.server.standing_kit import KEYS, NODE, come
 
@@ -48,7 +48,7 @@ def test_a_stage_plays_one_whole_round_after_the_other():
         await stage.put_up()
         for number in (1, 2, 3):
             await stage.play()
-            record = decode(RoundRecord, server.hub.engine.items[RunKeys("quorate", RUN).round])
+            record = decode(RoundRecord, server.hub.engine.items[RunKeys("rallypoint", RUN).round])
             assert (record.number, record.phase, record.size) == (number, RoundPhase.ACTIVE, PLAYERS)
         assert stage.rounds == 3
         await stage.clear()

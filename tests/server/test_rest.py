@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from quorate.events import Emitter
-from quorate.kv.engine import Engine
-from quorate.kv.types import Grant, KeepAlive, Put, Txn
-from quorate.server.door import Door
-from quorate.server.limits import ServerLimits
-from quorate.server.rest import LEAST, REST_S, Rest
-from quorate.server.server import Server
-from quorate.server.traffic import Traffic
-from quorate.wire.messages import Do
+from rallypoint.events import Emitter
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import Grant, KeepAlive, Put, Txn
+from rallypoint.server.door import Door
+from rallypoint.server.limits import ServerLimits
+from rallypoint.server.rest import LEAST, REST_S, Rest
+from rallypoint.server.server import Server
+from rallypoint.server.traffic import Traffic
+from rallypoint.wire.messages import Do
 from tests.server.kit import Raw, eventually, run, serving
 
 TURNS = 10

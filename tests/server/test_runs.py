@@ -8,20 +8,20 @@ import textwrap
 
 import pytest
 
-from quorate import aio
-from quorate.backends.tcp import TcpBackend
-from quorate.events import CoordinatorDeposed, CoordinatorElected, Emitter, ServerStopped
-from quorate.kv.types import Grant, Put, Revoke, Txn
-from quorate.rendezvous.coordinator import Coordinator
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.records import ClaimRecord, ConfigRecord, decode, encode
-from quorate.server import runs, soon
-from quorate.server import server as serving_module
-from quorate.server.server import Server
-from quorate.settings import Timing
-from quorate.wire.frames import GREETING, frame
-from quorate.wire.handshake import Versions
-from quorate.wire.messages import (
+from rallypoint import aio
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.events import CoordinatorDeposed, CoordinatorElected, Emitter, ServerStopped
+from rallypoint.kv.types import Grant, Put, Revoke, Txn
+from rallypoint.rendezvous.coordinator import Coordinator
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.records import ClaimRecord, ConfigRecord, decode, encode
+from rallypoint.server import runs, soon
+from rallypoint.server import server as serving_module
+from rallypoint.server.server import Server
+from rallypoint.settings import Timing
+from rallypoint.wire.frames import GREETING, frame
+from rallypoint.wire.handshake import Versions
+from rallypoint.wire.messages import (
     NEWEST_VERSION,
     Answer,
     Do,
@@ -64,7 +64,7 @@ async def close(*nodes):
 
 
 def keys_under(server, run_id):
-    prefix = RunKeys("quorate", run_id).config.removesuffix("config")
+    prefix = RunKeys("rallypoint", run_id).config.removesuffix("config")
     return [key for key in server.hub.engine.items if key.startswith(prefix)]
 
 
@@ -147,7 +147,7 @@ def test_one_client_at_a_time_is_told_to_make_a_run_and_nobody_once_it_is_there(
             assert await told_on_joining(first, 1) == [Answer, MakeRun, Answer]
             assert await told_on_joining(second, 2) == [Answer, Answer]
             await coming(server, "older", version=2)
-            first.send(Do(3, Txn((), (Put(RunKeys("quorate", "run").config, b"{}"),))))
+            first.send(Do(3, Txn((), (Put(RunKeys("rallypoint", "run").config, b"{}"),))))
             await first.answer(3)
             server.runs.attend("run")._turn_at -= runs.TURN_S
             assert await told_on_joining(third, 3) == [Answer, Answer]
@@ -185,7 +185,7 @@ def test_a_node_that_opens_its_session_and_joins_is_woken_once_with_what_comes_n
         monkeypatch.setattr(soon, "MOST_QUIET_S", 600.0)
         async with serving() as server:
             one = await coming(server, "a", version=2, makes_run=True)
-            join = Txn((), (Put(RunKeys("quorate", "run").node("a"), b"{}", 1),))
+            join = Txn((), (Put(RunKeys("rallypoint", "run").node("a"), b"{}", 1),))
             one.send(Do(1, Grant(60, 1)), Hold(1, 1.0), Do(2, join))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
@@ -309,10 +309,10 @@ def test_run_lives_while_one_session_of_it_does():
         async with serving() as server:
             one = node(server, "run", "a", reopen_after=0.6)
             await one.next_rendezvous()
-            config = server.hub.engine.items[RunKeys("quorate", "run").config]
+            config = server.hub.engine.items[RunKeys("rallypoint", "run").config]
             marker = await asyncio.wait_for(_lease(server, 2.0), 10)
             await eventually(lambda: server.hub.engine.leases.get(marker) is None, "more than its time passes")
-            assert server.hub.engine.items[RunKeys("quorate", "run").config] == config
+            assert server.hub.engine.items[RunKeys("rallypoint", "run").config] == config
             await one.aclose()
 
     run(main())
@@ -333,10 +333,10 @@ def test_run_that_is_made_while_the_server_rests_is_renewed_in_time():
             config = ConfigRecord(
                 incarnation="x", shared={}, timing=Timing(), run_lease=lease, data_lease=lease, run_ttl_s=ttl_s
             )
-            await put(backend, RunKeys("quorate", "run").config, encode(config), lease)
+            await put(backend, RunKeys("rallypoint", "run").config, encode(config), lease)
             marker = await backend.grant(ttl_s + 1)
             await eventually(lambda: server.hub.engine.leases.get(marker) is None, "more than its time passes")
-            assert RunKeys("quorate", "run").config in server.hub.engine.items
+            assert RunKeys("rallypoint", "run").config in server.hub.engine.items
             await session.close()
 
     run(main())
@@ -349,7 +349,7 @@ def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again(monkeypa
         async with serving() as server:
             first, second = (node(server, "run", name, 2) for name in ("a", "b"))
             waiting = asyncio.create_task(first.next_rendezvous())
-            config = RunKeys("quorate", "run").config
+            config = RunKeys("rallypoint", "run").config
             await eventually(lambda: config in server.hub.engine.items, "the run is made")
             before = decode(ConfigRecord, server.hub.engine.items[config])
             server.hub.execute(Revoke(before.data_lease))
@@ -400,7 +400,7 @@ def test_onlooker_that_comes_back_keeps_nobody_waiting_after_a_restart():
             await Raw.welcomed(server, "onlooker", run="run", generation="an earlier life")
             server.runs.claimed("run", "onlooker", b"")
             engine = server.hub.engine
-            assert RunKeys("quorate", "run").returned not in engine.items
+            assert RunKeys("rallypoint", "run").returned not in engine.items
         async with serving(engine=engine, generation=server.generation) as again:
             assert again.runs.attend("run").returning.holds_until(asyncio.get_running_loop().time()) is None
 
@@ -624,8 +624,8 @@ def test_server_describes_itself_in_figures():
 
 NAMELESS = """
     import asyncio, socket, sys
-    from quorate.events import Emitter
-    from quorate.server.server import Server
+    from rallypoint.events import Emitter
+    from rallypoint.server.server import Server
 
     def raises(name):
         def call(*args, **options):

@@ -5,11 +5,11 @@ import tracemalloc
 
 import pytest
 
-from quorate.errors import OutcomeUnknown, Rejected
-from quorate.events import ClientRefused, Emitter
-from quorate.kv.types import Get, Grant, KeepAlive, Put, Range, Txn
-from quorate.server import connection, gallery
-from quorate.wire.messages import NOW, Do, Hold, WatchStart
+from rallypoint.errors import OutcomeUnknown, Rejected
+from rallypoint.events import ClientRefused, Emitter
+from rallypoint.kv.types import Get, Grant, KeepAlive, Put, Range, Txn
+from rallypoint.server import connection, gallery
+from rallypoint.wire.messages import NOW, Do, Hold, WatchStart
 from tests.server.kit import Raw, client_of, eventually, port_of, put, run, serving, take
 
 BIG = bytes(256 * 1024)
@@ -222,7 +222,7 @@ def test_one_who_joins_and_never_reads_the_answers_is_dropped(monkeypatch):
             (held,) = server.connections
             held.pause_writing()
             # Bug that this found: the answer to the write of a node's key was kept for whoever did not read, for ever.
-            raw.send(*(Do(seq, Txn((), (Put("/quorate/run/nodes/a", b""),))) for seq in range(1, 100)))
+            raw.send(*(Do(seq, Txn((), (Put("/rallypoint/run/nodes/a", b""),))) for seq in range(1, 100)))
             await eventually(lambda: server.traffic.slow == 1, "it is dropped")
             raw.abort()
 

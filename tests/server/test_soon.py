@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from quorate.server.soon import MOST_QUIET_S, MOST_WAIT_S, QUIET_S, Soon
-from quorate.testing.loop import VirtualTimeLoop, run
+from rallypoint.server.soon import MOST_QUIET_S, MOST_WAIT_S, QUIET_S, Soon
+from rallypoint.testing.loop import VirtualTimeLoop, run
 
 
 class Sender:

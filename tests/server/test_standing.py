@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from quorate.kv.types import Grant, Put, Txn
-from quorate.rendezvous.records import RoundPhase
-from quorate.server import standing
-from quorate.testing.loop import run as virtual
-from quorate.wire.messages import Answer, Do, Hold, Place, Push, Stand
+from rallypoint.kv.types import Grant, Put, Txn
+from rallypoint.rendezvous.records import RoundPhase
+from rallypoint.server import standing
+from rallypoint.testing.loop import run as virtual
+from rallypoint.wire.messages import Answer, Do, Hold, Place, Push, Stand
 from tests.server.kit import eventually, run
 from tests.server.standing_kit import NODE, assign, come, nothing, own_key, scene, state
 

@@ -10,12 +10,12 @@ import urllib.request
 import msgspec
 import pytest
 
-from quorate.events import ClientRefused, Emitter
-from quorate.kv.types import Get, Grant, Put, Txn, TxnResult
-from quorate.server.limits import ServerLimits
-from quorate.wire.frames import GREETING, HELLO_LIMIT, frame
-from quorate.wire.handshake import Versions
-from quorate.wire.messages import (
+from rallypoint.events import ClientRefused, Emitter
+from rallypoint.kv.types import Get, Grant, Put, Txn, TxnResult
+from rallypoint.server.limits import ServerLimits
+from rallypoint.wire.frames import GREETING, HELLO_LIMIT, frame
+from rallypoint.wire.handshake import Versions
+from rallypoint.wire.messages import (
     Do,
     Going,
     Hello,
@@ -28,7 +28,7 @@ from quorate.wire.messages import (
 )
 from tests.server.kit import PATIENCE_S, Raw, client_of, eventually, port_of, put, run, serving
 
-LINE = b"this is a Quorate server, and it was sent "
+LINE = b"this is a Rallypoint server, and it was sent "
 
 
 async def lives_on(server) -> None:
@@ -76,7 +76,7 @@ def test_http_client_gets_a_proper_400_with_one_clear_line():
             for method, body in (("GET", None), ("POST", b"a=1"), ("PUT", b"x" * 1000), ("DELETE", None)):
                 status, kind, text = await asyncio.to_thread(ask, method, body)
                 assert (status, kind) == (400, "text/plain")
-                assert text == LINE + b"HTTP; connect with tcp:// URLs of Quorate\n"
+                assert text == LINE + b"HTTP; connect with tcp:// URLs of Rallypoint\n"
             await lives_on(server)
 
     run(main())
@@ -120,7 +120,7 @@ def test_stranger_is_told_one_line_and_closed(stranger):
             assert server.traffic.refused == 1
         (refused,) = [event for event in seen if isinstance(event, ClientRefused)]
         assert refused.peer.startswith("127.0.0.1:")
-        assert "does not speak Quorate's protocol" in str(refused)
+        assert "does not speak Rallypoint's protocol" in str(refused)
 
     run(main())
 

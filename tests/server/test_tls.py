@@ -7,14 +7,14 @@ from contextlib import suppress
 
 import pytest
 
-from quorate.backends.tls import TlsFiles
-from quorate.backends.tls_pipe import TlsPipe
-from quorate.errors import Rejected, Unavailable
-from quorate.kv.types import Put
-from quorate.server.limits import ServerLimits
-from quorate.server.refusals import Refusal
-from quorate.wire.frames import GREETING, frame
-from quorate.wire.messages import RefusalCode, Refused, welcome_decoder
+from rallypoint.backends.tls import TlsFiles
+from rallypoint.backends.tls_pipe import TlsPipe
+from rallypoint.errors import Rejected, Unavailable
+from rallypoint.kv.types import Put
+from rallypoint.server.limits import ServerLimits
+from rallypoint.server.refusals import Refusal
+from rallypoint.wire.frames import GREETING, frame
+from rallypoint.wire.messages import RefusalCode, Refused, welcome_decoder
 from tests.certificates import DAY, now
 from tests.server.kit import PATIENCE_S, Raw, client_of, eventually, port_of, put, run, serving
 from tests.server.tls_kit import Town, files, serving_tls, tls_client_of
@@ -337,7 +337,7 @@ def test_source_that_was_refused_too_often_is_refused_before_any_handshake(town)
 
 
 def test_client_gives_up_on_a_handshake_that_is_never_answered_and_keeps_no_socket(town, monkeypatch):
-    monkeypatch.setattr("quorate.backends.tcp.CONNECT_S", 0.2)
+    monkeypatch.setattr("rallypoint.backends.tcp.CONNECT_S", 0.2)
 
     async def main():
         silent = []

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from quorate.backends.dial_direct import connect
-from quorate.backends.tcp import LIMITS
-from quorate.backends.tcp_direct import DirectPool
-from quorate.kv.types import Add, Op, Put, Result, Txn
-from quorate.server.server import Server
+from rallypoint.backends.dial_direct import connect
+from rallypoint.backends.tcp import LIMITS
+from rallypoint.backends.tcp_direct import DirectPool
+from rallypoint.kv.types import Add, Op, Put, Result, Txn
+from rallypoint.server.server import Server
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 from tests.server.proxy import Proxy

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from quorate.backends.dial import dial
-from quorate.backends.tcp import TcpBackend
-from quorate.backends.tls import TlsFiles
-from quorate.events import ClientRefused, Emitter
-from quorate.server.credentials import Credentials
-from quorate.server.server import Server
+from rallypoint.backends.dial import dial
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tls import TlsFiles
+from rallypoint.events import ClientRefused, Emitter
+from rallypoint.server.credentials import Credentials
+from rallypoint.server.server import Server
 from tests.certificates import Authority, Pair
 from tests.server.kit import serving
 

@@ -14,28 +14,28 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from quorate.backends.session import LeaseSession
-from quorate.backends.tcp import TcpBackend
-from quorate.kv import log, parts
-from quorate.kv.engine import Engine
-from quorate.rendezvous import attempt, decide, ranks
-from quorate.rendezvous.candidate import Candidate
-from quorate.rendezvous.coordinator import Coordinator
-from quorate.rendezvous.entry import Entry
-from quorate.rendezvous.fenced import FencedWriter
-from quorate.rendezvous.head_start import HeadStarts
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.node import Node
-from quorate.rendezvous.patience import Patience
-from quorate.rendezvous.presence import Presence
-from quorate.rendezvous.sight import Sight
-from quorate.rendezvous.view import View
-from quorate.server.clients import Clients
-from quorate.server.durable import DurableConnection
-from quorate.server.journal import Journal
-from quorate.store import AsyncStore
-from quorate.testing.exhaustive import Budget, Setup
-from quorate.testing.sim.lanes import WiredLane
+from rallypoint.backends.session import LeaseSession
+from rallypoint.backends.tcp import TcpBackend
+from rallypoint.kv import log, parts
+from rallypoint.kv.engine import Engine
+from rallypoint.rendezvous import attempt, decide, ranks
+from rallypoint.rendezvous.candidate import Candidate
+from rallypoint.rendezvous.coordinator import Coordinator
+from rallypoint.rendezvous.entry import Entry
+from rallypoint.rendezvous.fenced import FencedWriter
+from rallypoint.rendezvous.head_start import HeadStarts
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.node import Node
+from rallypoint.rendezvous.patience import Patience
+from rallypoint.rendezvous.presence import Presence
+from rallypoint.rendezvous.sight import Sight
+from rallypoint.rendezvous.view import View
+from rallypoint.server.clients import Clients
+from rallypoint.server.durable import DurableConnection
+from rallypoint.server.journal import Journal
+from rallypoint.store import AsyncStore
+from rallypoint.testing.exhaustive import Budget, Setup
+from rallypoint.testing.sim.lanes import WiredLane
 from tests.sim.edits import Edit, edited
 
 GUARANTEES = (

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from quorate.events import Emitter
-from quorate.kv.types import Add
-from quorate.server.durable import DurableServer
-from quorate.testing.loop import VirtualTimeLoop
-from quorate.testing.sim.data import SimData
-from quorate.testing.sim.plan import Action, Fault, draw
-from quorate.testing.sim.run import run_plan, run_seed
+from rallypoint.events import Emitter
+from rallypoint.kv.types import Add
+from rallypoint.server.durable import DurableServer
+from rallypoint.testing.loop import VirtualTimeLoop
+from rallypoint.testing.sim.data import SimData
+from rallypoint.testing.sim.plan import Action, Fault, draw
+from rallypoint.testing.sim.run import run_plan, run_seed
 
 WITH_DATA = [seed for seed in range(1000) if draw(seed).has_data]
 SMALL = [seed for seed in WITH_DATA if draw(seed).nodes < 20]
@@ -42,7 +42,7 @@ def test_server_that_dies_again_and_again_goes_on_from_its_data(target):
 
 def test_world_with_data_is_the_same_whatever_the_hash_seed():
     seeds = SMALL[:4]
-    program = f"from quorate.testing.sim.run import run_seed\nfor seed in {seeds}: print(run_seed(seed).digest)"
+    program = f"from rallypoint.testing.sim.run import run_seed\nfor seed in {seeds}: print(run_seed(seed).digest)"
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from quorate.rendezvous.view import View
-from quorate.testing.exhaustive import explore
-from quorate.testing.sim.plan import draw
-from quorate.testing.sim.run import run_seed
+from rallypoint.rendezvous.view import View
+from rallypoint.testing.exhaustive import explore
+from rallypoint.testing.sim.plan import draw
+from rallypoint.testing.sim.run import run_seed
 from tests.sim.edits import Edit, edited
 from tests.sim.mutants import GUARANTEES, MUTANTS, RULES, Mutant
 

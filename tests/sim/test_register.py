@@ -2,11 +2,11 @@
 
 import pytest
 
-from quorate.backends.register.hub import Hub
-from quorate.backends.register.progress import Progress
-from quorate.testing.sim.campaign import replay_command
-from quorate.testing.sim.plan import draw, draw_register
-from quorate.testing.sim.run import run_plan, run_seed
+from rallypoint.backends.register.hub import Hub
+from rallypoint.backends.register.progress import Progress
+from rallypoint.testing.sim.campaign import replay_command
+from rallypoint.testing.sim.plan import draw, draw_register
+from rallypoint.testing.sim.run import run_plan, run_seed
 from tests.sim.edits import Edit, edited
 
 SEEDS = (0, 1, 2, 3, 4, 5, 6, 12, 33, 39, 41, 48)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorate.testing.sim.run import run_seed
+from rallypoint.testing.sim.run import run_seed
 
 FOUND = {
     93: "a caller that was in by itself was told of those who had waited in the round before",

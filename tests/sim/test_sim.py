@@ -8,11 +8,11 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from quorate._marks import ETCD_MARKS, MARKS, REGISTER_MARKS
-from quorate.cli import main
-from quorate.testing.sim.campaign import Sum, replay_command, run_many, shrink
-from quorate.testing.sim.plan import FEWEST_ACTIONS, Fault, draw
-from quorate.testing.sim.run import run_plan, run_seed
+from rallypoint._marks import ETCD_MARKS, MARKS, REGISTER_MARKS
+from rallypoint.cli import main
+from rallypoint.testing.sim.campaign import Sum, replay_command, run_many, shrink
+from rallypoint.testing.sim.plan import FEWEST_ACTIONS, Fault, draw
+from rallypoint.testing.sim.run import run_plan, run_seed
 from tests.sim.mutants import MUTANTS
 from tests.sim.test_mutants import recorded
 from tests.tidy.sources import modules
@@ -45,7 +45,7 @@ def test_every_guarantee_holds_in_two_hundred_worlds():
 
 
 def test_same_seed_gives_the_same_world_whatever_the_hash_seed():
-    program = "from quorate.testing.sim.run import run_seed\nfor seed in (1, 7, 9): print(run_seed(seed).digest)"
+    program = "from rallypoint.testing.sim.run import run_seed\nfor seed in (1, 7, 9): print(run_seed(seed).digest)"
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],
@@ -153,12 +153,14 @@ def test_failing_world_shows_its_last_events_in_columns(broken_seed):
 
 
 def test_failing_worlds_of_a_range_say_how_to_see_them_again(broken_seed, monkeypatch):
-    monkeypatch.setattr("quorate.testing.sim.campaign.run_many", lambda seeds, workers, register: map(run_seed, seeds))
+    monkeypatch.setattr(
+        "rallypoint.testing.sim.campaign.run_many", lambda seeds, workers, register: map(run_seed, seeds)
+    )
     result = sim("--seeds", f"{broken_seed}:{broken_seed + 1}", "--shrink")
     assert result.exit_code == 1
     assert f"seed {broken_seed} broke Detection: " in result.output
-    assert f"see it again: quorate sim --seed {broken_seed}\n" in result.output
-    assert f"quorate sim --seed {broken_seed} --keep " in result.output
+    assert f"see it again: rallypoint sim --seed {broken_seed}\n" in result.output
+    assert f"rallypoint sim --seed {broken_seed} --keep " in result.output
     assert "the last events" in result.output
     assert "1 worlds, 1 broken" in result.output
 
@@ -218,7 +220,7 @@ def test_marks_of_the_table_are_those_of_the_source_each_once():
 
 
 def test_names_in_the_table_of_marks_are_unique_and_explained():
-    table = modules()["quorate._marks"]
+    table = modules()["rallypoint._marks"]
     names = [
         str(key.value)
         for node in ast.walk(ast.parse(table))

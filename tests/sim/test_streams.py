@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from quorate.testing.loop import MACHINE, run
-from quorate.testing.sim.network import Weather
-from quorate.testing.sim.streams import HIGH_BYTES, KERNEL_BYTES, NOTICED_S, WINDOW_BYTES, Stream
+from rallypoint.testing.loop import MACHINE, run
+from rallypoint.testing.sim.network import Weather
+from rallypoint.testing.sim.streams import HIGH_BYTES, KERNEL_BYTES, NOTICED_S, WINDOW_BYTES, Stream
 
 CUT = Weather(to_server=False, from_server=False)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from quorate.server import connection
-from quorate.testing.sim.plan import WIRED, Action, Fault, draw
-from quorate.testing.sim.run import run_plan, run_seed
+from rallypoint.server import connection
+from rallypoint.testing.sim.plan import WIRED, Action, Fault, draw
+from rallypoint.testing.sim.run import run_plan, run_seed
 
 WIRE_SEEDS = [seed for seed in range(400) if draw(seed).wired]
 SMALL = [seed for seed in WIRE_SEEDS if draw(seed).nodes < 20]
@@ -26,7 +26,7 @@ def test_share_of_the_worlds_is_wired_with_the_coordinator_in_the_server():
 
 def test_world_of_a_seed_is_the_same_whatever_the_hash_seed():
     seeds = SMALL[:6]
-    program = f"from quorate.testing.sim.run import run_seed\nfor seed in {seeds}: print(run_seed(seed).digest)"
+    program = f"from rallypoint.testing.sim.run import run_seed\nfor seed in {seeds}: print(run_seed(seed).digest)"
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],

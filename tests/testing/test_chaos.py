@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import BackendError, HistoryGone, LeaseGone, OutcomeUnknown, Unavailable
-from quorate.kv.types import Put, VersionIs
-from quorate.testing.chaos import ChaosBackend, Faults
-from quorate.testing.loop import run
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import BackendError, HistoryGone, LeaseGone, OutcomeUnknown, Unavailable
+from rallypoint.kv.types import Put, VersionIs
+from rallypoint.testing.chaos import ChaosBackend, Faults
+from rallypoint.testing.loop import run
 
 LIMIT_S = 10_000.0
 

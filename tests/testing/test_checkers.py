@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from quorate.kv.types import Change, Item
-from quorate.rendezvous.keys import RunKeys
-from quorate.rendezvous.membership import Joined
-from quorate.rendezvous.records import (
+from rallypoint.kv.types import Change, Item
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.membership import Joined
+from rallypoint.rendezvous.records import (
     ClosedRecord,
     CoordinatorRecord,
     NodePhase,
@@ -20,7 +20,7 @@ from quorate.rendezvous.records import (
     WaitingRecord,
     encode,
 )
-from quorate.testing.checkers import (
+from rallypoint.testing.checkers import (
     Broke,
     BrokeAgreement,
     BrokeBarrier,
@@ -34,7 +34,7 @@ from quorate.testing.checkers import (
     Safety,
 )
 
-KEYS = RunKeys("quorate", "run")
+KEYS = RunKeys("rallypoint", "run")
 FORMING, ACTIVE = RoundPhase.FORMING, RoundPhase.ACTIVE
 JOINING, MEMBER, LEFT = NodePhase.JOINING, NodePhase.MEMBER, NodePhase.LEFT
 BOSS = "boss"

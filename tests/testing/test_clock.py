@@ -1,6 +1,6 @@
 import pytest
 
-from quorate.testing.clock import ManualClock
+from rallypoint.testing.clock import ManualClock
 
 
 def test_clock_stands_still_until_it_is_advanced():

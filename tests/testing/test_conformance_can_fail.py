@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from quorate.backends.contract import Got, Watch
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.kv.engine import Engine
-from quorate.kv.types import AddResult, Batch, GotItem, Item, Put, RangeEmpty, Revoke, TxnResult
-from quorate.testing.conformance.backend import BACKEND_CHECKS, BackendKit, NotConforming, run_checks
-from quorate.testing.loop import run
+from rallypoint.backends.contract import Got, Watch
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import AddResult, Batch, GotItem, Item, Put, RangeEmpty, Revoke, TxnResult
+from rallypoint.testing.conformance.backend import BACKEND_CHECKS, BackendKit, NotConforming, run_checks
+from rallypoint.testing.loop import run
 
 # --- broken engines ---------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from quorate.errors import DataError
-from quorate.testing.disk import FaultyDisk, MemoryDisk
+from rallypoint.errors import DataError
+from rallypoint.testing.disk import FaultyDisk, MemoryDisk
 
 
 def written(disk, name: str, *pieces: bytes, sync: bool = False):

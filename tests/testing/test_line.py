@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from quorate.backends.memory import MemoryBackend, MemoryServer
-from quorate.errors import Unavailable
-from quorate.kv.types import Put
-from quorate.testing.conformance.backend import BackendKit, backend_checks
-from quorate.testing.line import CALL_TIMEOUT_S, Line
-from quorate.testing.loop import run
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.errors import Unavailable
+from rallypoint.kv.types import Put
+from rallypoint.testing.conformance.backend import BackendKit, backend_checks
+from rallypoint.testing.line import CALL_TIMEOUT_S, Line
+from rallypoint.testing.loop import run
 
 
 @pytest.mark.parametrize("check", backend_checks(bounded_history=True))

@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from quorate.testing.loop import MACHINE, BusyLoop, Deadlock, OutOfTime, VirtualTimeLoop, run
+from rallypoint.testing.loop import MACHINE, BusyLoop, Deadlock, OutOfTime, VirtualTimeLoop, run
 
 
 def now() -> float:

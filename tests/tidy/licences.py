@@ -1,4 +1,4 @@
-"""The licences of everything that Quorate installs, from the packages' own words."""
+"""The licences of everything that Rallypoint installs, from the packages' own words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GENEROUS = ("Apache", "MIT", "BSD", "PSF", "Python-2.0", "ISC", "0BSD")
 """Licences that ask for nothing but their mention."""
 HEAD = """# Licences
 
-Quorate is under Apache-2.0. What it installs, with `quorate[all]` and all that that needs, by the packages' own
+Rallypoint is under Apache-2.0. What it installs, with `rallypoint[all]` and all that that needs, by the packages' own
 metadata:
 
 | package | licence | needed by |
@@ -20,7 +20,7 @@ metadata:
 """
 TAIL = """
 `torch` (BSD-3-Clause) is not among them: which build of it is used is the user's choice. Nothing of the above is copied
-into Quorate.
+into Rallypoint.
 """
 
 
@@ -36,7 +36,7 @@ def needed() -> dict[str, list[str]]:
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["etcd"], *extras["uvloop"], *extras["dashboard"]]
     found: dict[str, set[str]] = {}
-    todo = [(_name(one), "quorate") for one in wanted]
+    todo = [(_name(one), "rallypoint") for one in wanted]
     while todo:
         name, by = todo.pop()
         is_new = name not in found

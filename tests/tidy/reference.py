@@ -7,17 +7,17 @@ import re
 
 import msgspec
 
-from quorate import errors, events
-from quorate.events import Event
-from quorate.observe.lines import FIELDS
-from quorate.observe.metrics.table import MOST_RUNS, Metric, Shown
+from rallypoint import errors, events
+from rallypoint.events import Event
+from rallypoint.observe.lines import FIELDS
+from rallypoint.observe.metrics.table import MOST_RUNS, Metric, Shown
 from tests.tidy.sources import modules
 
 METRICS_HEAD = f"""# Metrics
 
-Prometheus reads them at `/metrics`: of a server with `quorate serve --metrics [ADDR:]PORT` (and where its web page is
-served), of any process with `quorate.observe.metrics`, which needs the extra `dashboard`. What to alert on, and what
-to do then, is in [operations.md](operations.md); rules to begin with are in
+Prometheus reads them at `/metrics`: of a server with `rallypoint serve --metrics [ADDR:]PORT` (and where its web page
+is served), of any process with `rallypoint.observe.metrics`, which needs the extra `dashboard`. What to alert on, and
+what to do then, is in [operations.md](operations.md); rules to begin with are in
 [examples/prometheus](../examples/prometheus/alerts.yml).
 
 Nothing is counted for the sake of metrics but with plain additions, and nothing is added up before somebody asks: a
@@ -64,12 +64,12 @@ def metrics_page(table: tuple[Metric, ...]) -> str:
 EVENTS_HEAD = """# Events
 
 Everything that is ever said, once, by whoever knows it first hand. An event is a value with fields; `str()` of it is
-the sentence for people. Sinks get them: the `quorate` logger (silent until an application configures logging),
-callables (`create_handler(url, sinks=[call])`), and a file of JSON lines (`quorate.observe.sinks.JsonLines`, `quorate
-serve --events FILE`). `quorate serve` says those of level info and above on stderr.
+the sentence for people. Sinks get them: the `rallypoint` logger (silent until an application configures logging),
+callables (`create_handler(url, sinks=[call])`), and a file of JSON lines (`rallypoint.observe.sinks.JsonLines`,
+`rallypoint serve --events FILE`). `rallypoint serve` says those of level info and above on stderr.
 
 A line of JSON has `at` (seconds since 1970 by the clock of whoever wrote it), `event` (the name below), the fields,
-`level` and `text` (the sentence). Fields are added, never renamed. `quorate events URL --follow --json` prints the
+`level` and `text` (the sentence). Fields are added, never renamed. `rallypoint events URL --follow --json` prints the
 same. The file is rotated by size and a bounded number of old ones is kept; whoever emits an event never waits for the
 disk. When it cannot be written, events are lost, the job goes on, and that is said once.
 
@@ -112,9 +112,9 @@ def events_page() -> str:
 
 ERRORS_HEAD = """# Errors
 
-Split by what whoever catches them should do. All are `quorate.QuorateError`. An error carries its data in attributes
-and a sentence in `str()`: what was wanted, what was found, what to do next. The text of an error that you see is more
-precise than this page.
+Split by what whoever catches them should do. All are `rallypoint.RallypointError`. An error carries its data in
+attributes and a sentence in `str()`: what was wanted, what was found, what to do next. The text of an error that you
+see is more precise than this page.
 
 | error | also a | meaning | what to do |
 |---|---|---|---|
@@ -148,7 +148,7 @@ def elsewhere(sources: dict[str, str], known: set[str]) -> list[tuple[str, str, 
     return [
         (module, node.name, _one_line(ast.get_docstring(node)))
         for module, source in sources.items()
-        if module != "quorate.errors" and not module.startswith("quorate.testing")
+        if module != "rallypoint.errors" and not module.startswith("rallypoint.testing")
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ClassDef) and known & {base.id for base in node.bases if isinstance(base, ast.Name)}
     ]

@@ -1,6 +1,6 @@
 """Reads the project as text and syntax trees. Nothing here imports the code that it looks at.
 
-A module is called by its dotted name; a package's own file is `quorate.kv.__init__`, so that a name and a source are
+A module is called by its dotted name; a package's own file is `rallypoint.kv.__init__`, so that a name and a source are
 all that a check needs, and a check can be fed a made-up module.
 """
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from quorate.bench.suite.pages import files, write_pages
-from quorate.bench.suite.results import collect, read
+from rallypoint.bench.suite.pages import files, write_pages
+from rallypoint.bench.suite.results import collect, read
 from tests.tidy.sources import ROOT
 
 RESULTS = ROOT / "bench" / "results.jsonl"

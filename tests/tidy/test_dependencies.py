@@ -31,9 +31,9 @@ def test_dependency_without_a_line_is_caught():
     pyproject = """
         build-system.requires = ["hatchling>=1"]
         [project]
-        name = "quorate"
+        name = "rallypoint"
         dependencies = ["click>=8"]
-        optional-dependencies = { web = ["uvicorn[standard] >= 1"], all = ["quorate[web]"] }
+        optional-dependencies = { web = ["uvicorn[standard] >= 1"], all = ["rallypoint[web]"] }
     """
     assert declared(pyproject) == {"hatchling", "click", "uvicorn"}
     assert explained("| dependency | for |\n|---|---|\n| `click` | commands |\n") == {"click"}

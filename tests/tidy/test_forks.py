@@ -17,6 +17,8 @@ def test_nothing_holds_a_lock_that_a_fork_would_inherit():
 
 
 def test_use_of_such_a_lock_is_caught():
-    assert taken_locks("quorate.x", "from functools import cached_property") == ["cached_property"]
-    assert taken_locks("quorate.x", "import functools\nclass A:\n    @functools.cached_property\n    def a(self): ...")
-    assert not taken_locks("quorate.x", "from functools import partial")
+    assert taken_locks("rallypoint.x", "from functools import cached_property") == ["cached_property"]
+    assert taken_locks(
+        "rallypoint.x", "import functools\nclass A:\n    @functools.cached_property\n    def a(self): ..."
+    )
+    assert not taken_locks("rallypoint.x", "from functools import partial")

@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 import pytest
 
-from quorate import aio
-from quorate.backends import schemes
-from quorate.cli import main
-from quorate.observe.metrics.table import TABLE
-from quorate.options import OPTIONS, Option
+from rallypoint import aio
+from rallypoint.backends import schemes
+from rallypoint.cli import main
+from rallypoint.observe.metrics.table import TABLE
+from rallypoint.options import OPTIONS, Option
 from tests.tidy.reference import errors_page, events_page, metrics_page
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +48,12 @@ def options_page(options: tuple[Option, ...], available: set[str]) -> str:
 
 COMMANDS_HEAD = """# Commands
 
-Every command of `quorate`, from its own help. What the operating commands answer, with examples, exit codes and the
+Every command of `rallypoint`, from its own help. What the operating commands answer, with examples, exit codes and the
 fields of `--json`, is in [operating.md](operating.md).
 """
 
 
-def commands_page(group: click.Group, path: str = "quorate") -> str:
+def commands_page(group: click.Group, path: str = "rallypoint") -> str:
     """docs/commands.md for these commands."""
     text = ""
     for name, command in sorted(group.commands.items()):
@@ -101,7 +101,7 @@ def test_generated_pages_are_up_to_date(name, request):
 
 
 def test_a_changed_command_would_be_noticed():
-    fewer = click.Group("quorate", commands=list(main.commands.values())[:-1])
+    fewer = click.Group("rallypoint", commands=list(main.commands.values())[:-1])
     assert commands_page(fewer) != commands_page(main)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.tidy.sources import ROOT
 
-HERE = ROOT / "src" / "quorate" / "backends" / "etcd"
+HERE = ROOT / "src" / "rallypoint" / "backends" / "etcd"
 NAMES = ("rpc_pb2.py", "rpc_pb2.pyi")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.tidy.sources import Import, imports, modules
 
-# (layer, the modules and packages directly under quorate that are in it). "__init__" is quorate itself.
+# (layer, the modules and packages directly under rallypoint that are in it). "__init__" is rallypoint itself.
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "shared words",
@@ -46,11 +46,11 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
 # Imports that the order would allow and that are forbidden all the same: (layer, layer it must not import).
 ALSO_FORBIDDEN = {("testing", "cli")}
 # Imports that the order forbids and that are allowed all the same: (importing module, imported module) -> reason.
-SIM = "`quorate sim` is the simulator's own command"
+SIM = "`rallypoint sim` is the simulator's own command"
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("quorate.cli.sim", "quorate.testing.sim.campaign"): SIM,
-    ("quorate.cli.sim", "quorate.testing.sim.plan"): SIM,
-    ("quorate.cli.sim", "quorate.testing.sim.run"): SIM,
+    ("rallypoint.cli.sim", "rallypoint.testing.sim.campaign"): SIM,
+    ("rallypoint.cli.sim", "rallypoint.testing.sim.plan"): SIM,
+    ("rallypoint.cli.sim", "rallypoint.testing.sim.run"): SIM,
 }
 
 RANK = {layer: rank for rank, (layer, _) in enumerate(LAYERS)}
@@ -62,22 +62,22 @@ def layer_violations(module: str, source: str) -> list[str]:
     """What is wrong with the imports of one module, a sentence each."""
     word = module.split(".")[1]
     if word not in LAYER_OF:
-        return [f"{module}: quorate.{word} {PLACE_IT}"]
+        return [f"{module}: rallypoint.{word} {PLACE_IT}"]
     here = LAYER_OF[word]
     found = []
     for one in imports(module, source):
-        if one.module.split(".")[0] != "quorate" or (module, one.module) in EXCEPTIONS:
+        if one.module.split(".")[0] != "rallypoint" or (module, one.module) in EXCEPTIONS:
             continue
         target = _word(one)
         if target not in LAYER_OF:
-            found.append(f"{module}:{one.line}: imports {one}; quorate.{target} {PLACE_IT}")
+            found.append(f"{module}:{one.line}: imports {one}; rallypoint.{target} {PLACE_IT}")
         elif RANK[LAYER_OF[target]] > RANK[here] or (here, LAYER_OF[target]) in ALSO_FORBIDDEN:
             found.append(f"{module}:{one.line}: {here} must not import {one} ({LAYER_OF[target]})")
     return found
 
 
 def _word(one: Import) -> str:
-    """The module or package under quorate that an import reaches; "__init__" for a name of quorate itself."""
+    """The module or package under rallypoint that an import reaches; "__init__" for a name of rallypoint itself."""
     parts = one.module.split(".")
     if len(parts) > 1:
         return parts[1]
@@ -97,20 +97,20 @@ def test_exceptions_to_the_layers_are_still_needed():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("quorate.errors", "import quorate.kv"),
-        ("quorate.kv.engine", "from quorate.wire import frames"),
-        ("quorate.kv.engine", "from quorate import backends"),
-        ("quorate.kv.engine", "from ..backends import memory"),
-        ("quorate.kv.__init__", "from .. import server"),
-        ("quorate.backends.tcp", "def f():\n    from quorate.rendezvous.decide import decide"),
-        ("quorate.server.app", "import quorate"),
-        ("quorate.server.app", "from quorate import join"),
-        ("quorate.server.app", "import importlib\nimportlib.import_module('quorate.cli')"),
-        ("quorate.store", "from quorate.handler import create_handler"),
-        ("quorate.cli.sim", "from quorate.testing import sim"),
-        ("quorate.__init__", "from quorate.testing import sim"),
-        ("quorate.__init__", "from .cli import main"),
-        ("quorate.testing.sim", "from quorate.cli import main"),
+        ("rallypoint.errors", "import rallypoint.kv"),
+        ("rallypoint.kv.engine", "from rallypoint.wire import frames"),
+        ("rallypoint.kv.engine", "from rallypoint import backends"),
+        ("rallypoint.kv.engine", "from ..backends import memory"),
+        ("rallypoint.kv.__init__", "from .. import server"),
+        ("rallypoint.backends.tcp", "def f():\n    from rallypoint.rendezvous.decide import decide"),
+        ("rallypoint.server.app", "import rallypoint"),
+        ("rallypoint.server.app", "from rallypoint import join"),
+        ("rallypoint.server.app", "import importlib\nimportlib.import_module('rallypoint.cli')"),
+        ("rallypoint.store", "from rallypoint.handler import create_handler"),
+        ("rallypoint.cli.sim", "from rallypoint.testing import sim"),
+        ("rallypoint.__init__", "from rallypoint.testing import sim"),
+        ("rallypoint.__init__", "from .cli import main"),
+        ("rallypoint.testing.sim", "from rallypoint.cli import main"),
     ],
 )
 def test_import_from_a_lower_layer_is_caught(module, source):
@@ -120,13 +120,13 @@ def test_import_from_a_lower_layer_is_caught(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("quorate.events", "from quorate.errors import QuorateError"),
-        ("quorate.kv.engine", "from .types import Item\nfrom quorate import errors\nimport quorate.settings"),
-        ("quorate.rendezvous.node", "from ..backends import contract"),
-        ("quorate.handler", "from quorate._background import loop\nimport msgspec"),
-        ("quorate.__init__", "from .handler import join\nfrom quorate import compat"),
-        ("quorate.__main__", "from quorate.cli import main"),
-        ("quorate.testing.sim", "import quorate\nfrom quorate import join, server"),
+        ("rallypoint.events", "from rallypoint.errors import RallypointError"),
+        ("rallypoint.kv.engine", "from .types import Item\nfrom rallypoint import errors\nimport rallypoint.settings"),
+        ("rallypoint.rendezvous.node", "from ..backends import contract"),
+        ("rallypoint.handler", "from rallypoint._background import loop\nimport msgspec"),
+        ("rallypoint.__init__", "from .handler import join\nfrom rallypoint import compat"),
+        ("rallypoint.__main__", "from rallypoint.cli import main"),
+        ("rallypoint.testing.sim", "import rallypoint\nfrom rallypoint import join, server"),
     ],
 )
 def test_import_from_the_same_or_a_higher_layer_is_allowed(module, source):
@@ -134,5 +134,5 @@ def test_import_from_the_same_or_a_higher_layer_is_allowed(module, source):
 
 
 def test_module_that_is_in_no_layer_is_caught():
-    assert layer_violations("quorate.helpers", "") == [f"quorate.helpers: quorate.helpers {PLACE_IT}"]
-    assert PLACE_IT in layer_violations("quorate.kv.engine", "import quorate.helpers")[0]
+    assert layer_violations("rallypoint.helpers", "") == [f"rallypoint.helpers: rallypoint.helpers {PLACE_IT}"]
+    assert PLACE_IT in layer_violations("rallypoint.kv.engine", "import rallypoint.helpers")[0]

@@ -1,4 +1,4 @@
-"""What Quorate installs may be used by everybody, and a page says under which licences."""
+"""What Rallypoint installs may be used by everybody, and a page says under which licences."""
 
 import pytest
 

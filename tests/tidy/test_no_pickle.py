@@ -20,15 +20,15 @@ WALL_CLOCKS = frozenset(
 # Where a wall clock may be read, "module:qualified name of the function" -> reason. To show a person the time is a
 # reason; to decide anything is not. "module:" is the top of the module.
 WALL_CLOCK_ALLOWED: dict[str, str] = {
-    "quorate.dashboard.watching:wall": "when something was shown, for people",
-    "quorate.cli.show:wall": "what people are shown, and read in records",
-    "quorate.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
-    "quorate.bench.suite.run:_begin": "the name of a run of benchmarks, which people read",
-    "quorate.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
-    "quorate.launcher.preflight:leave_note": "a time in a note that people read",
-    "quorate.launcher.supervisor:Supervisor.__init__": "when a run was closed, for people",
-    "quorate.server.server:Server.__init__": "times in records that people read, and the first revision",
-    "quorate.server.server:first_revision": "a first revision that no earlier life of the server has reached; if a "
+    "rallypoint.dashboard.watching:wall": "when something was shown, for people",
+    "rallypoint.cli.show:wall": "what people are shown, and read in records",
+    "rallypoint.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
+    "rallypoint.bench.suite.run:_begin": "the name of a run of benchmarks, which people read",
+    "rallypoint.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
+    "rallypoint.launcher.preflight:leave_note": "a time in a note that people read",
+    "rallypoint.launcher.supervisor:Supervisor.__init__": "when a run was closed, for people",
+    "rallypoint.server.server:Server.__init__": "times in records that people read, and the first revision",
+    "rallypoint.server.server:first_revision": "a first revision that no earlier life of the server has reached; if a "
     "clock goes back, the generation still tells the lives apart",
 }
 
@@ -86,11 +86,11 @@ def test_wall_clocks_are_read_only_where_it_is_allowed():
     ["import pickle", "from marshal import loads", "def f():\n    import dill as d", "__import__('shelve')"],
 )
 def test_import_of_a_code_loader_is_caught(source):
-    assert len(code_loader_imports("quorate.wire.frames", source)) == 1
+    assert len(code_loader_imports("rallypoint.wire.frames", source)) == 1
 
 
 def test_other_serialisers_are_no_code_loaders():
-    assert code_loader_imports("quorate.wire.frames", "import json, msgspec\nfrom .pickle import x") == []
+    assert code_loader_imports("rallypoint.wire.frames", "import json, msgspec\nfrom .pickle import x") == []
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_other_serialisers_are_no_code_loaders():
     ],
 )
 def test_wall_clock_is_caught_with_the_function_that_reads_it(use):
-    assert wall_clock_places("quorate.x", use).keys() == {"quorate.x:f"}
+    assert wall_clock_places("rallypoint.x", use).keys() == {"rallypoint.x:f"}
 
 
 def test_wall_clock_in_a_method_or_at_the_top_is_caught():
     source = "import time\nSTART = time.time()\nclass A:\n    def f(self):\n        return time.time()\n"
-    assert wall_clock_places("quorate.x", source).keys() == {"quorate.x:", "quorate.x:A.f"}
+    assert wall_clock_places("rallypoint.x", source).keys() == {"rallypoint.x:", "rallypoint.x:A.f"}
 
 
 def test_monotonic_clocks_are_no_wall_clocks():
-    assert wall_clock_places("quorate.x", "import time\ntime.monotonic()\nself.time.time()\n") == {}
+    assert wall_clock_places("rallypoint.x", "import time\ntime.monotonic()\nself.time.time()\n") == {}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import quorate
+import rallypoint
 
 LIST = Path(__file__).with_name("public_names.txt")
 
@@ -13,7 +13,7 @@ def decided_names(text: str) -> list[str]:
 
 
 def test_public_names_are_those_that_were_decided():
-    assert sorted(quorate.__all__) == decided_names(LIST.read_text(encoding="utf-8")), f"update {LIST.name}?"
+    assert sorted(rallypoint.__all__) == decided_names(LIST.read_text(encoding="utf-8")), f"update {LIST.name}?"
 
 
 def test_decided_names_are_sorted_and_without_repetition():
@@ -22,7 +22,7 @@ def test_decided_names_are_sorted_and_without_repetition():
 
 
 def test_every_public_name_can_be_used():
-    missing = [name for name in quorate.__all__ if not hasattr(quorate, name)]
+    missing = [name for name in rallypoint.__all__ if not hasattr(rallypoint, name)]
     assert not missing
 
 

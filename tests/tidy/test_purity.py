@@ -9,24 +9,24 @@ from tests.tidy.sources import imports, modules
 
 # Patterns of dotted module names (a package's own file is "....__init__").
 PURE = (
-    "quorate.errors",
-    "quorate.options",
-    "quorate.settings",
-    "quorate.urls",
-    "quorate.kv.*",
-    "quorate.wire.*",
-    "quorate.rendezvous.decide",
-    "quorate.rendezvous.keys",
-    "quorate.rendezvous.ranks",
-    "quorate.rendezvous.records",
-    "quorate.rendezvous.view",
-    "quorate.launcher.policy",
-    "quorate.integrations.hosts",
-    "quorate.integrations.schedulers.*",
-    "quorate.observe.report",
-    "quorate.observe.scene",
-    "quorate.dashboard.tracks",
-    "quorate.dashboard.versioned",
+    "rallypoint.errors",
+    "rallypoint.options",
+    "rallypoint.settings",
+    "rallypoint.urls",
+    "rallypoint.kv.*",
+    "rallypoint.wire.*",
+    "rallypoint.rendezvous.decide",
+    "rallypoint.rendezvous.keys",
+    "rallypoint.rendezvous.ranks",
+    "rallypoint.rendezvous.records",
+    "rallypoint.rendezvous.view",
+    "rallypoint.launcher.policy",
+    "rallypoint.integrations.hosts",
+    "rallypoint.integrations.schedulers.*",
+    "rallypoint.observe.report",
+    "rallypoint.observe.scene",
+    "rallypoint.dashboard.tracks",
+    "rallypoint.dashboard.versioned",
 )
 FORBIDDEN_IMPORTS = frozenset(
     {
@@ -97,8 +97,8 @@ def test_pure_modules_reach_nothing_impure():
 
 @pytest.mark.parametrize("name", sorted(FORBIDDEN_IMPORTS))
 def test_import_of_an_impure_module_is_caught(name):
-    assert len(impurities("quorate.kv.engine", f"def f():\n    import {name}")) == 1
-    assert len(impurities("quorate.kv.engine", f"from {name} import something")) == 1
+    assert len(impurities("rallypoint.kv.engine", f"def f():\n    import {name}")) == 1
+    assert len(impurities("rallypoint.kv.engine", f"from {name} import something")) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,27 +112,28 @@ def test_import_of_an_impure_module_is_caught(name):
     ],
 )
 def test_other_impure_source_is_caught(source):
-    assert len(impurities("quorate.kv.engine", source)) == 1
+    assert len(impurities("rallypoint.kv.engine", source)) == 1
 
 
 def test_impurity_of_an_imported_module_is_caught_with_the_way_to_it():
     sources = {
-        "quorate.kv.engine": "from quorate import events",
-        "quorate.events": "from .clocks import now",
-        "quorate.clocks.__init__": "import time",
+        "rallypoint.kv.engine": "from rallypoint import events",
+        "rallypoint.events": "from .clocks import now",
+        "rallypoint.clocks.__init__": "import time",
     }
-    assert reached_impurities("quorate.kv.engine", sources) == [
-        "quorate.kv.engine -> quorate.events -> quorate.clocks.__init__: quorate.clocks.__init__:1: imports time"
+    assert reached_impurities("rallypoint.kv.engine", sources) == [
+        "rallypoint.kv.engine -> rallypoint.events -> rallypoint.clocks.__init__: rallypoint.clocks.__init__:1: "
+        "imports time"
     ]
 
 
 def test_harmless_source_is_pure():
     source = "from datetime import timedelta\nimport msgspec\nfrom .types import Item\nstream.open()\n"
-    assert impurities("quorate.kv.engine", source) == []
+    assert impurities("rallypoint.kv.engine", source) == []
 
 
 def test_whole_packages_and_single_modules_can_be_pure():
-    assert is_pure("quorate.kv.__init__")
-    assert is_pure("quorate.kv.deep.engine")
-    assert is_pure("quorate.rendezvous.decide")
-    assert not is_pure("quorate.rendezvous.coordinator")
+    assert is_pure("rallypoint.kv.__init__")
+    assert is_pure("rallypoint.kv.deep.engine")
+    assert is_pure("rallypoint.rendezvous.decide")
+    assert not is_pure("rallypoint.rendezvous.coordinator")

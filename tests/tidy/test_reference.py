@@ -2,10 +2,10 @@
 
 import inspect
 
-from quorate import errors, events
-from quorate.events import Event
-from quorate.observe.lines import FIELDS
-from quorate.observe.metrics.table import TABLE
+from rallypoint import errors, events
+from rallypoint.events import Event
+from rallypoint.observe.lines import FIELDS
+from rallypoint.observe.metrics.table import TABLE
 from tests.tidy.reference import advice_of, elsewhere, errors_page, event_sections, events_page, fields_of, metrics_page
 
 
@@ -15,13 +15,13 @@ def classes_of(module, base):
 
 def test_every_error_is_in_the_tree_under_its_base_with_what_to_do():
     tree = advice_of(errors.__doc__)
-    kinds = classes_of(errors, errors.QuorateError)
+    kinds = classes_of(errors, errors.RallypointError)
     assert tree.keys() == kinds.keys()
     above = []
     for name, (depth, advice) in tree.items():
         above = [*above[:depth], name]
         assert depth == 0 or above[-2] in [base.__name__ for base in kinds[name].__bases__], name
-        assert advice or name == "QuorateError", name
+        assert advice or name == "RallypointError", name
 
 
 def test_every_event_is_in_a_section_and_each_of_its_fields_has_a_meaning():
@@ -40,7 +40,7 @@ def test_every_definition_has_its_row():
     assert "| `NodeLost` | warning | `node`, `round`, `reason` | A node's session ended without a word. |" in page
     page = errors_page()
     assert "| · · `RendezvousClosedError` | `RendezvousError` |" in page
-    assert "| `BindError` | `quorate.server.process` |" in page
+    assert "| `BindError` | `rallypoint.server.process` |" in page
 
 
 def test_changed_metric_would_be_noticed():
@@ -48,5 +48,5 @@ def test_changed_metric_would_be_noticed():
 
 
 def test_error_that_is_defined_somewhere_else_is_found():
-    source = '''class Odd(QuorateError):\n    """It is odd.\n\n    More.\n    """\n\nclass Other(Exception): ...\n'''
-    assert elsewhere({"quorate.x": source}, {"QuorateError"}) == [("quorate.x", "Odd", "It is odd.")]
+    source = '''class Odd(RallypointError):\n    """It is odd.\n\n    More.\n    """\n\nclass Other(Exception): ...\n'''
+    assert elsewhere({"rallypoint.x": source}, {"RallypointError"}) == [("rallypoint.x", "Odd", "It is odd.")]

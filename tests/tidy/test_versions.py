@@ -6,8 +6,8 @@ import tomllib
 
 import pytest
 
-import quorate
-from quorate._version import __version__
+import rallypoint
+from rallypoint._version import __version__
 from tests.tidy.sources import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -30,17 +30,17 @@ def changelog_disagreement(version: str, changelog: str) -> str | None:
 
 
 def test_public_version_is_the_one_that_is_written():
-    assert quorate.__version__ == __version__
+    assert rallypoint.__version__ == __version__
 
 
 def test_installed_version_is_the_one_that_is_written():
-    assert importlib.metadata.version("quorate") == __version__
+    assert importlib.metadata.version("rallypoint") == __version__
 
 
 def test_version_is_not_written_a_second_time_in_pyproject():
     assert "version" not in PROJECT["project"]
     assert PROJECT["project"]["dynamic"] == ["version"]
-    assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/quorate/_version.py"
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/rallypoint/_version.py"
 
 
 def test_changelog_agrees_with_the_version():

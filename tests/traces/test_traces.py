@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.testing.traces import TraceError, run_trace
+from rallypoint.testing.traces import TraceError, run_trace
 
 HERE = Path(__file__).parent
 TRACES = sorted(HERE.glob("*.txt"))
@@ -33,7 +33,7 @@ def test_trace_says_first_what_hurt_or_what_it_shows(path):
 
 def test_traces_are_the_same_in_every_process():
     program = (
-        "import hashlib, pathlib, sys; from quorate.testing.traces import run_trace\n"
+        "import hashlib, pathlib, sys; from rallypoint.testing.traces import run_trace\n"
         "texts = [pathlib.Path(name).read_text(encoding='utf-8') for name in sys.argv[1:]]\n"
         "print(hashlib.sha256(''.join(map(run_trace, texts)).encode()).hexdigest())"
     )

@@ -4,7 +4,7 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from quorate.kv.types import (
+from rallypoint.kv.types import (
     AddResult,
     Batch,
     BranchResult,
@@ -21,7 +21,7 @@ from quorate.kv.types import (
     Ticked,
     TxnResult,
 )
-from quorate.wire.messages import (
+from rallypoint.wire.messages import (
     Answer,
     AskStatus,
     Await,

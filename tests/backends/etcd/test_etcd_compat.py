@@ -2,8 +2,8 @@
 
 import pytest
 
-from quorate.compat.rendezvous.etcd_rendezvous import create_rdzv_handler
-from quorate.compat.rendezvous.registry import get_rendezvous_handler
+from rallypoint.compat.rendezvous.etcd_rendezvous import create_rdzv_handler
+from rallypoint.compat.rendezvous.registry import get_rendezvous_handler
 from tests.compat.test_handlers import assert_round_of, parameters
 
 

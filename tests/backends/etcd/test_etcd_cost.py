@@ -7,9 +7,9 @@ import pytest
 from tests.backends.etcd.kit import EtcdCluster, needs
 from tests.patience import PATIENCE_S
 
-pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'")
 
-from quorate import aio
+from rallypoint import aio
 
 SIZES = (8, 32, 128)
 PROPOSALS = "etcd_server_proposals_committed_total"

@@ -7,14 +7,14 @@ import pytest
 
 from tests.backends.etcd.kit import needs, running
 
-pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'")
 
 import grpc
 
-from quorate.backends.etcd.cluster import Cluster
-from quorate.backends.etcd.probe import Trouble
-from quorate.backends.etcd.security import Security
-from quorate.kv.types import Put
+from rallypoint.backends.etcd.cluster import Cluster
+from rallypoint.backends.etcd.probe import Trouble
+from rallypoint.backends.etcd.security import Security
+from rallypoint.kv.types import Put
 from tests.backends.etcd.test_etcd import fresh, open_at, run
 
 REFUSED = Trouble("connection refused", is_out=True)

@@ -10,18 +10,18 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-import quorate
-from quorate.errors import Rejected, SettingsError, Unavailable
-from quorate.kv.types import Put
-from quorate.settings import Settings
+import rallypoint
+from rallypoint.errors import Rejected, SettingsError, Unavailable
+from rallypoint.kv.types import Put
+from rallypoint.settings import Settings
 from tests.backends.etcd.kit import Member, needs, running
 from tests.patience import PATIENCE_S, until
 from tests.ports import free_ports
 
-pytest.importorskip("grpc", reason="needs grpcio: pip install 'quorate[etcd]'")
+pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'")
 
-from quorate.backends.etcd.backend import open_backend
-from quorate.backends.etcd.cluster import too_old
+from rallypoint.backends.etcd.backend import open_backend
+from rallypoint.backends.etcd.cluster import too_old
 
 
 def settings(endpoint: str, **options) -> Settings:
@@ -35,8 +35,8 @@ def use(endpoint: str, **options):
     async def work():
         backend = await open_backend(settings(endpoint, **options))
         try:
-            await backend.txn((), [Put("/quorate/x", b"1")])
-            return (await backend.get("/quorate/x")).item.value
+            await backend.txn((), [Put("/rallypoint/x", b"1")])
+            return (await backend.get("/rallypoint/x")).item.value
         finally:
             await backend.close()
 
@@ -119,7 +119,7 @@ def test_certificates_work_in_two_files_and_in_one(secure, pem):
 
 def test_handler_works_over_tls(secure, pem):
     files = f"cacert={pem / 'ca.pem'}&cert={pem / 'both.pem'}"
-    handler = quorate.create_handler(f"etcd://{secure}/tls?protocol=https&{files}&min_nodes=1&last_call_timeout=0.1")
+    handler = rallypoint.create_handler(f"etcd://{secure}/tls?protocol=https&{files}&min_nodes=1&last_call_timeout=0.1")
     world = handler.next_rendezvous()
     world.store.set("a", "b")
     assert world.store.get("a") == b"b"
@@ -163,7 +163,7 @@ def guarded(tmp_path_factory):
             member.ask("auth/user/add", name=name, password=f"{name}'s")
         for role in ("root", "runs"):
             member.ask("auth/role/add", name=role)
-        allowed = {"permType": "READWRITE", "key": "L3F1b3JhdGUv", "range_end": "L3F1b3JhdGUw"}  # /quorate/
+        allowed = {"permType": "READWRITE", "key": "L3F1b3JhdGUv", "range_end": "L3F1b3JhdGUw"}  # /rallypoint/
         member.ask("auth/role/grant", name="runs", perm=allowed)
         member.ask("auth/user/grant", user="root", role="root")
         member.ask("auth/user/grant", user="runner", role="runs")
@@ -184,23 +184,23 @@ def test_user_with_its_password_gets_in_and_a_token_that_is_gone_is_renewed(guar
     async def work():
         backend = await open_backend(settings(guarded.endpoint, user="runner", password_file=password("runner's\n")))
         try:
-            start = (await backend.txn((), [Put("/quorate/x", b"1")])).revision
-            watch = backend.watch("/quorate/x", start)
+            start = (await backend.txn((), [Put("/rallypoint/x", b"1")])).revision
+            watch = backend.watch("/rallypoint/x", start)
             session = await backend.open_session(10)
-            await backend.txn((), [Put("/quorate/x", b"2")])
+            await backend.txn((), [Put("/rallypoint/x", b"2")])
             assert (await anext(watch)).changes[0].item.value == b"2"
             guarded.kill()  # it forgets its tokens
             guarded.start()
             await asyncio.to_thread(until, guarded.has_leader, "etcd is back")
             for _ in range(100):
                 try:
-                    await backend.txn((), [Put("/quorate/x", b"3")])
+                    await backend.txn((), [Put("/rallypoint/x", b"3")])
                     break
                 except Unavailable:
                     await asyncio.sleep(0.1)
             changes = [(await anext(watch)).changes[0].item.value]
-            later = backend.watch("/quorate/y", start)  # on a stream of the new token
-            await backend.txn((), [Put("/quorate/y", b"4")])
+            later = backend.watch("/rallypoint/y", start)  # on a stream of the new token
+            await backend.txn((), [Put("/rallypoint/y", b"4")])
             changes.append((await anext(later)).changes[0].item.value)
             alive = await backend.keep_alive(session.lease)
             await session.close()
@@ -225,18 +225,18 @@ def test_wrong_users_are_told_apart(guarded, password):
 
 def test_run_without_an_id_of_its_own_is_refused():
     """`none` is what torchrun calls every run that nobody gave an id."""
-    handler = quorate.create_handler("etcd://127.0.0.1:1/none?min_nodes=1")
-    with pytest.raises(quorate.RendezvousConnectionError) as caught:
+    handler = rallypoint.create_handler("etcd://127.0.0.1:1/none?min_nodes=1")
+    with pytest.raises(rallypoint.RendezvousConnectionError) as caught:
         handler.next_rendezvous()
     handler.close()
     assert "an id of its own" in str(caught.value)
 
 
 def test_handler_with_a_wrong_password_fails_at_once_and_says_why(guarded, password):
-    handler = quorate.create_handler(
+    handler = rallypoint.create_handler(
         f"etcd://{guarded.endpoint}/run?min_nodes=1&user=runner&password_file={password('wrong')}"
     )
-    with pytest.raises(quorate.RendezvousConnectionError) as caught:
+    with pytest.raises(rallypoint.RendezvousConnectionError) as caught:
         handler.next_rendezvous()
     handler.close()
     assert "password" in str(caught.value)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.errors import Rejected
-from quorate.kv.engine import Engine
-from quorate.kv.types import (
+from rallypoint.errors import Rejected
+from rallypoint.kv.engine import Engine
+from rallypoint.kv.types import (
     Batch,
     Change,
     CreateRevisionIs,
@@ -24,10 +24,10 @@ from quorate.kv.types import (
     VersionIs,
 )
 
-pytest.importorskip("google.protobuf", reason="needs protobuf: pip install 'quorate[etcd]'")
+pytest.importorskip("google.protobuf", reason="needs protobuf: pip install 'rallypoint[etcd]'")
 
-from quorate.backends.etcd import rpc_pb2 as rpc
-from quorate.backends.etcd.words import batches_of, check_branch, holds, key_of, range_of, reader_of
+from rallypoint.backends.etcd import rpc_pb2 as rpc
+from rallypoint.backends.etcd.words import batches_of, check_branch, holds, key_of, range_of, reader_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 keys = st.sampled_from(["a", "a/1", "a/2", "b"])

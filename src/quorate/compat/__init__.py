@@ -1,5 +1,0 @@
-"""Names that users import already, with the same meaning here.
-
-`quorate.compat.rendezvous` mirrors `torch.distributed.elastic.rendezvous`: change the import and go on. It does not
-need torch, except where torch's own things are asked for.
-"""

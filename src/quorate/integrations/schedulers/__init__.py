@@ -1,1 +1,0 @@
-"""What schedulers and MPI launchers say about a node in its environment. Pure. `quorate.integrations.hosts` asks."""

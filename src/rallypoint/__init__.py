@@ -1,0 +1,155 @@
+"""Rallypoint: rendezvous for elastic distributed jobs.
+
+    handler = rallypoint.create_handler("tcp://head:29400/my-run?min_nodes=2&max_nodes=4")
+    info = handler.next_rendezvous()      # .rank .world_size .round .store .members
+
+    with rallypoint.join("tcp://head:29400/my-run?min_nodes=2") as run:
+        for world in run.rounds():        # a new one each time the world changes
+            train(world.rank, world.world_size, world.store, until=world.changed)
+
+`rallypoint.aio` is the same for asyncio; `rallypoint.testing` has what testing needs. A name is imported from where it
+lives when it is first used, so that importing this package costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from rallypoint._version import __version__
+
+if TYPE_CHECKING:
+    from rallypoint.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+    from rallypoint.backends.schemes import register_backend
+    from rallypoint.blocking import Store
+    from rallypoint.errors import (
+        BackendError,
+        ForkedProcessError,
+        HistoryGone,
+        LeaseGone,
+        NewerSchemaError,
+        OutcomeUnknown,
+        RallypointError,
+        Rejected,
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousGracefulExitError,
+        RendezvousStateError,
+        RendezvousTimeoutError,
+        SessionLostError,
+        SettingsError,
+        SettingsMismatchError,
+        StoreError,
+        StoreFencedError,
+        StoreTimeoutError,
+        Unavailable,
+    )
+    from rallypoint.handler import Changed, Handler, Run, World, join
+    from rallypoint.parameters import RendezvousParameters
+    from rallypoint.registry import (
+        RendezvousHandlerCreator,
+        RendezvousHandlerRegistry,
+        create_handler,
+        rendezvous_handler_registry,
+    )
+    from rallypoint.rendezvous.membership import Cause
+    from rallypoint.settings import Settings
+
+__all__ = [
+    "BackendError",
+    "Cause",
+    "Changed",
+    "ForkedProcessError",
+    "Handler",
+    "HistoryGone",
+    "LeaseGone",
+    "NewerSchemaError",
+    "OutcomeUnknown",
+    "RallypointError",
+    "Rejected",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerRegistry",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "RendezvousStoreInfo",
+    "RendezvousTimeoutError",
+    "Run",
+    "SessionLostError",
+    "Settings",
+    "SettingsError",
+    "SettingsMismatchError",
+    "Store",
+    "StoreError",
+    "StoreFencedError",
+    "StoreTimeoutError",
+    "Unavailable",
+    "World",
+    "__version__",
+    "create_handler",
+    "join",
+    "register_backend",
+    "rendezvous_handler_registry",
+]
+
+_HOMES = {
+    "rallypoint.api": ("RendezvousHandler", "RendezvousInfo", "RendezvousStoreInfo"),
+    "rallypoint.backends.schemes": ("register_backend",),
+    "rallypoint.errors": (
+        "BackendError",
+        "ForkedProcessError",
+        "HistoryGone",
+        "LeaseGone",
+        "NewerSchemaError",
+        "OutcomeUnknown",
+        "RallypointError",
+        "Rejected",
+        "RendezvousClosedError",
+        "RendezvousConnectionError",
+        "RendezvousError",
+        "RendezvousGracefulExitError",
+        "RendezvousStateError",
+        "RendezvousTimeoutError",
+        "SessionLostError",
+        "SettingsError",
+        "SettingsMismatchError",
+        "StoreError",
+        "StoreFencedError",
+        "StoreTimeoutError",
+        "Unavailable",
+    ),
+    "rallypoint.handler": ("Changed", "Handler", "Run", "World", "join"),
+    "rallypoint.parameters": ("RendezvousParameters",),
+    "rallypoint.registry": (
+        "RendezvousHandlerCreator",
+        "RendezvousHandlerRegistry",
+        "create_handler",
+        "rendezvous_handler_registry",
+    ),
+    "rallypoint.rendezvous.membership": ("Cause",),
+    "rallypoint.settings": ("Settings",),
+    "rallypoint.blocking": ("Store",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """A public name, from where it lives; or a module of the package."""
+    if name in _HOME_OF:
+        value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        return value
+    if not name.startswith("__"):
+        try:
+            return import_module(f"rallypoint.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"rallypoint.{name}":
+                raise
+    raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

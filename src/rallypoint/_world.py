@@ -1,0 +1,110 @@
+"""A place in a round, for asyncio: who is in it with this node, its store, and when it is no longer what it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rallypoint.api import RendezvousStoreInfo
+from rallypoint.errors import BackendError, RendezvousConnectionError
+from rallypoint.events import logger
+from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.node import Node
+from rallypoint.rendezvous.records import RosterMember
+from rallypoint.store import AsyncStore
+
+RETRY_S = 0.1
+
+
+class AsyncChanged:
+    """Set when the world is no longer what it was: `reason` says why, `cause` which kind. Listeners may be added."""
+
+    def __init__(self) -> None:
+        self.cause: Cause | None = None
+        self.reason = ""
+        self._event = asyncio.Event()
+        self._listeners: list[Callable[[Cause, str], None]] = []
+
+    def is_set(self) -> bool:
+        return self.cause is not None
+
+    async def wait(self) -> str:
+        """Until the world has changed; the reason."""
+        await self._event.wait()
+        return self.reason
+
+    def add_listener(self, listener: Callable[[Cause, str], None]) -> None:
+        """Call on every change, and at once if there was one."""
+        self._listeners.append(listener)
+        if self.cause is not None:
+            self._tell(listener)
+
+    def set(self, cause: Cause, reason: str) -> None:
+        """The driver's: a later, graver cause replaces an earlier one."""
+        self.cause, self.reason = cause, reason
+        self._event.set()
+        for listener in list(self._listeners):
+            self._tell(listener)
+
+    def _tell(self, listener: Callable[[Cause, str], None]) -> None:
+        """A listener that raises is reported once and dropped: it must not hurt the job."""
+        assert self.cause is not None
+        try:
+            listener(self.cause, self.reason)
+        except Exception:
+            logger.exception("a listener failed and is not called again: %r", listener)
+            self._listeners.remove(listener)
+
+
+class AsyncWorld:
+    """A place in a round."""
+
+    def __init__(self, node: Node, store: AsyncStore) -> None:
+        """Made while there is time; nobody gets it before its store has its place."""
+        self.store = store
+        self.changed = AsyncChanged()
+        self._node = node
+
+    @property
+    def rank(self) -> int:
+        return self.store.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.store.world_size
+
+    @property
+    def round(self) -> int:
+        return self.store.round
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo:
+        """Where rank 0 can be reached."""
+        return RendezvousStoreInfo(self.store.joined.addr, self.store.joined.port)
+
+    def settle(self) -> None:
+        """Let the node go on with what it has left for later."""
+        self._node.settle()
+
+    async def members(self) -> tuple[RosterMember, ...]:
+        """All members in rank order, with name and address. One read, tried again until `read_timeout`.
+
+        SessionLostError or RendezvousError if the round is over, RendezvousConnectionError without an answer.
+        """
+        limit_s = self._node.settings.read_timeout_s
+        trouble = "no answer"
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    try:
+                        return await self._node.roster(self.store.joined)
+                    except BackendError as error:
+                        trouble = str(error)
+                        await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise RendezvousConnectionError(
+                f"the members of round {self.round} could not be read within {limit_s:g} s: {trouble}"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"<AsyncWorld round={self.round} rank={self.rank} world_size={self.world_size}>"

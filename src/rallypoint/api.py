@@ -1,0 +1,136 @@
+"""The names that users know: the handler interface, and what a call of `next_rendezvous` returns."""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rallypoint.rendezvous.records import RosterMember
+
+
+class _KeyValue(Protocol):
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousStoreInfo:
+    """Where rank 0 of a round can be reached by the job's own communication."""
+
+    MASTER_ADDR_KEY = "MASTER_ADDR"
+    MASTER_PORT_KEY = "MASTER_PORT"
+
+    master_addr: str
+    master_port: int
+
+    @staticmethod
+    def build(
+        rank: int, store: _KeyValue, local_addr: str | None = None, server_port: int | None = None
+    ) -> RendezvousStoreInfo:
+        """Rank 0 publishes its address and port (free, if none is given) in the store; everybody reads them."""
+        if rank == 0:
+            store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, local_addr or socket.getfqdn())
+            port = server_port if server_port is not None else free_port()
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(port))
+        addr = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY).decode()
+        return RendezvousStoreInfo(addr, int(store.get(RendezvousStoreInfo.MASTER_PORT_KEY).decode()))
+
+
+class RendezvousInfo:
+    """A place in a round. `members` are read when they are first asked for; handlers of others may not know any."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        bootstrap_store_info: RendezvousStoreInfo,
+        round: int = 0,
+        read_members: Callable[[], tuple[RosterMember, ...]] = tuple,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._bootstrap_store_info = bootstrap_store_info
+        self._round = round
+        self._read_members = read_members
+        self._members: tuple[RosterMember, ...] | None = None
+
+    @property
+    def store(self) -> Any:
+        return self._store
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo:
+        """Where rank 0 can be reached."""
+        return self._bootstrap_store_info
+
+    @property
+    def round(self) -> int:
+        return self._round
+
+    @property
+    def members(self) -> tuple[RosterMember, ...]:
+        """All members in rank order, with name and address. Blocks for one read the first time."""
+        if self._members is None:
+            self._members = self._read_members()
+        return self._members
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} round={self.round} rank={self.rank} world_size={self.world_size}>"
+
+
+class RendezvousHandler(ABC):
+    """What an agent needs of a rendezvous."""
+
+    @abstractmethod
+    def get_backend(self) -> str:
+        """The name of the backend, as it was asked for."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the store of a round can serve the workers' own communication."""
+        return False
+
+    @abstractmethod
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Leave the current round, if any, and block until this node has a place in the next."""
+
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Whether the run is closed; False for one that does not exist."""
+
+    @abstractmethod
+    def set_closed(self) -> None:
+        """Close the run for everybody."""
+
+    @abstractmethod
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait and would be admitted if the members re-joined now, and how many members are lost."""
+
+    @abstractmethod
+    def get_run_id(self) -> str:
+        """The run's id."""
+
+    @abstractmethod
+    def shutdown(self) -> bool:
+        """Leave, and close the run. False, with a warning, if closing did not work."""
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,186 @@
+"""What the operating commands have in common: their arguments, how they run, and how they fail.
+
+Exit codes: 0 done; 1 something is wrong (a check failed, a record cannot be read); 2 a wrong call; 3 there is no such
+run, node, round or key; 4 the backend was not reached; 5 it refused (token, version, not Rallypoint); 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from rallypoint.backends.contract import Backend
+    from rallypoint.observe.opening import Target
+
+T = TypeVar("T")
+
+WRONG, NO_SUCH, UNREACHED, REFUSED, INTERRUPTED = 1, 3, 4, 5, 130
+TIMEOUT_S = 10.0
+
+
+class Failed(click.ClickException):
+    """A command that did not work: a sentence that says what to do, and the exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the error
+
+
+class OptionValue(click.ParamType):  # type: ignore[type-arg]
+    """`name=value`, as in a URL."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        name, equals, content = str(value).partition("=")
+        if not (name and equals):
+            self.fail(f"{value!r} is not of the form option=value", param, ctx)
+        return name, content
+
+
+def common(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that every command with a URL has."""
+    for option in reversed(
+        (
+            click.option("--json", "as_json", is_flag=True, help="JSON for programs instead of text for people."),
+            click.option(
+                "--timeout",
+                "timeout_s",
+                type=click.FloatRange(min=0, min_open=True),
+                default=TIMEOUT_S,
+                show_default=True,
+                metavar="SECONDS",
+                help="How long the backend may take to answer.",
+            ),
+            click.option("--token-file", metavar="FILE", help="The file with the server's token, as token_file=FILE."),
+            click.option(
+                "-o",
+                "--option",
+                "options",
+                type=OptionValue(),
+                multiple=True,
+                help="An option of the URL, for example tls_ca=FILE; wins over the URL. May be repeated.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def target_of(url: str, timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> Target:
+    """The run that a command is about. Ends the command with code 2 if the URL is not acceptable."""
+    from rallypoint.observe.opening import read_target
+
+    return _checked(lambda: read_target(url, **_overrides(timeout_s, token_file, options)))
+
+
+def place_of(url: str, timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> Target:
+    """The server or cluster that a command is about, as `target_of`."""
+    from rallypoint.observe.opening import read_place
+
+    return _checked(lambda: read_place(url, **_overrides(timeout_s, token_file, options)))
+
+
+def _overrides(timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> dict[str, object]:
+    found: dict[str, object] = {"read_timeout": timeout_s, **dict(options)}
+    if token_file is not None:
+        found["token_file"] = token_file
+    return found
+
+
+def _checked(make: Callable[[], Target]) -> Target:
+    from rallypoint.errors import SettingsError
+
+    try:
+        return make()
+    except SettingsError as error:
+        raise Failed(str(error), 2) from None
+
+
+def run(main: Coroutine[Any, Any, T], where: str) -> T:
+    """What the coroutine gives; its errors become sentences and exit codes."""
+    from rallypoint.errors import (
+        OutcomeUnknown,
+        RallypointError,
+        Rejected,
+        RendezvousConnectionError,
+        RendezvousTimeoutError,
+        SettingsError,
+        Unavailable,
+    )
+    from rallypoint.observe.operating import NoSuchKey, NoSuchRun
+
+    try:
+        return asyncio.run(main)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except SettingsError as error:
+        raise Failed(str(error), 2) from None
+    except (NoSuchRun, NoSuchKey) as error:
+        raise Failed(str(error), NO_SUCH) from None
+    except (Unavailable, RendezvousTimeoutError) as error:
+        hint = f"Is it running there, and can this machine reach it? `rallypoint doctor` with {where} finds out"
+        raise Failed(f"{error}. {hint}", UNREACHED) from None
+    except OutcomeUnknown as error:
+        raise Failed(f"{error}: look with `rallypoint status` whether it has", UNREACHED) from None
+    except (Rejected, RendezvousConnectionError) as error:
+        raise Failed(str(error), REFUSED) from None
+    except RallypointError as error:
+        raise Failed(str(error), WRONG) from None
+
+
+@asynccontextmanager
+async def backend_of(target: Target, timeout_s: float) -> AsyncIterator[Backend]:
+    """The backend of a target. Opening it does not wait until it can be reached."""
+    from rallypoint.observe.opening import opened
+
+    async with opened(target, timeout_s) as backend:
+        yield backend
+
+
+async def within(limit_s: float, work: Coroutine[Any, Any, T], where: str) -> T:
+    """A result in bounded time. Unavailable if the other side is there and does not answer."""
+    from rallypoint.errors import Unavailable
+
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError:
+        raise Unavailable(
+            f"no answer from {where} within {limit_s:g} s: it is paused or overloaded, it is something else that waits "
+            f"for other words, or something on the way drops what is sent"
+        ) from None
+
+
+def print_json(value: object) -> None:
+    """One document, for programs."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def operator_name() -> str:
+    """Who runs this command: user@host:pid."""
+    import getpass
+    import os
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # an id without a name, as in many containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"
+
+
+def confirm(question: str, is_sure: bool) -> None:
+    """Ask on a terminal, unless told not to; anything but yes ends the command."""
+    if not is_sure and sys.stdin.isatty() and sys.stdout.isatty():
+        click.confirm(question, abort=True)

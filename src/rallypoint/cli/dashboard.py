@@ -1,0 +1,123 @@
+"""`rallypoint dashboard`: the web page of whatever a URL leads to, as a process of its own."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import click
+
+from rallypoint.cli.common import REFUSED, Failed, OptionValue
+
+_FILE = click.Path(exists=True, dir_okay=False)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rallypoint dashboard tcp://head:29400 --token-file /etc/rallypoint/token
+  rallypoint dashboard etcd://a,b,c/my-run --http 127.0.0.1:8080"""
+)
+@click.argument("url", metavar="URL")
+@click.option(
+    "--http",
+    metavar="ADDR:PORT",
+    default="127.0.0.1:29480",
+    show_default=True,
+    help="Where to serve the page; port 0: a free one. Without a token and --tls-ca: loopback only, or --insecure.",
+)
+@click.option(
+    "--http-name",
+    "http_names",
+    multiple=True,
+    metavar="NAME",
+    help="A name that the page may be asked for by, besides addresses and this machine's. May be repeated.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    help="The file with the server's token, as token_file=FILE. Who looks at the page must give it, too.",
+)
+@click.option(
+    "--http-token-file", type=_FILE, help="A file with the token that who looks must give, instead of the server's."
+)
+@click.option("--tls-cert", type=_FILE, help="A PEM file with the page's certificate: HTTPS only.")
+@click.option("--tls-key", type=_FILE, help="A PEM file with the key of --tls-cert, if it is not in the same file.")
+@click.option(
+    "--tls-ca", type=_FILE, help="A PEM file: who looks must show a certificate of these authorities (mutual TLS)."
+)
+@click.option("--insecure", is_flag=True, help="Show it to everybody who reaches the address; nobody can act then.")
+@click.option(
+    "-o",
+    "--option",
+    "options",
+    type=OptionValue(),
+    multiple=True,
+    help="An option of the URL, for example tls_ca=FILE; wins over the URL. May be repeated.",
+)
+def dashboard(url: str, http: str, **how: Any) -> None:
+    """Serve a web page that shows runs live: who is in, who waits, what is waited for, a time line, the last rounds.
+
+    With a run id in the URL, that run only; otherwise all runs of the server or cluster. Works on every backend. Who
+    has logged in can close and reopen runs and drain nodes. It stops on SIGTERM and Ctrl-C.
+    """
+    from rallypoint.errors import RallypointError, Rejected, SettingsError
+
+    try:
+        _show(url, http, **how)
+    except SettingsError as error:
+        raise Failed(str(error), 2) from None
+    except Rejected as error:
+        raise Failed(str(error), REFUSED) from None
+    except RallypointError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _show(
+    url: str,
+    http: str,
+    *,
+    http_names: tuple[str, ...],
+    token_file: str | None,
+    http_token_file: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
+    insecure: bool,
+    options: tuple[tuple[str, str], ...],
+) -> None:
+    from rallypoint.backends.tls import TlsFiles
+    from rallypoint.server.process import run_loop
+
+    if tls_cert is None and (tls_key is not None or tls_ca is not None):
+        raise click.UsageError("--tls-key and --tls-ca need --tls-cert, the certificate of the page")
+    code = dashboard_code()
+    from rallypoint.dashboard.places import behind
+
+    given: dict[str, object] = dict(options)
+    if token_file is not None:
+        given["token_file"] = token_file
+    place = behind(url, **given)
+    settings = place.anything().settings
+    asked = http_token_file or settings.token_file
+    lends = any((settings.token_file, settings.tls_cert, settings.cert, settings.user, settings.password_file))
+    run_loop(
+        code.show_until_told(
+            place,
+            http,
+            names=http_names,
+            token_file=asked,
+            tls=TlsFiles.given(tls_ca, tls_cert, tls_key),
+            insecure=insecure,
+            lends=lends,
+        )
+    )
+
+
+def dashboard_code() -> ModuleType:
+    """The code of the page. Ends the command if what it needs is not installed."""
+    try:
+        from rallypoint.dashboard import process
+    except ModuleNotFoundError as error:
+        raise Failed(f"the page needs {error.name}: pip install 'rallypoint[dashboard]'", 2) from None
+    return process

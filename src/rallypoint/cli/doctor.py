@@ -1,0 +1,55 @@
+"""`rallypoint doctor`: what is wrong between this machine and a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rallypoint.cli.common import WRONG, print_json, run
+
+if TYPE_CHECKING:
+    from rallypoint.observe.doctor import Check
+
+STEP_S = 3.0
+
+
+@click.command(
+    epilog="Example: rallypoint doctor 'tcp://head:29400/my-run?min_nodes=2&token_file=/etc/rallypoint/token'"
+)
+@click.argument("url", metavar="URL")
+@click.option("--json", "as_json", is_flag=True, help="JSON for programs instead of text for people.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=STEP_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long one step may take.",
+)
+def doctor(url: str, as_json: bool, timeout_s: float) -> None:
+    """Find out why a node does not get in: run it on the node's machine, with the node's whole URL.
+
+    Checks the URL, the name, the connection, who listens, versions, TLS, the token, the run and its settings, the limit
+    on open files, and what Slurm, Kubernetes or MPI say about this process, each with a verdict and what to do. It
+    compares no clocks. The exit code is 1 if a check failed.
+    """
+    checks = run(_diagnose(url, timeout_s, as_json), url)
+    is_well = not any(check.is_bad for check in checks)
+    if as_json:
+        print_json({"schema": 1, "url": url, "ok": is_well, "checks": checks})
+    if not is_well:
+        raise SystemExit(WRONG)
+
+
+async def _diagnose(url: str, timeout_s: float, as_json: bool) -> list[Check]:
+    from rallypoint.cli.show import check_line, console
+    from rallypoint.observe.doctor import diagnose
+
+    out, checks = console(), []
+    async for check in diagnose(url, timeout_s):
+        checks.append(check)
+        if not as_json:
+            out.print(check_line(check), soft_wrap=not out.is_terminal)
+    return checks

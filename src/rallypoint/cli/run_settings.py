@@ -1,0 +1,349 @@
+"""The settings of `rallypoint run`: what they are called, where each value came from, and what they amount to.
+
+A value is looked for in this order: the flag, `RALLYPOINT_<FLAG>`, `PET_<FLAG>` (torchrun's own names), what the host
+says (Slurm, Kubernetes, MPI), the default. A value that cannot be used is an error that names where it came from.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from rallypoint.errors import SettingsError
+from rallypoint.urls import DEFAULT_PORTS, parse_bool, parse_url
+
+if TYPE_CHECKING:
+    from rallypoint.launcher.supervisor import Job
+    from rallypoint.settings import Settings
+
+T = TypeVar("T")
+BACKENDS = {
+    "rallypoint": "tcp",
+    "c10d": "tcp",
+    "tcp": "tcp",
+    "etcd": "etcd",
+    "etcd-v2": "etcd",
+    "static": "static",
+    "file": "file",
+}
+SCHEMES = sorted({*BACKENDS})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One setting. `name` is the flag without its dashes."""
+
+    name: str
+    help: str
+    metavar: str = ""
+    """Empty: it is a switch."""
+    default: str | None = None
+    short: str | None = None
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def is_switch(self) -> bool:
+        return not self.metavar
+
+    def variables(self) -> tuple[str, str]:
+        """The environment variables, the first being looked at first."""
+        word = "MODULE" if self.name == "module" else self.key.upper()
+        return f"RALLYPOINT_{word}", f"PET_{word}"
+
+
+FLAGS = (
+    Flag("nnodes", "Number of nodes, or MIN:MAX for an elastic run.", "MIN[:MAX]", "1:1"),
+    Flag("nproc-per-node", "Workers on this node: a number, gpu, cpu, or auto (gpu if there are any).", "N", "1"),
+    Flag(
+        "rdzv-backend",
+        "Where the run lives: rallypoint, tcp or c10d (a server on one of the nodes, or `rallypoint serve`), "
+        "etcd, file, "
+        "static.",
+        "NAME",
+    ),
+    Flag("rdzv-endpoint", "Where its nodes meet: host[:port]; for etcd several, with commas.", "ENDPOINT"),
+    Flag("rdzv-id", "The id of the run: the same on all its nodes, and no other run's.", "ID"),
+    Flag("rdzv-conf", "Further options of the run, as in a URL: join_timeout=900,last_call_timeout=5.", "K=V,...", ""),
+    Flag("url", "All of that as one URL: tcp://head:29400/my-run?min_nodes=2&max_nodes=4.", "URL"),
+    Flag("standalone", "One node by itself, which needs no endpoint and no id."),
+    Flag("max-restarts", "Restarts after failed workers that the whole run has.", "N", "0"),
+    Flag("monitor-interval", "Accepted: nothing is polled, the end of a worker is noticed at once.", "SECONDS", "0.1"),
+    Flag("node-rank", "The rank that this node asks for.", "N"),
+    Flag("master-addr", "With --rdzv-backend static: the host of rank 0.", "HOST"),
+    Flag("master-port", "With --rdzv-backend static: the port that rank 0 serves the run on.", "PORT"),
+    Flag("local-addr", "This node's address for the others; MASTER_ADDR when it is rank 0.", "ADDR"),
+    Flag("name", "This node's name; sticky ranks go by it.", "NAME"),
+    Flag("role", "The role of this node's workers.", "NAME", "default"),
+    Flag(
+        "redirects",
+        "Write workers' output to files instead: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:3,1:1.",
+        "STD",
+        "0",
+        short="r",
+    ),
+    Flag("tee", "Write workers' output to files, too; as --redirects.", "STD", "0", short="t"),
+    Flag("log-dir", "Where those files go; by itself, the same as with --tee 3.", "DIR"),
+    Flag("module", "The program is a Python module.", short="m"),
+    Flag("no-python", "The program is not a Python script: run it as it is."),
+    Flag("preflight", "A shell command that must succeed before this node may join.", "CMD"),
+    Flag("preflight-timeout", "How long it may take.", "SECONDS", "300"),
+    Flag("grace-period", "What workers have between SIGTERM and SIGKILL.", "SECONDS", "15"),
+    Flag(
+        "metrics",
+        "Serve this node's metrics for Prometheus there, at /metrics; without an address: on loopback. Needs "
+        "rallypoint[dashboard].",
+        "[ADDR:]PORT",
+    ),
+    Flag("events", "Write every event of this node to this file, a JSON object a line; it is rotated.", "FILE"),
+    Flag("exit-timeout", "How long a node that has finished waits for the others.", "SECONDS", "1800"),
+)
+BY_NAME = {flag.name: flag for flag in FLAGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A value and where it came from; None: nobody gave one."""
+
+    value: str | None
+    source: str
+
+
+@dataclass(slots=True)
+class Values:
+    """Every setting as it was found."""
+
+    found: dict[str, Found] = field(default_factory=dict)
+
+    def text(self, name: str) -> str | None:
+        return self.found[name].value
+
+    def source(self, name: str) -> str:
+        """For an error: `--nnodes 0 (flag)`."""
+        one = self.found[name]
+        return f"{name}={one.value!r} (from {one.source})"
+
+    def is_on(self, name: str) -> bool:
+        value = self.text(name)
+        return value is not None and self._read(name, lambda text: parse_bool(name, text))
+
+    def whole(self, name: str, least: int) -> int:
+        return self._read(name, lambda text: _whole(text, least))
+
+    def seconds(self, name: str) -> float:
+        return self._read(name, _seconds)
+
+    def _read(self, name: str, parse: Callable[[str], T]) -> T:
+        text = self.text(name)
+        assert text is not None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise SettingsError(f"{self.source(name)}: {error}", option=name, value=text) from None
+
+
+def collect(given: Mapping[str, str | None], environ: Mapping[str, str], detected: Mapping[str, Found]) -> Values:
+    """Each setting from where it is first found. `given` are flags by name, `detected` what the host says."""
+    values = Values()
+    for flag in FLAGS:
+        flag_value = given.get(flag.name)
+        variables = [name for name in flag.variables() if environ.get(name)]
+        if flag_value is not None:
+            values.found[flag.name] = Found(flag_value, "flag")
+        elif variables:
+            values.found[flag.name] = Found(environ[variables[0]], variables[0])
+        elif flag.name in detected:
+            values.found[flag.name] = detected[flag.name]
+        else:
+            values.found[flag.name] = Found(flag.default, "default")
+    return values
+
+
+def wants_a_host(values: Values) -> bool:
+    """Whether something is left that the host may say: it is not asked where everything was said."""
+    if values.is_on("standalone") or values.text("url") is not None:
+        return False
+    return any(values.found[name].source == "default" for name in ("nnodes", "rdzv-endpoint", "rdzv-id"))
+
+
+# --- what they amount to ----------------------------------------------------------------------------------------------
+
+
+def settings_of(values: Values) -> Settings:
+    """The run, and this node's part in it. SettingsError if that does not fit together."""
+    from rallypoint.settings import Settings
+
+    options = _options(values)
+    if values.is_on("standalone"):
+        return _standalone(values, options)
+    url = values.text("url")
+    if url is not None:
+        parts = parse_url(url)
+        for name in ("rdzv-backend", "rdzv-endpoint", "rdzv-id"):
+            if values.found[name].source == "flag":
+                raise SettingsError(f"--url says it all: leave out --{name}, or the URL", option=name)
+        _set_sizes(values, options, given_by_url="min_nodes" in parts.query or "min_workers" in parts.query)
+        return Settings.from_url(url, **options)
+    _set_sizes(values, options)
+    scheme, endpoint = _place(values, options)
+    if scheme == "memory":
+        return _standalone(values, options)
+    run_id = values.text("rdzv-id")
+    if run_id is None:
+        if scheme != "static":
+            raise SettingsError(
+                "--rdzv-id is missing: give the run an id that all its nodes share and no other run has, or "
+                "--standalone for one node by itself",
+                option="rdzv-id",
+            )
+        run_id = "static"
+    return Settings.build(scheme=scheme, endpoints=endpoint, run_id=run_id, **options)
+
+
+def _options(values: Values) -> dict[str, object]:
+    """What `--rdzv-conf` and the flags about this node say."""
+    options: dict[str, object] = {}
+    for part in (values.text("rdzv-conf") or "").split(","):
+        name, equals, value = part.strip().partition("=")
+        if name and not equals:
+            raise SettingsError(f"{values.source('rdzv-conf')}: {part!r} is not of the form option=value")
+        if name:
+            options[name] = value
+    for name in ("local-addr", "name"):
+        if values.text(name):
+            options[name.replace("-", "_")] = values.text(name)
+    if values.text("node-rank") is not None:
+        options["node_rank"] = values.whole("node-rank", 0)
+        options.setdefault("ranks", "node_rank")
+    return options
+
+
+def _set_sizes(values: Values, options: dict[str, object], given_by_url: bool = False) -> None:
+    if given_by_url and values.found["nnodes"].source in ("default", "url"):
+        return
+    text = values.text("nnodes") or ""
+    least, _, most = text.partition(":")
+    try:
+        options["min_nodes"] = _whole(least, 1)
+        options["max_nodes"] = _whole(most or least, 1)
+    except ValueError as error:
+        raise SettingsError(f"{values.source('nnodes')}: {error}; give a number, or MIN:MAX", option="nnodes") from None
+
+
+def _place(values: Values, options: dict[str, object]) -> tuple[str, str]:
+    """Scheme and endpoint."""
+    backend, endpoint, master = (values.text(name) for name in ("rdzv-backend", "rdzv-endpoint", "master-addr"))
+    if backend is None:
+        backend = "static" if endpoint is None and master is not None else "rallypoint"
+    if backend not in BACKENDS:
+        raise SettingsError(
+            f"{values.source('rdzv-backend')}: there is no such backend; there are {', '.join(SCHEMES)}",
+            option="rdzv-backend",
+        )
+    scheme = BACKENDS[backend]
+    if scheme == "static":
+        options.pop("ranks", None)
+        if options.get("max_nodes") == 1:
+            options.setdefault("node_rank", 0)
+        if endpoint is None:
+            endpoint = f"{master or 'localhost'}:{values.text('master-port') or DEFAULT_PORTS['static']}"
+    elif endpoint is None:
+        if options.get("max_nodes") == 1 and scheme == "tcp":
+            return "memory", ""
+        raise SettingsError(
+            "--rdzv-endpoint is missing: give host:port of one of the nodes (it serves the run), or of "
+            "`rallypoint serve`",
+            option="rdzv-endpoint",
+        )
+    return scheme, endpoint
+
+
+def _standalone(values: Values, options: dict[str, object]) -> Settings:
+    """One node, within this process: no port, no address, and an id that nobody else has."""
+    from rallypoint.settings import Settings
+
+    nnodes = values.text("nnodes")
+    if nnodes not in ("1", "1:1"):
+        raise SettingsError(f"{values.source('nnodes')}: --standalone is one node by itself", option="nnodes")
+    options |= {"min_nodes": 1, "max_nodes": 1}
+    options.setdefault("local_addr", "127.0.0.1")
+    run_id = values.text("rdzv-id") or f"standalone-{uuid.uuid4().hex[:12]}"
+    return Settings.build(scheme="memory", endpoints=f"standalone-{os.getpid()}", run_id=run_id, **options)
+
+
+def job_of(values: Values, argv: tuple[str, ...]) -> Job:
+    """What is to be run here."""
+    from rallypoint.launcher.logs import Choice, Std
+    from rallypoint.launcher.supervisor import Job
+
+    redirects = Choice.parse("redirects", values.text("redirects") or "0")
+    tee = Choice.parse("tee", values.text("tee") or "0")
+    log_dir = values.text("log-dir")
+    if log_dir is not None and not redirects.is_any and not tee.is_any:
+        tee = Choice(Std.ALL)
+    if log_dir is None and (redirects.is_any or tee.is_any):
+        raise SettingsError("--redirects and --tee write files: say where, with --log-dir", option="log-dir")
+    values.seconds("monitor-interval")
+    return Job(
+        argv=argv,
+        workers=worker_count(values),
+        max_restarts=values.whole("max-restarts", 0),
+        role=values.text("role") or "default",
+        grace_s=values.seconds("grace-period"),
+        exit_timeout_s=values.seconds("exit-timeout"),
+        preflight=values.text("preflight"),
+        preflight_timeout_s=values.seconds("preflight-timeout"),
+        log_dir=None if log_dir is None else Path(log_dir),
+        redirects=redirects,
+        tee=tee,
+    )
+
+
+def worker_count(values: Values) -> int:
+    """How many workers this node has."""
+    text = (values.text("nproc-per-node") or "1").lower()
+    if text in ("cpu", "gpu", "auto"):
+        gpus = count_gpus() if text != "cpu" else 0
+        if text == "gpu" and not gpus:
+            raise SettingsError(f"{values.source('nproc-per-node')}: this machine has no NVIDIA GPU that can be seen")
+        return gpus or len(os.sched_getaffinity(0))
+    return values.whole("nproc-per-node", 1)
+
+
+def count_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """GPUs that workers here would see: those that CUDA_VISIBLE_DEVICES leaves, else those that the driver has."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if re.fullmatch(r"\d+|(GPU|MIG)-.+", part.strip())])
+    try:
+        return len(list(devices.iterdir()))
+    except OSError:
+        return 0
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+    if number < least:
+        raise ValueError(f"{number} is less than {least}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < 1e9:
+        raise ValueError(f"{text!r} is not a number of seconds")
+    return number

@@ -1,0 +1,286 @@
+"""Reports as text for people: tables that fit the window, plain text without a terminal.
+
+Imports rich, so it is imported by a command when it shows something.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rallypoint.observe.doctor.checks import Check, Verdict
+from rallypoint.observe.explain import explain
+from rallypoint.observe.listing import Listed
+from rallypoint.observe.report import NodeReport, PastRound, Phase, Report, Standing
+
+PIPED_WIDTH = 10_000
+"""What is read by a program or a file is never cut or wrapped."""
+STYLES = {
+    Standing.MEMBER: "green",
+    Standing.CONFIRMED: "green",
+    Standing.CONFIRMING: "yellow",
+    Standing.WAITING: "yellow",
+    Standing.HELD_BACK: "red",
+    Standing.GONE: "red",
+    Standing.DRAINED: "magenta",
+}
+VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red", Verdict.SKIPPED: "dim"}
+NARROW, MEDIUM = 60, 100
+LOW = 20
+"""In a window of fewer lines, sentences are cut so that there is room for nodes."""
+
+
+def console() -> Console:
+    """For stdout: as wide as the window, or as wide as it takes where there is none."""
+    found = Console(highlight=False, emoji=False)
+    return found if found.is_terminal else Console(width=PIPED_WIDTH, highlight=False, emoji=False)
+
+
+def wall() -> float:
+    """The time of day, in seconds since 1970: shown to people, and written where people read it."""
+    return time.time()
+
+
+def ago(at: float | None) -> str:
+    """How long ago that was by the clocks of here and there, for people."""
+    if at is None:
+        return "-"
+    age_s = wall() - at
+    return f"{span(age_s)} ago" if age_s > -2 else "its clock is ahead"
+
+
+def span(seconds: float | None) -> str:
+    """A duration in at most two units."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if hours < 1:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def moment(at: float | None) -> str:
+    """A wall-clock time, in the zone of this machine."""
+    if not at:
+        return "-"
+    when = datetime.datetime.fromtimestamp(at, tz=datetime.UTC).astimezone()
+    is_today = when.date() == datetime.datetime.fromtimestamp(wall(), tz=datetime.UTC).astimezone().date()
+    return when.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S")
+
+
+def _table(is_terminal: bool) -> Table:
+    return Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def heading(report: Report) -> list[Text]:
+    """The run in a few lines."""
+    lines = [Text.assemble((f"run {report.run_id}", "bold"), f" on {report.where}")]
+    if not report.exists:
+        return [*lines, Text("there is no such run")]
+    state = Text.assemble("state: ", (report.phase.value, "green" if report.phase is Phase.ACTIVE else "yellow"))
+    if report.round is not None:
+        one = report.round
+        state.append(f", round {one.number} {one.phase} with {one.present} of {one.size}")
+        if one.active_at is not None and one.phase == "active":
+            state.append(f", since {moment(one.active_at)} ({ago(one.active_at)})")
+    if report.is_closed:
+        state.append(", closed", "red")
+    lines.append(state)
+    if report.reason:
+        lines.append(Text(f"reason: {report.reason}"))
+    shared = report.config.shared if report.config is not None else {}
+    sizes = f"{shared.get('min_nodes', '?')} to {shared.get('max_nodes', '?')} nodes"
+    if shared.get("step", 1) != 1:
+        sizes += f" in steps of {shared['step']}"
+    by = report.config.started_by if report.config is not None else ""
+    who = report.coordinator.name if report.coordinator is not None else "nobody"
+    lines.append(Text(f"sizes: {sizes}; coordinator: {who}; started by {by or '?'}"))
+    lines.append(Text(f"nodes: {counts_sentence(report)}"))
+    lines += [
+        Text(f"held back for {held.hold_s:g} s: {held.name} ({held.why})", style="red")
+        for held in report.held
+        if held.is_held
+    ]
+    lines += [
+        Text(
+            f"{'refused' if one.differences else 'held back'}: {one.name} ({moment(one.refused_at)}): {one.why}",
+            style="red",
+        )
+        for one in report.refused
+    ]
+    if report.closing is not None:
+        word = "closed" if report.closing.is_closed else "reopened"
+        closing = report.closing
+        lines.append(
+            Text(f"{word} by {closing.by} at {moment(closing.changed_at)}: {closing.why or 'no reason given'}")
+        )
+    return lines
+
+
+def counts_sentence(report: Report) -> str:
+    """How many stand where, without those that are none."""
+    counts = report.counts
+    words = {
+        "member": counts.member,
+        "confirmed": counts.confirmed,
+        "confirming": counts.confirming,
+        "joining": counts.joining,
+        "waiting": counts.waiting,
+        "spare": counts.spare,
+        "held back": counts.held_back,
+        "drained": counts.drained,
+        "gone": counts.gone,
+    }
+    parts = [f"{count} {word}" for word, count in words.items() if count]
+    return ", ".join(parts) or "none"
+
+
+def nodes_table(nodes: Sequence[NodeReport], width: int, is_terminal: bool) -> Table:
+    """One line a node; in a narrow window only what matters most."""
+    table = _table(is_terminal)
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("node", no_wrap=True, overflow="ellipsis")
+    table.add_column("standing", no_wrap=True)
+    is_wide, is_medium = width >= MEDIUM, width >= NARROW
+    if is_medium:
+        table.add_column("joined", no_wrap=True)
+    if is_wide:
+        table.add_column("address", no_wrap=True, overflow="ellipsis")
+        table.add_column("pid", justify="right", no_wrap=True)
+        table.add_column("labels", no_wrap=True, overflow="ellipsis")
+        table.add_column("id", no_wrap=True, overflow="ellipsis")
+    for node in nodes:
+        standing = node.standing.value + (" (asked to go)" if node.drain is not None else "")
+        row: list[str | Text] = [
+            "" if node.rank is None else str(node.rank),
+            Text(node.name),
+            Text(standing, style=STYLES.get(node.standing, "")),
+        ]
+        if is_medium:
+            row.append(ago(node.joined_at))
+        if is_wide:
+            labels = " ".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
+            row += [Text(node.addr), str(node.pid or "-"), Text(labels), Text(node.id)]
+        table.add_row(*row)
+    return table
+
+
+def in_order(report: Report) -> list[NodeReport]:
+    """Members by rank, then the others."""
+    return sorted(report.nodes, key=lambda node: (node.rank is None, node.rank or 0, node.standing.value, node.name))
+
+
+def trouble_first(report: Report) -> list[NodeReport]:
+    """What is not as it should be comes first: a window may not show all."""
+    order = [
+        Standing.GONE,
+        Standing.HELD_BACK,
+        Standing.CONFIRMING,
+        Standing.WAITING,
+        Standing.JOINING,
+        Standing.DRAINED,
+        Standing.LEFT,
+    ]
+    rank = {standing: place for place, standing in enumerate(order)}
+    return sorted(report.nodes, key=lambda node: (rank.get(node.standing, len(order)), node.rank or 0, node.name))
+
+
+def status(report: Report, out: Console) -> RenderableType:
+    """`rallypoint status`."""
+    lines: list[RenderableType] = [*heading(report)]
+    if report.nodes:
+        lines += ["", nodes_table(in_order(report), out.width, out.is_terminal)]
+    return Group(*lines)
+
+
+def screen(report: Report, trouble: str, out: Console) -> RenderableType:
+    """`rallypoint watch`: what fits into the window."""
+    lines = heading(report)
+    if trouble:
+        lines.insert(0, Text(f"not reached at present: {trouble}", style="bold red"))
+    if report.exists:
+        lines += [Text(text, style="cyan") for text in explain(report).advice]
+    if out.height < LOW:
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+    head: list[RenderableType] = [*lines]
+    used = sum(len(out.render_lines(line, pad=False)) for line in head) + 4
+    room = max(1, out.height - used)
+    nodes = trouble_first(report)
+    shown = nodes if len(nodes) <= room else nodes[: max(0, room - 1)]
+    if shown:
+        head += ["", nodes_table(shown, out.width, is_terminal=True)]
+    if len(shown) < len(nodes):
+        head.append(Text(f"... and {len(nodes) - len(shown)} more", style="dim"))
+    return Group(*head)
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+def runs_table(runs: Sequence[Listed], out: Console) -> Table:
+    """`rallypoint ls`."""
+    table = _table(out.is_terminal)
+    for name, justify in (
+        ("run", "left"),
+        ("state", "left"),
+        ("round", "right"),
+        ("nodes", "right"),
+        ("sizes", "left"),
+    ):
+        table.add_column(name, justify=justify, no_wrap=name != "run", overflow="fold")  # type: ignore[arg-type]
+    if out.width >= NARROW:
+        table.add_column("reason", overflow="ellipsis", no_wrap=True)
+    for one in runs:
+        state = one.phase.value + (" (closed)" if one.is_closed and one.phase.value != "closed" else "")
+        row: list[str | Text] = [
+            Text(one.run_id),
+            state,
+            str(one.round or "-"),
+            str(one.nodes),
+            f"{one.min_nodes}-{one.max_nodes}",
+        ]
+        table.add_row(*row, *([Text(one.reason)] if out.width >= NARROW else []))
+    return table
+
+
+def history_table(rounds: Sequence[PastRound], out: Console) -> Table:
+    """`rallypoint history`."""
+    table = _table(out.is_terminal)
+    is_wide = out.width >= MEDIUM
+    heads = ["round", "active since", "size", "gathered in", "last call", "confirmed in", "lasted"]
+    for name in heads if is_wide else [heads[0], heads[1], heads[2], heads[6]]:
+        table.add_column(name, justify="right" if name in ("round", "size") else "left", no_wrap=True)
+    table.add_column("last to arrive", overflow="fold")
+    table.add_column("why it ended", overflow="fold")
+    for one in rounds:
+        last = f"{one.last_arrivals[-1][0]} (+{one.last_arrivals[-1][1]:.1f} s)" if one.last_arrivals else "-"
+        ended = one.ended or "not over"
+        lasted = span(one.lasted_s) if one.ended else "-"
+        spans = [span(one.gather_s), span(one.last_call_s), span(one.confirm_s)] if is_wide else []
+        row = [str(one.number), f"{moment(one.active_at)} ({ago(one.active_at)})", str(one.size), *spans, lasted]
+        table.add_row(*row, Text(last), Text(ended))
+    return table
+
+
+def check_line(check: Check) -> Text:
+    """One check of `rallypoint doctor`."""
+    line = Text.assemble(
+        (f"{check.verdict.value:8}", VERDICTS[check.verdict]), (f"{check.name}: ", "bold"), check.found
+    )
+    if check.fix:
+        line.append(f"\n{'':8}what to do: {check.fix}")
+    return line

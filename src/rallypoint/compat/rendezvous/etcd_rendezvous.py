@@ -1,0 +1,35 @@
+"""What `torch.distributed.elastic.rendezvous.etcd_rendezvous` has, as far as it makes sense here.
+
+`create_rdzv_handler(params)` gives a handler on etcd v3. The classes of the etcd v2 implementation are not here;
+importing one of them says what to use instead.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from rallypoint.compat.rendezvous.api import RendezvousHandler, RendezvousParameters
+from rallypoint.compat.rendezvous.handlers import create_etcd
+
+__all__ = ["create_rdzv_handler"]
+
+_INSTEAD = {
+    "EtcdRendezvousHandler": "get a handler with create_rdzv_handler(params), or with "
+    'rallypoint.create_handler("etcd://host:2379/run-id?min_nodes=2")',
+    "EtcdRendezvous": "it was the algorithm behind EtcdRendezvousHandler: get one with create_rdzv_handler(params)",
+    "EtcdRendezvousRetryableFailure": "it never left the handler, and nothing raises it here: attempts are repeated "
+    "until the join time-out, which is RendezvousTimeoutError",
+    "EtcdRendezvousRetryImmediately": "it never left the handler, and nothing raises it here: attempts are repeated "
+    "until the join time-out, which is RendezvousTimeoutError",
+}
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """A handler on the etcd v3 cluster of the endpoint. Needs `rallypoint[etcd]`; does not block."""
+    return create_etcd(params)
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _INSTEAD:
+        raise ImportError(f"{name} is not in rallypoint.compat.rendezvous.etcd_rendezvous: {_INSTEAD[name]}", name=name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,28 @@
+"""What `torch.distributed.elastic.rendezvous.registry` has: the handlers that `rendezvous_handler_registry` knows.
+
+All of them are Rallypoint's, whatever the name: `c10d` is a server that one of the nodes hosts (or a file), `etcd` and
+`etcd-v2` are etcd v3, `static` has fixed ranks. Each calls itself what it was asked for as.
+"""
+
+from __future__ import annotations
+
+from rallypoint.compat.rendezvous.api import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
+from rallypoint.compat.rendezvous.handlers import create_c10d, create_etcd, create_rallypoint, create_static
+
+__all__ = ["get_rendezvous_handler"]
+
+
+def _register_default_handlers() -> None:
+    for name, creator in (
+        ("rallypoint", create_rallypoint),
+        ("c10d", create_c10d),
+        ("etcd", create_etcd),
+        ("etcd-v2", create_etcd),
+        ("static", create_static),
+    ):
+        rendezvous_handler_registry.register(name, creator)
+
+
+def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The handler for these parameters. ValueError if their backend is not registered. Does not block."""
+    return rendezvous_handler_registry.create_handler(params)

@@ -1,0 +1,569 @@
+"""Typed events: one per fact, emitted once, by whoever knows it first hand. Sinks log them, count them, show them.
+
+An event is a frozen value that carries its data and its reason; `str()` is the sentence for people. Nothing else in
+the package narrates: no second log line beside an event. Library use is silent until somebody adds a sink or
+configures the `rallypoint` logger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import ClassVar, TypeAlias
+
+import msgspec
+
+logger = logging.getLogger("rallypoint")
+logger.addHandler(logging.NullHandler())
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="event"):
+    """Base of all events: the run it is about, and the node or process that emits it."""
+
+    level: ClassVar[int] = logging.DEBUG
+
+    run_id: str
+    by: str
+
+    def text(self) -> str:
+        """The fact in words, without the run."""
+        raise NotImplementedError(type(self).__name__)
+
+    def __str__(self) -> str:
+        about = f"run {self.run_id!r}: " if self.run_id else ""
+        return f"{about}{self.by}: {self.text()}"
+
+
+# --- what a node knows of itself -------------------------------------------------------------------------------------
+
+
+class JoinStarted(Event, frozen=True, kw_only=True):
+    """A call of `next_rendezvous` begins."""
+
+    level = logging.INFO
+    join: int
+
+    def text(self) -> str:
+        return f"asks to join (join {self.join})"
+
+
+class WaitingFor(Event, frozen=True, kw_only=True):
+    """What the node waits for; emitted when it changes."""
+
+    reason: str
+
+    def text(self) -> str:
+        return f"waits: {self.reason}"
+
+
+class Confirmed(Event, frozen=True, kw_only=True):
+    """The node confirmed its place in a round that is forming."""
+
+    round: int
+    rank: int
+
+    def text(self) -> str:
+        return f"confirmed round {self.round} as rank {self.rank}"
+
+
+class RoundEntered(Event, frozen=True, kw_only=True):
+    """`next_rendezvous` returns."""
+
+    level = logging.INFO
+    round: int
+    rank: int
+    world_size: int
+
+    def text(self) -> str:
+        return f"is in round {self.round} as rank {self.rank} of {self.world_size}"
+
+
+class WorldChanged(Event, frozen=True, kw_only=True):
+    """A member was told that its round is not what it was."""
+
+    level = logging.INFO
+    round: int
+    cause: str
+    reason: str
+
+    def text(self) -> str:
+        return f"round {self.round} changed ({self.cause}): {self.reason}"
+
+
+class JoinFailed(Event, frozen=True, kw_only=True):
+    """`next_rendezvous` raises."""
+
+    level = logging.WARNING
+    error: str
+    reason: str
+
+    def text(self) -> str:
+        return f"did not get in: {self.error}: {self.reason}"
+
+
+class NodeLeft(Event, frozen=True, kw_only=True):
+    """The node ended its session in good order."""
+
+    level = logging.INFO
+    reason: str
+
+    def text(self) -> str:
+        return f"left: {self.reason}"
+
+
+class SessionLost(Event, frozen=True, kw_only=True):
+    """The node's lease ended without its doing."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return f"lost its session: {self.reason}"
+
+
+class RenewalMissed(Event, frozen=True, kw_only=True):
+    """One renewal of the session failed or came late."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return f"missed a keep-alive: {self.reason}"
+
+
+class BackendUnreachable(Event, frozen=True, kw_only=True):
+    """The backend stopped answering; emitted once until it answers again."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return f"cannot reach the backend: {self.reason}"
+
+
+class BackendReachable(Event, frozen=True, kw_only=True):
+    """The backend answers, after it did not."""
+
+    level = logging.INFO
+    after_s: float
+
+    def text(self) -> str:
+        return f"reaches the backend after {self.after_s:.1f} s"
+
+
+class RunClosed(Event, frozen=True, kw_only=True):
+    """This process closed the run."""
+
+    level = logging.INFO
+    reason: str
+
+    def text(self) -> str:
+        return f"closed the run: {self.reason}"
+
+
+class RunReopened(Event, frozen=True, kw_only=True):
+    """This process reopened the run."""
+
+    level = logging.INFO
+    reason: str
+
+    def text(self) -> str:
+        return f"reopened the run: {self.reason}"
+
+
+class ShutdownFailed(Event, frozen=True, kw_only=True):
+    """Closing the run at shutdown did not work; the node is gone all the same."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return f"could not close the run at shutdown: {self.reason}"
+
+
+# --- what a coordinator knows of the run ---------------------------------------------------------------------------
+
+
+class CoordinatorElected(Event, frozen=True, kw_only=True):
+    """This process decides the rounds of the run from now on."""
+
+    term: int
+
+    def text(self) -> str:
+        return f"is the coordinator (term {self.term})"
+
+
+class CoordinatorDeposed(Event, frozen=True, kw_only=True):
+    """This process no longer decides."""
+
+    term: int
+    reason: str
+
+    def text(self) -> str:
+        return f"is no longer the coordinator (term {self.term}): {self.reason}"
+
+
+class RoundForming(Event, frozen=True, kw_only=True):
+    """An attempt was decided."""
+
+    round: int
+    size: int
+    reason: str
+
+    def text(self) -> str:
+        return f"round {self.round} forms with {self.size} node{'s' * (self.size != 1)}: {self.reason}"
+
+
+class RoundGivenUp(Event, frozen=True, kw_only=True):
+    """An attempt ended without becoming active."""
+
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        return f"round {self.round} is given up: {self.reason}"
+
+
+class RoundActive(Event, frozen=True, kw_only=True):
+    """All members confirmed; the round is current. The times of its phases are those of the coordinator's clock."""
+
+    level = logging.INFO
+    round: int
+    size: int
+    reason: str
+    gather_s: float | None = None
+    last_call_s: float | None = None
+    confirm_s: float | None = None
+
+    def text(self) -> str:
+        return f"round {self.round} is active with {self.size} member{'s' * (self.size != 1)}: {self.reason}"
+
+
+class RoundOver(Event, frozen=True, kw_only=True):
+    """Every member has left or is lost."""
+
+    level = logging.INFO
+    round: int
+    reason: str
+    lasted_s: float | None = None
+
+    def text(self) -> str:
+        return f"round {self.round} is over: {self.reason}"
+
+
+class NodeLost(Event, frozen=True, kw_only=True):
+    """A node's session ended without a word."""
+
+    level = logging.WARNING
+    node: str
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        where = f"member of round {self.round}" if self.round else "not in a round"
+        return f"{self.node} ({where}) is lost: {self.reason}"
+
+
+class NodeHeldBack(Event, frozen=True, kw_only=True):
+    """A node that is lost again and again has to wait before it is admitted."""
+
+    level = logging.WARNING
+    node: str
+    hold_s: float
+    reason: str
+
+    def text(self) -> str:
+        return f"{self.node} is held back for {self.hold_s:g} s: {self.reason}"
+
+
+class NodeDrained(Event, frozen=True, kw_only=True):
+    """An operator asked a node to go."""
+
+    level = logging.INFO
+    node: str
+    reason: str
+
+    def text(self) -> str:
+        return f"asked {self.node} to go: {self.reason}"
+
+
+class NodeRefused(Event, frozen=True, kw_only=True):
+    """A node was not let in because its settings are not those of the run."""
+
+    level = logging.WARNING
+    node: str
+    reason: str
+
+    def text(self) -> str:
+        return f"{self.node} was refused: {self.reason}"
+
+
+class RecordUnreadable(Event, frozen=True, kw_only=True):
+    """A record in the backend cannot be read; the reason names its key."""
+
+    level = logging.WARNING
+    key: str
+    reason: str
+
+    def text(self) -> str:
+        return f"cannot use a record: {self.reason}"
+
+
+# --- what a server knows of itself -----------------------------------------------------------------------------------
+
+
+class ServerListens(Event, frozen=True, kw_only=True):
+    """An embedded server accepts connections."""
+
+    level = logging.INFO
+    addresses: tuple[str, ...]
+
+    def text(self) -> str:
+        return f"listening on {', '.join(self.addresses)}"
+
+
+class MetricsListen(Event, frozen=True, kw_only=True):
+    """A process shows its metrics to whoever asks there."""
+
+    level = logging.INFO
+    address: str
+
+    def text(self) -> str:
+        return f"shows metrics at http://{self.address}/metrics"
+
+
+class DashboardListens(Event, frozen=True, kw_only=True):
+    """A dashboard is served."""
+
+    level = logging.INFO
+    url: str
+    where: str
+
+    def text(self) -> str:
+        return f"shows {self.where} at {self.url}"
+
+
+class ServerStopped(Event, frozen=True, kw_only=True):
+    """An embedded server has stopped in good order."""
+
+    level = logging.INFO
+    reason: str
+
+    def text(self) -> str:
+        return f"stopped: {self.reason}"
+
+
+class ServerTrouble(Event, frozen=True, kw_only=True):
+    """An embedded server cannot do its work for a reason that an operator can mend."""
+
+    level = logging.ERROR
+    reason: str
+
+    def text(self) -> str:
+        return self.reason
+
+
+class SecurityNotice(Event, frozen=True, kw_only=True):
+    """Something about a token, a key or an address that an operator should know; nothing stands still because of it."""
+
+    level = logging.WARNING
+    reason: str
+
+    def text(self) -> str:
+        return self.reason
+
+
+class ClientRefused(Event, frozen=True, kw_only=True):
+    """An embedded server closed a connection that it could not go on with."""
+
+    level = logging.WARNING
+    peer: str
+    reason: str
+
+    def text(self) -> str:
+        return f"sent {self.peer} away: {self.reason}"
+
+
+class DataLoaded(Event, frozen=True, kw_only=True):
+    """A server goes on from the data that it kept."""
+
+    level = logging.INFO
+    where: str
+    keys: int
+    leases: int
+    replayed: int
+    took_s: float
+
+    def text(self) -> str:
+        return (
+            f"goes on from {self.where}: {self.keys} keys, {self.leases} leases, {self.replayed} changes since the "
+            f"snapshot, read in {self.took_s:.2f} s"
+        )
+
+
+class LogCut(Event, frozen=True, kw_only=True):
+    """The end of a server's log was being written when it died; it was never acknowledged."""
+
+    level = logging.WARNING
+    file: str
+    bytes: int
+
+    def text(self) -> str:
+        return f"cut off the last {self.bytes} bytes of {self.file}: they were being written when the server died"
+
+
+class DataTrouble(Event, frozen=True, kw_only=True):
+    """A server cannot keep its data just now."""
+
+    level = logging.ERROR
+    where: str
+    reason: str
+
+    def text(self) -> str:
+        return f"cannot write {self.where}: {self.reason}"
+
+
+class DataGoesOn(Event, frozen=True, kw_only=True):
+    """A server can keep its data again."""
+
+    level = logging.WARNING
+    where: str
+    after_s: float
+
+    def text(self) -> str:
+        return f"can write {self.where} again, after {self.after_s:.1f} s; nothing was lost, and sessions begin anew"
+
+
+class SnapshotTaken(Event, frozen=True, kw_only=True):
+    """A server has written its whole store down, so that the log before is not needed any more."""
+
+    keys: int
+    bytes: int
+    took_s: float
+
+    def text(self) -> str:
+        return f"wrote a snapshot of {self.keys} keys ({self.bytes} bytes) in {self.took_s:.2f} s"
+
+
+class EventsTrouble(Event, frozen=True, kw_only=True):
+    """Events cannot be written to their file just now; nothing else stands still because of it."""
+
+    level = logging.WARNING
+    where: str
+    reason: str
+
+    def text(self) -> str:
+        return f"cannot write events to {self.where}: {self.reason}. They are lost until it can be written again"
+
+
+class EventsGoOn(Event, frozen=True, kw_only=True):
+    """Events are written to their file again."""
+
+    level = logging.WARNING
+    where: str
+    lost: int
+
+    def text(self) -> str:
+        return f"writes events to {self.where} again; {self.lost} were lost"
+
+
+class Hosting(Event, frozen=True, kw_only=True):
+    """A node serves the endpoint itself, because nobody did and it could."""
+
+    level = logging.WARNING
+    address: str
+    waits_for: str
+
+    def text(self) -> str:
+        return f"serves this run itself on {self.address}; {self.waits_for}"
+
+
+class NobodyServes(Event, frozen=True, kw_only=True):
+    """Nobody has served the endpoint for a while, and this node cannot."""
+
+    level = logging.ERROR
+    reason: str
+
+    def text(self) -> str:
+        return self.reason
+
+
+Sink: TypeAlias = Callable[[Event], None]
+
+
+def log_event(event: Event) -> None:
+    """The logging sink: one line on the `rallypoint` logger at the event's level, the event itself in `extra`."""
+    if logger.isEnabledFor(event.level):
+        logger.log(event.level, "%s", event, extra={"event": event})
+
+
+# --- what `rallypoint serve --engine etcd` knows --------------------------------------------------------------------
+
+
+class EtcdStarts(Event, frozen=True, kw_only=True):
+    """A member of etcd was started."""
+
+    level = logging.INFO
+    version: str
+    data: str
+    members: int
+
+    def text(self) -> str:
+        among = f"as one of {self.members} members, " if self.members > 1 else ""
+        return f"starts etcd {self.version}, {among}with its data in {self.data}"
+
+
+class EtcdHealthy(Event, frozen=True, kw_only=True):
+    """A member of etcd can do its work: it has a leader and answers."""
+
+    level = logging.INFO
+    address: str
+    endpoints: str
+
+    def text(self) -> str:
+        return f"etcd is healthy, listening on {self.address}; runs are at etcd://{self.endpoints}/run-id?min_nodes=..."
+
+
+class EtcdUnhealthy(Event, frozen=True, kw_only=True):
+    """A member of etcd cannot do its work any more."""
+
+    level = logging.ERROR
+    reason: str
+
+    def text(self) -> str:
+        return f"etcd is not healthy: {self.reason}"
+
+
+class EtcdEnded(Event, frozen=True, kw_only=True):
+    """A member of etcd has ended by itself, and is started again."""
+
+    level = logging.ERROR
+    status: int
+    reason: str
+    again_s: float
+
+    def text(self) -> str:
+        return f"etcd ended with status {self.status} ({self.reason}); it is started again in {self.again_s:g} s"
+
+
+class Emitter:
+    """Hands each event to every sink. A sink that raises is reported once and dropped: it must not hurt the job."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks: list[Sink] = [log_event, *sinks]
+
+    def add(self, sink: Sink) -> None:
+        """From now on, tell this sink too."""
+        self._sinks.append(sink)
+
+    def is_heard(self, kind: type[Event]) -> bool:
+        """Whether it makes a difference to emit events of this kind."""
+        return len(self._sinks) > 1 or logger.isEnabledFor(kind.level)
+
+    def __call__(self, event: Event) -> None:
+        for sink in list(self._sinks):
+            try:
+                sink(event)
+            except (Exception, SystemExit):  # the latter would end the event loop
+                logger.exception("an event sink failed and is not called again: %r", sink)
+                self._sinks.remove(sink)

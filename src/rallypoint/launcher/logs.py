@@ -1,0 +1,85 @@
+"""Where the output of each worker goes: to the console, to a file, or to both. torchrun's `--redirects` and `--tee`."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rallypoint.errors import SettingsError
+
+
+class Std(enum.IntFlag):
+    """Which of a worker's streams."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """For all workers, or for each by its local rank (the others: none)."""
+
+    everywhere: Std = Std.NONE
+    by_rank: tuple[tuple[int, Std], ...] = ()
+
+    def of(self, local_rank: int) -> Std:
+        return dict(self.by_rank).get(local_rank, self.everywhere)
+
+    @property
+    def is_any(self) -> bool:
+        return self.everywhere is not Std.NONE or any(std is not Std.NONE for _, std in self.by_rank)
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> Choice:
+        """`3` for all workers, or `0:1,1:2` by local rank. SettingsError for anything else."""
+        try:
+            if ":" not in text:
+                return cls(_std(text))
+            pairs = [part.partition(":") for part in text.split(",")]
+            return cls(by_rank=tuple((int(rank), _std(std)) for rank, _, std in pairs))
+        except ValueError:
+            raise SettingsError(
+                f"{name}={text!r} is not understood: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all "
+                f"workers, or by local rank as in 0:3,1:1",
+                option=name,
+                value=text,
+            ) from None
+
+
+NOWHERE = Choice()
+
+
+def _std(text: str) -> Std:
+    number = int(text)
+    if number not in (0, 1, 2, 3):
+        raise ValueError(text)
+    return Std(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """The files of one round on one node."""
+
+    directory: Path | None
+    redirects: Choice = NOWHERE
+    tee: Choice = NOWHERE
+
+    def path(self, local_rank: int, to: int) -> Path | None:
+        """The file that a worker's stream (1 or 2) goes to; None: none."""
+        std = Std(to)
+        if self.directory is None or not (self.redirects.of(local_rank) | self.tee.of(local_rank)) & std:
+            return None
+        return self.directory / str(local_rank) / ("stdout.log" if to == 1 else "stderr.log")
+
+    def open(self, local_rank: int, to: int) -> tuple[bool, int | None]:
+        """Whether the stream is shown, and the file it goes to. OSError if that cannot be made."""
+        path = self.path(local_rank, to)
+        if path is None:
+            return True, None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return bool(self.tee.of(local_rank) & Std(to)), file

@@ -1,0 +1,194 @@
+"""Why a run stands where it stands, in one paragraph: `explain(report)`. Pure.
+
+What the run waits for is said in the coordinator's own sentence, closing, draining and refusals in those of the nodes'
+own errors: nothing here says the same thing in other words. What is added is who is missing, and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rallypoint.observe.report import Phase, Refusal, Report, Standing
+from rallypoint.rendezvous.decide import active_sentence
+from rallypoint.rendezvous.entry import Differences, closed_sentence, differences_sentence, drain_sentence
+from rallypoint.rendezvous.records import ClosedRecord, DrainRecord
+from rallypoint.rendezvous.view import FEW
+
+NOTHING = "Nothing has to be done"
+SAME_SETTINGS = "Give all nodes the same settings, or the others another run id"
+MEND = "Mend what the preflight found there, or start other nodes instead"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`facts` say how it stands, the first of them what is waited for; `advice` what to do."""
+
+    facts: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def paragraph(self) -> str:
+        return " ".join([*self.facts, *self.advice])
+
+
+def explain(report: Report, given: Mapping[str, int | str] | None = None) -> Explanation:
+    """The answer to "why is it stuck?". `given` are shared settings of a node that somebody wonders about."""
+    if not report.exists:
+        return Explanation(
+            (f"Run {report.run_id!r} does not exist on {report.where}: no node has joined it, or all have gone.",),
+            (
+                f"Start its nodes with {report.where}/{report.run_id}?min_nodes=..., or see with `rallypoint "
+                f"ls` whether "
+                f"it has another id.",
+            ),
+        )
+    facts = [_sentence(_standing(report))]
+    facts += [_sentence(fact) for fact in _further(report)]
+    advice = _advice(report)
+    if mismatch := mismatch_sentence(report, given or {}):
+        facts.append(_sentence(mismatch))
+        advice = [SAME_SETTINGS, *(text for text in advice if text != SAME_SETTINGS and not text.startswith(NOTHING))]
+    return Explanation(tuple(facts), tuple(_sentence(text) for text in advice))
+
+
+def _standing(report: Report) -> str:
+    name = f"run {report.run_id!r}"
+    if report.unreadable:
+        key, why = next(iter(report.unreadable.items()))
+        return f"{name} cannot go on: {why if key in why else f'{key}: {why}'}"
+    if report.phase is Phase.CLOSED:
+        return _closed(report)
+    if report.phase is Phase.ACTIVE and report.round is not None:
+        number, present, size = report.round.number, report.round.present, report.round.size
+        return f"{name}: {active_sentence(number, present, size) if report.is_closed else report.reason}"
+    return f"{name} waits: {report.reason or 'its coordinator has said nothing yet'}"
+
+
+def _closed(report: Report) -> str:
+    closing, config = report.closing, report.config
+    assert closing is not None
+    record = ClosedRecord(closed=True, by=closing.by, why=closing.why)
+    return closed_sentence(report.run_id, record, config.timing["reopen_after_s"] if config is not None else 0.0)
+
+
+def _further(report: Report) -> list[str]:
+    """What the first sentence does not say."""
+    facts = []
+    if report.phase is Phase.ACTIVE and report.is_closed:
+        facts.append(f"{_closed(report)}; the current round goes on until its members leave")
+    if report.coordinator is None:
+        facts.append("nobody decides at present: its coordinator is gone, and no node has taken over yet")
+    missing = [name for name in report.missing if not _names(report.reason, name)]
+    if missing and report.round is not None:
+        facts.append(f"not there any more, of round {report.round.number}: {_listed(missing)}")
+    facts += [
+        f"held back for {held.hold_s:g} s: {held.name} ({held.why})"
+        for held in report.held
+        if held.is_held and not _names(report.reason, held.name)
+    ]
+    for node in [node for node in report.nodes if node.drain is not None][:FEW]:
+        assert node.drain is not None
+        facts.append(f"{node.name}: {drain_sentence(DrainRecord(by=node.drain.by, why=node.drain.why))}")
+    facts += [refusal_sentence(refusal) for refusal in report.refused[:FEW]]
+    if len(report.refused) > FEW:
+        facts.append(f"{len(report.refused) - FEW} more were refused")
+    return facts
+
+
+def mismatch_sentence(report: Report, given: Mapping[str, int | str]) -> str:
+    """What would keep out a node with these settings; empty: nothing."""
+    shared = report.config.shared if report.config is not None else {}
+    different: Differences = {
+        name: (value, shared[name]) for name, value in given.items() if name in shared and shared[name] != value
+    }
+    return f"a node with this URL would be refused: {differences_sentence(different)}" if different else ""
+
+
+def refusal_sentence(refusal: Refusal) -> str:
+    """What became of a node that was not let in."""
+    return f"{refusal.name} {'was refused' if refusal.differences else 'is held back'}: {refusal.why}"
+
+
+def _advice(report: Report) -> list[str]:
+    if report.unreadable:
+        return []  # the reason says what to do
+    counts, least = report.counts, report.shared("min_nodes")
+    if report.phase is Phase.CLOSED:
+        return ["Reopen it with `rallypoint reopen`, or use another run id"]
+    if report.phase is Phase.FORMING:
+        pending = [node.name for node in report.standing(Standing.CONFIRMING)]
+        who = f"; still to confirm: {_listed(pending)}" if pending else ""
+        return [f"{NOTHING}: its members confirm the round within moments, or it forms without those that do not{who}"]
+    if report.phase is Phase.GATHERING:
+        return _gathering(report, counts.joining + counts.confirmed + counts.confirming, least)
+    if report.is_closed:
+        return ["Nobody can join it any more: reopen it with `rallypoint reopen` if that is not meant"]
+    if counts.gone:
+        return _after_a_loss(report, least)
+    if counts.waiting and counts.member + counts.waiting < least:
+        return [f"Start {_nodes(least - counts.member - counts.waiting)} more: the round after this needs {least}"]
+    if counts.waiting:
+        return [
+            f"{NOTHING} if the members re-join when they are told (`world.changed`, `num_nodes_waiting()`): "
+            f"the waiting nodes enter with the next round"
+        ]
+    if counts.spare:
+        return [f"{NOTHING}: a spare takes the place of a member that goes. For a larger round, raise max_nodes"]
+    if counts.held_back:
+        return [f"{NOTHING}: a node that is held back is admitted when its time is over. See why it was lost so often"]
+    return _about_refused(report) or [f"{NOTHING}: the round is whole"]
+
+
+def _about_refused(report: Report) -> list[str]:
+    """What to do for nodes that are not let in, or do not let themselves in."""
+    has_other_settings = any(one.differences for one in report.refused)
+    is_unfit = any(not one.differences for one in report.refused)
+    return [SAME_SETTINGS] * has_other_settings + [MEND] * is_unfit
+
+
+def _gathering(report: Report, joined: int, least: int) -> list[str]:
+    advice = _about_refused(report)
+    lacking = least - joined
+    if lacking > 0 and not report.refused:
+        advice.append(
+            f"Start {_nodes(lacking)} more with the same URL, or look at their logs if they should be here already: "
+            f"a node that cannot reach {report.where} says so (`rallypoint doctor` on its machine says why)"
+        )
+    elif lacking <= 0:
+        advice.append(f"{NOTHING}: the round forms by itself, at the latest when the last call is over")
+    return advice
+
+
+def _after_a_loss(report: Report, least: int) -> list[str]:
+    counts = report.counts
+    left = counts.member + counts.waiting + counts.spare
+    is_one = counts.member == 1
+    advice = [
+        f"The {_nodes(counts.member)} still in the round {'has' if is_one else 'have'} to re-join: "
+        f"{'it has' if is_one else 'they have'} been told (`world.changed`, `num_nodes_waiting()`)"
+    ]
+    if left < least:
+        advice.append(f"Start {_nodes(least - left)} more: the next round needs {least}")
+    return advice
+
+
+def _names(sentence: str, name: str) -> bool:
+    """Whether a sentence names a node: as a word of its own."""
+    return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", sentence) is not None
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:FEW])
+    return shown if len(names) <= FEW else f"{shown} and {len(names) - FEW} more"
+
+
+def _sentence(text: str) -> str:
+    """As a sentence of a paragraph."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

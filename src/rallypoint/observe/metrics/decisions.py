@@ -1,0 +1,56 @@
+"""What coordinators decide, counted from the events that they emit: a sink. The same for a server and for a node.
+
+Each event is emitted once, by whoever decides, so that sums over all processes are right.
+"""
+
+from __future__ import annotations
+
+from rallypoint.events import Event, NodeHeldBack, NodeLost, RecordUnreadable, RoundActive, RoundGivenUp, RoundOver
+from rallypoint.observe.metrics import table
+from rallypoint.observe.metrics.families import Sheet, Tally
+
+PHASES = ("gather", "last_call", "confirm")
+
+
+class Decisions:
+    """Give it to an `Emitter`. Plain numbers: may be read by another thread."""
+
+    def __init__(self) -> None:
+        self._active = self._given_up = self._members_lost = self._others_lost = self._held_back = self._unreadable = 0
+        self._phases = {phase: Tally(table.ROUND_PHASE.buckets) for phase in PHASES}
+        self._lasted = Tally(table.ROUND_LASTED.buckets)
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RoundActive():
+                self._active += 1
+                for phase, took_s in zip(PHASES, (event.gather_s, event.last_call_s, event.confirm_s), strict=True):
+                    if took_s is not None:
+                        self._phases[phase].add(took_s)
+            case RoundGivenUp():
+                self._given_up += 1
+            case RoundOver(lasted_s=float(lasted_s)):
+                self._lasted.add(lasted_s)
+            case NodeLost(round=number):
+                if number:
+                    self._members_lost += 1
+                else:
+                    self._others_lost += 1
+            case NodeHeldBack():
+                self._held_back += 1
+            case RecordUnreadable():
+                self._unreadable += 1
+            case _:
+                pass
+
+    def show(self, sheet: Sheet) -> None:
+        """Everything, so that series are there before anything happened."""
+        sheet.put(table.ROUNDS, self._active, "active")
+        sheet.put(table.ROUNDS, self._given_up, "given_up")
+        for phase, tally in self._phases.items():
+            sheet.put_tally(table.ROUND_PHASE, tally, phase)
+        sheet.put_tally(table.ROUND_LASTED, self._lasted)
+        sheet.put(table.NODES_LOST, self._members_lost, "member")
+        sheet.put(table.NODES_LOST, self._others_lost, "other")
+        sheet.put(table.NODES_HELD_BACK, self._held_back)
+        sheet.put(table.RECORDS_UNREADABLE, self._unreadable)

@@ -1,0 +1,133 @@
+"""The gauges of runs: from reports of whoever follows them (any backend), or from the coordinators of a server.
+
+However many runs there are, at most `MOST_RUNS` have series of their own, those that came first, so that none flickers;
+the others are added up under the empty run id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from rallypoint.observe.metrics import table
+from rallypoint.observe.metrics.families import Sheet
+from rallypoint.observe.metrics.table import MOST_RUNS, Metric
+from rallypoint.observe.report import Phase, Report
+from rallypoint.rendezvous.view import View
+
+
+class RunNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, or several added up."""
+
+    members: int = 0
+    joining: int = 0
+    waiting: int = 0
+    spares: int = 0
+    held_back: int = 0
+    gone: int = 0
+    open_places: int = 0
+    active: int = 0
+    closed: int = 0
+    round: int = 0
+
+    def __add__(self, other: RunNumbers) -> RunNumbers:
+        mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        names = self.__struct_fields__
+        return RunNumbers(**{name: a + b for name, a, b in zip(names, mine, theirs, strict=True)})
+
+
+_SHOWN: dict[str, Metric] = {
+    "members": table.RUN_MEMBERS,
+    "joining": table.RUN_JOINING,
+    "waiting": table.RUN_WAITING,
+    "spares": table.RUN_SPARES,
+    "held_back": table.RUN_HELD_BACK,
+    "gone": table.RUN_GONE,
+    "open_places": table.RUN_OPEN_PLACES,
+    "active": table.RUN_ACTIVE,
+    "closed": table.RUN_CLOSED,
+}
+
+
+def numbers_of_report(report: Report) -> RunNumbers:
+    """From what a follower says."""
+    counts = report.counts
+    return RunNumbers(
+        members=counts.member,
+        joining=counts.joining + counts.confirming + counts.confirmed,
+        waiting=counts.waiting,
+        spares=counts.spare,
+        held_back=counts.held_back,
+        gone=counts.gone,
+        open_places=report.open_places,
+        active=report.phase is Phase.ACTIVE,
+        closed=report.is_closed,
+        round=report.round.number if report.round is not None else 0,
+    )
+
+
+def numbers_of_view(view: View) -> RunNumbers:
+    """From what a coordinator knows: O(1), so that a scrape costs little whatever the size of the runs."""
+    number = view.round.number if view.round is not None else 0
+    told = view.told if view.told is not None and view.told.number == number else None
+    members = len(view.members)
+    return RunNumbers(
+        members=members,
+        joining=0 if members else len(view.nodes) - len(view.aside),
+        waiting=told.waiting if told is not None and members else 0,
+        spares=told.spare if told is not None and members else 0,
+        held_back=told.held_back if told is not None else 0,
+        gone=told.lost if told is not None and members else 0,
+        open_places=max(0, view.rules.max_nodes - members) if view.rules is not None else 0,
+        active=bool(members),
+        closed=view.is_closed,
+        round=number,
+    )
+
+
+def show_runs(sheet: Sheet, runs: Iterable[tuple[str, RunNumbers]], most: int = MOST_RUNS) -> None:
+    """The first have series of their own, the others share one."""
+    rest: RunNumbers | None = None
+    for index, (run_id, numbers) in enumerate(runs):
+        if index < most:
+            _show(sheet, run_id, numbers)
+            sheet.put(table.RUN_ROUND, numbers.round, run_id)
+        else:
+            rest = numbers if rest is None else rest + numbers
+    if rest is not None:
+        _show(sheet, "", rest)
+
+
+def _show(sheet: Sheet, run_id: str, numbers: RunNumbers) -> None:
+    for name, metric in _SHOWN.items():
+        sheet.put(metric, getattr(numbers, name), run_id)
+
+
+class RunMetrics(Collector):
+    """The runs that somebody follows. `take` each report; `forget` a run that is not followed any more.
+
+    The registry of it is `registry`. Taking a report costs an assignment. A run that does not exist is not shown.
+    """
+
+    def __init__(self, most_runs: int = MOST_RUNS) -> None:
+        self._reports: dict[str, Report] = {}
+        self._most = most_runs
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+
+    def take(self, report: Report) -> None:
+        """The run as it stands now."""
+        self._reports[report.run_id] = report
+
+    def forget(self, run_id: str) -> None:
+        """Nobody knows any more how it stands."""
+        self._reports.pop(run_id, None)
+
+    def collect(self) -> Iterator[Family]:
+        sheet = Sheet()
+        reports = [report for report in list(self._reports.values()) if report.exists]
+        show_runs(sheet, ((report.run_id, numbers_of_report(report)) for report in reports), self._most)
+        return sheet.families()

@@ -1,0 +1,92 @@
+"""Opening a URL to look at a run, or at all runs of a place. Makes no run, serves nothing, takes no session.
+
+The sizes of a run need not be in the URL: whoever only looks learns them from the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+import rallypoint.aio  # noqa: F401 - registers the schemes that are always there
+from rallypoint.backends.contract import Backend
+from rallypoint.backends.schemes import observer_opener, register_observer
+from rallypoint.errors import Unavailable
+from rallypoint.options import find_option
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.settings import Settings
+from rallypoint.urls import parse_url
+
+ANY_RUN = "runs"
+"""The run id of a URL that is about a place, not about a run."""
+
+
+async def _observe_tcp(settings: Settings) -> Backend:
+    """Never serves, and does not count as somebody who has come for the run."""
+    from rallypoint.server.hosting import HostingBackend, open_tcp
+
+    backend = await open_tcp(msgspec.structs.replace(settings, is_host=False))
+    assert isinstance(backend, HostingBackend)
+    backend.come_for_no_run()
+    return backend
+
+
+for _scheme in ("tcp", "static"):
+    register_observer(_scheme, _observe_tcp)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a URL means to somebody who looks on. `given` are the options that all nodes share and the URL names."""
+
+    settings: Settings
+    keys: RunKeys
+    given: dict[str, int | str]
+
+    @property
+    def where(self) -> str:
+        return self.settings.where
+
+
+def read_target(url: str, **overrides: object) -> Target:
+    """A run by its URL, as nodes have it; options of nodes are checked and mostly ignored. SettingsError."""
+    parts = parse_url(url)
+    named = {find_option(name, parts.scheme).name: value for name, value in parts.query.items()}
+    sizes: dict[str, object] = {}
+    if "min_nodes" not in named:  # what the others allow
+        sizes["min_nodes"] = named.get("max_nodes", named.get("step", 1))
+    settings = Settings.from_url(url, **sizes, **overrides)
+    shared = settings.shared()
+    given = {name: shared[name] for name in shared if name in named}
+    settings = msgspec.structs.replace(settings, is_host=False)
+    return Target(settings, RunKeys(settings.etcd_prefix, settings.run_id), given)
+
+
+def read_place(url: str, **overrides: object) -> Target:
+    """A server or a cluster by its URL; a run id in it does not matter. SettingsError."""
+    location, mark, query = url.strip().partition("?")
+    scheme, separator, rest = location.partition("://")
+    if separator and scheme.lower() == "file":
+        rest = f"{rest.rstrip('/')}/{ANY_RUN}"
+    elif separator and not rest.partition("/")[2]:
+        rest = f"{rest.partition('/')[0]}/{ANY_RUN}"
+    return read_target(f"{scheme}{separator}{rest}{mark}{query}", **overrides)
+
+
+@asynccontextmanager
+async def opened(target: Target, timeout_s: float) -> AsyncIterator[Backend]:
+    """The backend of a target, closed afterwards. Unavailable if opening alone takes too long."""
+    opener = observer_opener(target.settings.scheme)
+    try:
+        async with asyncio.timeout(timeout_s):
+            backend = await opener(target.settings)
+    except TimeoutError:
+        raise Unavailable(f"{target.where} could not be opened within {timeout_s:g} s") from None
+    try:
+        yield backend
+    finally:
+        await backend.close()

@@ -1,0 +1,107 @@
+"""`static://`: a fixed number of nodes with fixed ranks, over a server that rank 0 hosts.
+
+It is a run like any other, so its barrier names who is missing and its store is the same; but every node gets exactly
+the rank it asks for, nobody waits or is spare, and it is never closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rallypoint._early import Ready
+from rallypoint.aio import AsyncHandler, AsyncWorld, BootstrapMaker, W
+from rallypoint.backends.schemes import BackendOpener
+from rallypoint.errors import RendezvousError, SettingsError
+from rallypoint.events import Sink
+from rallypoint.settings import Settings
+
+if TYPE_CHECKING:
+    from rallypoint._background import Release
+
+SCHEME = "static"
+
+
+class StaticHandler(AsyncHandler):
+    """The handler of one node of a static run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        backend_name: str | None = None,
+        sinks: Iterable[Sink] = (),
+        bootstrap: BootstrapMaker | None = None,
+        opener: BackendOpener | None = None,
+    ) -> None:
+        super().__init__(_fixed(settings), backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)
+
+    async def next_rendezvous(self) -> AsyncWorld:
+        """Wait until all ranks are there. RendezvousError if another node has this node's rank."""
+        world = await super().next_rendezvous()
+        if world.rank != self.settings.node_rank:
+            wanted = self.settings.node_rank
+            await self.leave(f"rank {wanted} was asked for twice")
+            raise RendezvousError(
+                f"rank {wanted} of run {self.settings.run_id!r} was given to another node that asked for it too: every "
+                f"node of a static run needs a node_rank of its own"
+            )
+        return world
+
+    async def stand_by(self, face: Callable[[AsyncWorld], W]) -> None:
+        """Nobody begins by itself."""
+
+    async def next_released(
+        self, release: Release[W], face: Callable[[AsyncWorld], W], ready: Ready[W] | None = None
+    ) -> W:
+        """Nobody is released before the rank was checked."""
+        return face(await self.next_rendezvous())
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    @property
+    def closed_now(self) -> bool | None:
+        return False
+
+    async def set_closed(self, why: str = "set_closed() was called") -> None:
+        """A static run is never closed."""
+
+    async def reopen(self, why: str = "reopen() was called") -> bool:
+        return False
+
+
+def _fixed(settings: Settings) -> Settings:
+    """The settings of a static node: its rank and the size decide everything else."""
+    rank, size = settings.node_rank, settings.min_nodes
+    if rank is None:
+        raise SettingsError("a static run needs node_rank: give each node its own, from 0", option="node_rank")
+    if settings.max_nodes != size:
+        raise SettingsError(
+            f"a static run has a fixed size: min_nodes={size} and max_nodes={settings.max_nodes} must be equal",
+            option="max_nodes",
+            value=settings.max_nodes,
+        )
+    if rank >= size:
+        raise SettingsError(
+            f"node_rank={rank} is not below min_nodes={size}: ranks go from 0 to {size - 1}",
+            option="node_rank",
+            value=rank,
+        )
+    return msgspec.structs.replace(settings, ranks="node_rank", is_host=rank == 0)
+
+
+def handler_for(
+    settings: Settings,
+    *,
+    backend_name: str | None = None,
+    sinks: Iterable[Sink] = (),
+    bootstrap: BootstrapMaker | None = None,
+    opener: BackendOpener | None = None,
+) -> AsyncHandler:
+    """The handler that a run of these settings needs."""
+    if settings.scheme == SCHEME:
+        return StaticHandler(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)
+    return AsyncHandler(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)

@@ -1,0 +1,489 @@
+"""The guarantees as checkers: one class each, raising an error named after it.
+
+They look at a run from outside: at what the store commits (with who asked for it), and at what nodes return. They know
+the records but not the algorithm, so they are the same for the simulator, the exhaustive worlds and real processes.
+Feed them every commit in order of revision (`Safety.committed`) and every return of `next_rendezvous`
+(`Safety.returned`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from rallypoint.errors import RendezvousStateError
+from rallypoint.kv.types import Change, Item
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.membership import Joined
+from rallypoint.rendezvous.records import (
+    ClosedRecord,
+    CoordinatorRecord,
+    NodePhase,
+    NodeRecord,
+    Record,
+    RosterMember,
+    RosterRecord,
+    RoundPhase,
+    RoundRecord,
+    WaitingRecord,
+    decode,
+)
+
+
+class Broke(AssertionError):
+    """A guarantee does not hold. The class says which one."""
+
+
+class BrokeBarrier(Broke):
+    """A round became active without enough confirmed members, or somebody returned from one that was not active."""
+
+
+class BrokeAgreement(Broke):
+    """Two views of one round differ."""
+
+
+class BrokeRanks(Broke):
+    """The ranks of a round are not 0 … n-1, each once."""
+
+
+class BrokeExclusivity(Broke):
+    """A round was decided while a member of the current one had neither left it nor lost its session."""
+
+
+class BrokeMonotonicity(Broke):
+    """A number went back or was used again."""
+
+
+class BrokeFreshness(Broke):
+    """A node without a session became a member."""
+
+
+class BrokeFencing(Broke):
+    """Somebody who had lost its session committed something."""
+
+
+class BrokeFinality(Broke):
+    """A round became active after the run was closed."""
+
+
+class BrokeCompletion(Broke):
+    """Enough nodes were up and connected, and no round became active in time."""
+
+
+class BrokeDetection(Broke):
+    """A survivor was not told of a loss in time."""
+
+
+class BrokeAdmission(Broke):
+    """A waiting node was not let in although there was room."""
+
+
+class BrokeRelease(Broke):
+    """Somebody waited past its own deadline."""
+
+
+class BrokeOutageTolerance(Broke):
+    """Losing the control plane stopped a running job."""
+
+
+@dataclass(slots=True)
+class Picture:
+    """The run as the store holds it, decoded."""
+
+    keys: RunKeys
+    nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    round: RoundRecord | None = None
+    closed: ClosedRecord | None = None
+    closed_revision: int = 0
+    waiting: WaitingRecord | None = None
+    coordinator: CoordinatorRecord | None = None
+    term: int = 0
+    rosters: dict[int, dict[str, tuple[RosterMember, ...]]] = field(default_factory=dict)
+
+    def apply(self, change: Change) -> None:
+        """Take in one change; what cannot be read counts as absent."""
+        keys, key, item = self.keys, change.key, change.item
+        if key.startswith(keys.nodes):
+            record = _read(NodeRecord, item)
+            if record is None:
+                self.nodes.pop(key[len(keys.nodes) :], None)
+            else:
+                self.nodes[record.id] = record
+        elif key == keys.round:
+            self.round = _read(RoundRecord, item)
+        elif key == keys.closed:
+            self.closed = _read(ClosedRecord, item)
+            self.closed_revision = item.mod_revision if item else 0
+        elif key == keys.waiting:
+            self.waiting = _read(WaitingRecord, item)
+        elif key == keys.coordinator:
+            self.coordinator = _read(CoordinatorRecord, item)
+            self.term = item.create_revision if item else 0
+        elif (number := self.roster_number(key)) is not None:
+            roster = _read(RosterRecord, item)
+            if roster is None:
+                self.rosters.get(number, {}).pop(key, None)
+            else:
+                self.rosters.setdefault(number, {})[key] = roster.members
+
+    def roster_number(self, key: str) -> int | None:
+        """Which round's roster a key belongs to, if any."""
+        prefix = self.keys.rosters
+        return int(key[len(prefix) :].split("/")[0]) if key.startswith(prefix) else None
+
+    def members(self, record: RoundRecord) -> tuple[RosterMember, ...]:
+        """The roster of a round as it stands in the store."""
+        chunks = self.rosters.get(record.number, {})
+        return tuple(member for key in sorted(chunks)[: record.chunks] for member in chunks[key])
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed is not None and self.closed.closed
+
+
+R = TypeVar("R", bound=Record)
+
+
+def _read(kind: type[R], item: Item | None) -> R | None:
+    try:
+        return decode(kind, item) if item is not None else None
+    except RendezvousStateError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One revision of the store. `writer` is the id of the node that asked for it, "" for time (a lease that ended)
+    and for whoever is no node (an operator). `said` are keys and values that their nodes had said beforehand, to be
+    written by a server in whose memory they are."""
+
+    revision: int
+    changes: tuple[Change, ...]
+    writer: str = ""
+    said: Container[tuple[str, bytes]] = ()
+
+
+class Checker:
+    """Watches one guarantee. `picture` is the run after the commit, `before` the round that it replaced, if it did."""
+
+    def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
+        """A revision was committed; the picture shows it."""
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        """`state/round` was written by this commit."""
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        """A process returned from `next_rendezvous`."""
+
+    def wiped(self, picture: Picture) -> None:
+        """The store lost everything it held, or the run's incarnation ended: what it said before does not bind."""
+
+
+class Barrier(Checker):
+    """An active round has min to max members, all of which confirmed it; nobody returns from any other.
+
+    Of the first `compared` members the confirmation must still stand; the others may have gone on since.
+    """
+
+    def __init__(self, min_nodes: int, max_nodes: int, step: int = 1, compared: int = 1_000_000) -> None:
+        self._min, self._max, self._step = min_nodes, max_nodes, step
+        self._compared = compared
+        self._active: set[int] = set()
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if now.phase is not RoundPhase.ACTIVE:
+            return
+        self._active.add(now.number)
+        members = picture.members(now)
+        if not self._min <= len(members) <= self._max or len(members) % self._step or len(members) != now.size:
+            raise BrokeBarrier(
+                f"round {now.number} is active with {len(members)} members (size {now.size}), allowed are "
+                f"{self._min} to {self._max} in steps of {self._step}"
+            )
+        for rank, member in enumerate(members):
+            record = picture.nodes.get(member.id)
+            if record is None or (rank >= self._compared and record.floor >= now.number):
+                continue
+            confirmed = record.phase is NodePhase.MEMBER and record.round == now.number
+            if not confirmed or record.join != member.join:
+                raise BrokeBarrier(f"round {now.number} is active, but {member.name} stands at {record}")
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        if joined.number not in self._active:
+            raise BrokeBarrier(f"{process} returned from round {joined.number}, which was never active")
+
+
+class Agreement(Checker):
+    """All who return from a round return the same members and ranks; a roster never changes once it is decided."""
+
+    def __init__(self) -> None:
+        self._decided: dict[int, tuple[RosterMember, ...]] = {}
+        self._earlier_lives: list[dict[int, tuple[RosterMember, ...]]] = []
+        """What was decided before the store or the run was forgotten: some may return from it later."""
+
+    def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
+        for change in commit.changes:
+            number = picture.roster_number(change.key)
+            if number is None or change.item is None or number not in self._decided:
+                continue
+            if not self._same(picture, number):
+                raise BrokeAgreement(f"the roster of round {number} was changed after it was decided")
+
+    def _same(self, picture: Picture, number: int) -> bool:
+        chunks = picture.rosters.get(number, {})
+        return tuple(member for key in sorted(chunks) for member in chunks[key]) == self._decided[number]
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        members = picture.members(now)
+        if self._decided.setdefault(now.number, members) != members:
+            raise BrokeAgreement(f"round {now.number} was decided twice, with different members")
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        lives = [self._decided, *self._earlier_lives]
+        rosters = [decided[joined.number] for decided in lives if joined.number in decided]
+        for members in rosters:
+            if len(members) == joined.size and 0 <= joined.rank < joined.size and members[joined.rank].id == node_id:
+                return
+        known = "; ".join(", ".join(member.name for member in members) for members in rosters) or "nobody"
+        raise BrokeAgreement(
+            f"{process} returned from round {joined.number} as rank {joined.rank} of {joined.size}; "
+            f"decided was: {known}"
+        )
+
+    def wiped(self, picture: Picture) -> None:
+        self._earlier_lives.append(self._decided)
+        self._decided = {}
+
+
+class Ranks(Checker):
+    """The ranks of a round are 0 … n-1, each once."""
+
+    def __init__(self) -> None:
+        self._returned: dict[tuple[int, int, int], str] = {}
+        self._lives: list[dict[int, list[str]]] = [{}]
+        """The ids of each round by rank, one dict for each life of the store: some return from an earlier one late."""
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        ids = [member.id for member in picture.members(now)]
+        if len(set(ids)) != len(ids):
+            raise BrokeRanks(f"a node is twice in round {now.number}")
+        if len(ids) != now.size:
+            raise BrokeRanks(f"round {now.number} has {len(ids)} ranks for {now.size} places")
+        self._lives[-1][now.number] = ids
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        holder = self._returned.setdefault((self._life_of(node_id, joined), joined.number, joined.rank), node_id)
+        if holder != node_id:
+            raise BrokeRanks(f"two nodes returned from round {joined.number} as rank {joined.rank}")
+
+    def _life_of(self, node_id: str, joined: Joined) -> int:
+        """The life of the store whose round this is: the last one that gave the rank to this node."""
+        for life in reversed(range(len(self._lives))):
+            ids = self._lives[life].get(joined.number, [])
+            if joined.rank < len(ids) and ids[joined.rank] == node_id:
+                return life
+        return len(self._lives) - 1
+
+    def wiped(self, picture: Picture) -> None:
+        self._lives.append({})
+
+
+class Exclusivity(Checker):
+    """At most one round is current: the next is decided only when every member of it has left or lost its session."""
+
+    def __init__(self) -> None:
+        self._active: dict[int, frozenset[str]] = {}
+        """Of each round that became active, its members: a late confirmation makes nobody else one."""
+        self._left_over: dict[str, tuple[int, int]] = {}
+        """Who was in a round (join, round) when the run forgot it: until they leave it, it is still a group."""
+        self._returned: dict[str, tuple[int, int]] = {}
+        """Who returned from a round last (join, round): it leaves it with a new join, or with its session."""
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        for record in picture.nodes.values():
+            join, last = self._returned.get(record.id, (0, now.number))
+            stayed = join == record.join and record.phase is NodePhase.JOINING and last < now.number
+            if stayed or (record.round != now.number and self._is_inside(record)):
+                raise BrokeExclusivity(
+                    f"round {now.number} was decided ({now.phase.value}) while {record.name} is in round "
+                    f"{last if stayed else record.round}"
+                )
+        if now.phase is RoundPhase.ACTIVE:
+            self._active[now.number] = frozenset(member.id for member in picture.members(now))
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        record = picture.nodes.get(node_id)
+        if record is not None:
+            self._returned[node_id] = (record.join, joined.number)
+
+    def _is_inside(self, record: NodeRecord) -> bool:
+        is_left_over = self._left_over.get(record.id) == (record.join, record.round)
+        return record.phase is NodePhase.MEMBER and (record.id in self._active.get(record.round, ()) or is_left_over)
+
+    def wiped(self, picture: Picture) -> None:
+        inside = [record for record in picture.nodes.values() if self._is_inside(record)]
+        self._left_over = {record.id: (record.join, record.round) for record in inside}
+        self._active.clear()
+
+
+class Monotonicity(Checker):
+    """Numbers never go back, for a node or for the run, and no attempt uses one again."""
+
+    def __init__(self) -> None:
+        self._used: set[int] = set()
+        self._last: dict[str, int] = {}
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if before is not None and now.number < before.number:
+            raise BrokeMonotonicity(f"state/round went back from {before.number} to {now.number}")
+        was_forming = before is not None and (before.number, before.phase) == (now.number, RoundPhase.FORMING)
+        if now.phase is RoundPhase.FORMING or not was_forming:
+            if now.number in self._used:
+                raise BrokeMonotonicity(f"number {now.number} was used for a second attempt")
+            self._used.add(now.number)
+
+    def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
+        last = self._last.get(process, 0)
+        if joined.number <= last:
+            raise BrokeMonotonicity(f"{process} returned from round {joined.number} after round {last}")
+        self._last[process] = joined.number
+
+    def wiped(self, picture: Picture) -> None:
+        self._used.clear()
+
+
+class Freshness(Checker):
+    """A node whose session had ended when the round became active is not a member of it.
+
+    `compared` is how many members the backend's limits let the activation compare; the others are not looked at.
+    """
+
+    def __init__(self, compared: int) -> None:
+        self._compared = compared
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if now.phase is not RoundPhase.ACTIVE:
+            return
+        for member in picture.members(now)[: self._compared]:
+            if member.id not in picture.nodes:
+                raise BrokeFreshness(f"round {now.number} became active with {member.name}, whose session had ended")
+
+
+class Fencing(Checker):
+    """Who lost its session commits nothing: coordinators and nodes, and members to the store of their round."""
+
+    def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
+        if not commit.writer:
+            return
+        keys = picture.keys
+        for change in commit.changes:
+            if change.item is None:
+                continue
+            if change.key in (keys.round, keys.waiting) or change.key.startswith(keys.assigns):
+                self._by_coordinator(picture, commit, change.key)
+            elif change.key.startswith(keys.nodes):
+                if change.key != keys.node(commit.writer) and not self._was_said(picture, commit, change):
+                    raise BrokeFencing(f"{commit.writer} wrote {change.key}")
+            elif change.key.startswith(keys.stores):
+                self._by_member(picture, commit, change.key)
+
+    @staticmethod
+    def _was_said(picture: Picture, commit: Commit, change: Change) -> bool:
+        """Whether the coordinator writes with an attempt what a node had said beforehand."""
+        decides = any(other.key == picture.keys.round for other in commit.changes)
+        is_coordinator = picture.coordinator is not None and picture.coordinator.id == commit.writer
+        return decides and is_coordinator and (change.key, change.item.value if change.item else b"") in commit.said
+
+    def _by_coordinator(self, picture: Picture, commit: Commit, key: str) -> None:
+        holder = picture.coordinator.id if picture.coordinator else None
+        if holder != commit.writer:
+            raise BrokeFencing(f"{commit.writer} wrote {key} while the coordinator was {holder}")
+
+    def _by_member(self, picture: Picture, commit: Commit, key: str) -> None:
+        number = int(key[len(picture.keys.stores) :].split("/")[0])
+        record = picture.nodes.get(commit.writer)
+        if record is None or record.phase is not NodePhase.MEMBER or record.round != number:
+            raise BrokeFencing(f"{commit.writer} wrote {key} without being a member of round {number}")
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if now.term != picture.term:
+            raise BrokeFencing(f"round {now.number} was written in term {now.term}; the term is {picture.term}")
+
+
+class Finality(Checker):
+    """After close no round becomes active until it is reopened; an attempt from before the close never does."""
+
+    def __init__(self) -> None:
+        self._closed_at_forming: dict[int, int] = {}
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if now.phase is RoundPhase.FORMING:
+            self._closed_at_forming[now.number] = picture.closed_revision
+            return
+        if picture.is_closed:
+            raise BrokeFinality(f"round {now.number} became active after the run was closed")
+        # One that is written as active at once was decided on `state/closed` as it is in the very commit.
+        if self._closed_at_forming.get(now.number, picture.closed_revision) != picture.closed_revision:
+            raise BrokeFinality(f"round {now.number} was decided before the run was closed, and became active after")
+
+    def wiped(self, picture: Picture) -> None:
+        self._closed_at_forming.clear()
+
+
+class Safety:
+    """All safety checkers over one run."""
+
+    def __init__(self, keys: RunKeys, min_nodes: int, max_nodes: int, step: int = 1, compared: int = 1_000_000) -> None:
+        self.picture = Picture(keys)
+        self.checkers: tuple[Checker, ...] = (
+            Barrier(min_nodes, max_nodes, step, compared),
+            Agreement(),
+            Ranks(),
+            Exclusivity(),
+            Monotonicity(),
+            Freshness(compared),
+            Fencing(),
+            Finality(),
+        )
+        self._of_commits = tuple(
+            checker for checker in self.checkers if type(checker).committed is not Checker.committed
+        )
+        """Those who look at every commit."""
+
+    def committed(
+        self,
+        revision: int,
+        changes: Iterable[Change],
+        writer: str = "",
+        said: Container[tuple[str, bytes]] = (),
+    ) -> None:
+        """A revision was committed. Raises the error of the first guarantee that it breaks."""
+        commit = Commit(revision, tuple(changes), writer, said)
+        picture = self.picture
+        before = picture.round
+        wrote_round = ended = False
+        for change in commit.changes:
+            picture.apply(change)
+            if change.key == picture.keys.round:
+                wrote_round = wrote_round or change.item is not None
+            elif change.key == picture.keys.config:
+                ended = ended or change.item is None
+        now = picture.round if wrote_round else None
+        for checker in self.checkers if wrote_round or ended else self._of_commits:
+            checker.committed(picture, commit, before)
+            if now is not None:
+                checker.decided(picture, commit, before, now)
+            if ended:
+                checker.wiped(picture)
+
+    def returned(self, process: str, node_id: str, joined: Joined) -> None:
+        """A process returned from `next_rendezvous`."""
+        for checker in self.checkers:
+            checker.returned(self.picture, process, node_id, joined)
+
+    def wiped(self) -> None:
+        """The store lost everything it held."""
+        self.picture = Picture(self.picture.keys)
+        for checker in self.checkers:
+            checker.wiped(self.picture)

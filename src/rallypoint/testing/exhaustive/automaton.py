@@ -1,0 +1,182 @@
+"""The processes as automata: what the real code did once on an input, it need not be run for again.
+
+A state of a process is its fingerprint. In the world it comes with a binding: which revisions of the world are the
+ones that it holds, in order. A step depends on the order of those and of the revisions in the input, not on their
+numbers. So a step is looked up first; only if it is new, a live process is brought into the state (kept from before,
+or by repeating the inputs that first led there) and moved for real.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rallypoint.kv.types import Op
+from rallypoint.testing.exhaustive.actors import Actor, Input, Status
+from rallypoint.testing.exhaustive.symbols import number, rename_answer, rename_op, revisions_in
+
+MOST_ALIVE = 256
+
+
+class Step(NamedTuple):
+    """Where a step led: the state, its binding, and for each request and watch its place before (-1: it is new)."""
+
+    state: int
+    binding: tuple[int, ...]
+    requests: tuple[int, ...]
+    watches: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Path:
+    """The inputs that a process was fed, last first."""
+
+    before: Path | None
+    made: tuple[int, ...]
+    """Which of the revisions that it was ever given it held then."""
+    binding: tuple[int, ...]
+    given: Input
+
+
+@dataclass(slots=True)
+class LocalState:
+    """One state of a process. Revisions in `pending` are places in the binding, counted from 1."""
+
+    index: int
+    status: Status
+    pending: tuple[Op, ...]
+    watches: tuple[tuple[str, bool], ...]
+    """Prefix, and whether somebody waits for the next batch."""
+    timer_s: float | None
+    made: tuple[int, ...]
+    """Which of the revisions that the first process here was ever given are those of its binding."""
+    path: Path | None
+    """How the first process here came here."""
+    instances: dict[tuple[int, ...], tuple[Op, ...]] = field(default_factory=dict)
+
+    def requests(self, binding: tuple[int, ...]) -> tuple[Op, ...]:
+        """The pending requests with the revisions of the world."""
+        found = self.instances.get(binding)
+        if found is None:
+            found = tuple(rename_op(op, lambda place: binding[place - 1]) for op in self.pending)
+            self.instances[binding] = found
+        return found
+
+
+class Automaton:
+    """All states of one process that were met so far."""
+
+    def __init__(self, make: Callable[[], Actor]) -> None:
+        self._make = make
+        self.states: list[LocalState] = []
+        self.replayed = 0
+        """Inputs that were fed only to bring a process back to where one had been."""
+        self._by_digest: dict[bytes, int] = {}
+        self._steps: dict[tuple[int, tuple[int, ...], Input], Step] = {}
+        self._seen: dict[tuple[int, tuple[int, ...], Input], Step] = {}
+        self._alive: OrderedDict[int, Actor] = OrderedDict()
+        self._paths: dict[Actor, Path | None] = {}
+        self._settle_in(self._new())
+
+    @property
+    def steps(self) -> int:
+        """How many different steps the real code has made."""
+        return len(self._steps)
+
+    def step(self, state: int, binding: tuple[int, ...], given: Input) -> Step:
+        """What the process does on this input."""
+        seen = self._seen.get((state, binding, given))
+        if seen is None:
+            seen = self._seen[(state, binding, given)] = self._step(state, binding, given)
+        return seen
+
+    def _step(self, state: int, binding: tuple[int, ...], given: Input) -> Step:
+        """The same with small numbers for revisions, so that what differs only in numbers is one step."""
+        known = set(binding)
+        revisions_in(given, known)
+        known.discard(0)
+        names = sorted(known)
+        places = {at: place for place, at in enumerate(names, 1)}
+        places[0] = 0
+        ranks = tuple([places[at] for at in binding])
+        key = (state, ranks, rename_answer(given, lambda at: places[at]))
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = self._move(*key)
+        return found._replace(binding=tuple([names[place - 1] for place in found.binding]))
+
+    def close(self) -> None:
+        """Throw all processes away."""
+        for actor in list(self._paths):
+            self._throw_away(actor)
+        self._alive.clear()
+
+    def _move(self, state: int, binding: tuple[int, ...], given: Input) -> Step:
+        actor = self._alive.pop(state, None) or self._replay(state)
+        requests, watches = self._feed(actor, binding, given)
+        reached = self._settle_in(actor)
+        return Step(reached, tuple([number(rev) for rev in actor.revs]), requests, watches)
+
+    def _feed(self, actor: Actor, binding: tuple[int, ...], given: Input) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        self._paths[actor] = Path(self._paths[actor], _places_made(actor), binding, given)
+        actor.rebind(binding)
+        return actor.feed(given)
+
+    def _settle_in(self, actor: Actor) -> int:
+        """The state that the actor is in now, new or not."""
+        digest = actor.fingerprint().digest
+        index = self._by_digest.get(digest)
+        if index is None:
+            index = self._by_digest[digest] = len(self.states)
+            self.states.append(_described(index, actor, self._paths[actor]))
+        if index in self._alive:
+            self._throw_away(actor)
+        else:
+            self._alive[index] = actor
+            if len(self._alive) > MOST_ALIVE:
+                self._throw_away(self._alive.popitem(last=False)[1])
+        return index
+
+    def _replay(self, state: int) -> Actor:
+        """A process in this state, by the way that the first one took."""
+        parts: list[Path] = []
+        path = self.states[state].path
+        while path is not None:
+            parts.append(path)
+            path = path.before
+        actor = self._new()
+        for part in reversed(parts):
+            actor.revs = [actor.made[place] for place in part.made]
+            self._feed(actor, part.binding, part.given)
+            self.replayed += 1
+        actor.revs = [actor.made[place] for place in self.states[state].made]
+        return actor
+
+    def _new(self) -> Actor:
+        actor = self._make()
+        self._paths[actor] = None
+        return actor
+
+    def _throw_away(self, actor: Actor) -> None:
+        del self._paths[actor]
+        actor.throw_away()
+
+
+def _places_made(actor: Actor) -> tuple[int, ...]:
+    made_at = {id(rev): place for place, rev in enumerate(actor.made)}
+    return tuple([made_at[id(rev)] for rev in actor.revs])
+
+
+def _described(index: int, actor: Actor, path: Path | None) -> LocalState:
+    place_of = {id(rev): place for place, rev in enumerate(actor.revs, 1)}
+    return LocalState(
+        index=index,
+        status=actor.status,
+        pending=tuple(rename_op(op, lambda rev: place_of[id(rev)]) for op in actor.pending()),
+        watches=tuple((watch.prefix, watch.is_read) for watch in actor.backend.watches),
+        timer_s=actor.loop.next_timer_s(),
+        made=_places_made(actor),
+        path=path,
+    )
