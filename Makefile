@@ -60,7 +60,7 @@ demo: $(VENV)/.stamp-runtime ## an elastic job on four nodes of this machine: on
 	$(BIN)/python examples/demo.py $(ARGS)
 
 bench: setup $(VENV)/.stamp-torch ## measure it beside others and make docs/benchmarks.md: 28 minutes, ARGS=--quick: 8
-	$(BIN)/python -m rallypoint.bench.suite $(ARGS)
+	$(BIN)/python -m bench.suite $(ARGS)
 
 bench-parts: $(VENV)/.stamp-runtime ## measure its parts: the engine, torchrun, the register backend
 	$(BIN)/python bench/run.py $(ARGS)

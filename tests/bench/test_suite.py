@@ -9,6 +9,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from bench.suite import cells, rivals
+from bench.suite.command import FULL_MIN, QUICK_MIN, main
+from bench.suite.fit import Fit, fit
+from bench.suite.page import benchmarks_page, drawings, reflow
+from bench.suite.plot import Series, log_plot, tick
+from bench.suite.results import Begun, Measured, append, collect, decode, is_done, read
+from bench.suite.run import run_cells
+from bench.suite.scale_page import MEASURED, limits, scale_page
 from rallypoint.bench.plan import (
     KEPT_CPU,
     LAST_ARRIVAL,
@@ -23,14 +31,6 @@ from rallypoint.bench.plan import (
     Side,
 )
 from rallypoint.bench.runner import Outcome
-from rallypoint.bench.suite import cells, rivals
-from rallypoint.bench.suite.command import FULL_MIN, QUICK_MIN, main
-from rallypoint.bench.suite.fit import Fit, fit
-from rallypoint.bench.suite.page import benchmarks_page, drawings, reflow
-from rallypoint.bench.suite.plot import Series, log_plot, tick
-from rallypoint.bench.suite.results import Begun, Measured, append, collect, decode, is_done, read
-from rallypoint.bench.suite.run import run_cells
-from rallypoint.bench.suite.scale_page import MEASURED, limits, scale_page
 
 SVG = "{http://www.w3.org/2000/svg}"
 

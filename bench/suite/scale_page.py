@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+from bench.suite.fit import Fit, fit
+from bench.suite.page import marks, table
+from bench.suite.results import Results
 from rallypoint.bench.plan import (
     KEPT_BYTES,
     KEPT_CPU,
@@ -23,9 +26,6 @@ from rallypoint.bench.plan import (
     Side,
 )
 from rallypoint.bench.report import quantity
-from rallypoint.bench.suite.fit import Fit, fit
-from rallypoint.bench.suite.page import marks, table
-from rallypoint.bench.suite.results import Results
 
 MEASURED = (
     *(ROUND_FRAMES_IN, ROUND_FRAMES_OUT, ROUND_BYTES, ROUND_CPU, ROUND_NODES_CPU),
@@ -193,7 +193,7 @@ def _trips(results: Results, fits: dict[str, Fit], most: int) -> str:
 
 HEAD = """# Beyond one machine
 
-<!-- Made by `make bench` from bench/results.jsonl: change src/rallypoint/bench/suite/scale_page.py, not this page. -->
+<!-- Made by `make bench` from bench/results.jsonl: change bench/suite/scale_page.py, not this page. -->
 
 [benchmarks.md](benchmarks.md) has all nodes on one machine, where they compete with the server for its cores. Counts
 and bytes carry

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from bench.suite.cells import key_of
 from rallypoint.bench.plan import Bench, Case, Sample, Side
 from rallypoint.bench.report import Figure, figure
-from rallypoint.bench.suite.cells import key_of
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):

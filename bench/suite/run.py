@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.suite import rivals
+from bench.suite.cells import Cell
+from bench.suite.results import Begun, Measured, append, is_done, read
 from rallypoint.bench.plan import OURS
 from rallypoint.bench.report import figure
 from rallypoint.bench.runner import Outcome, run_case
-from rallypoint.bench.suite import rivals
-from rallypoint.bench.suite.cells import Cell
-from rallypoint.bench.suite.results import Begun, Measured, append, is_done, read
 
 
 def run_cells(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from rallypoint.bench.suite import cells
-from rallypoint.bench.suite.pages import write_pages
+from bench.suite import cells
+from bench.suite.pages import write_pages
 
 RESULTS = "bench/results.jsonl"
 QUICK_MIN = 8.0
@@ -58,7 +58,7 @@ def main(
         return
     is_whole = True
     if not only_pages:
-        from rallypoint.bench.suite.run import run_cells
+        from bench.suite.run import run_cells
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as Ctrl-C: leave no processes
         own = {"torch": torch_python, "torchft": torchft_python, "jax": jax_python}

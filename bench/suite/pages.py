@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rallypoint.bench.suite.page import benchmarks_page, drawings, reflow
-from rallypoint.bench.suite.results import Results, collect, read
-from rallypoint.bench.suite.scale_page import scale_page
+from bench.suite.page import benchmarks_page, drawings, reflow
+from bench.suite.results import Results, collect, read
+from bench.suite.scale_page import scale_page
 
 
 def files(results: Results) -> dict[str, str]:

@@ -6,6 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.suite import cells
+from bench.suite.plot import Series, log_plot
+from bench.suite.results import Results
 from rallypoint.bench.plan import (
     BYTES,
     CPU,
@@ -24,9 +27,6 @@ from rallypoint.bench.plan import (
     per_second,
 )
 from rallypoint.bench.report import Figure, ratio
-from rallypoint.bench.suite import cells
-from rallypoint.bench.suite.plot import Series, log_plot
-from rallypoint.bench.suite.results import Results
 
 LINE = 118
 QUICK = """> **From a quick run.** One sample of each, fewer sizes, perhaps on a busy machine: good for seeing
@@ -327,7 +327,7 @@ def _missing(results: Results) -> str:
 
 HEAD = """# Benchmarks
 
-<!-- Made by `make bench` from bench/results.jsonl: change src/rallypoint/bench/suite/page.py, not this page. -->
+<!-- Made by `make bench` from bench/results.jsonl: change bench/suite/page.py, not this page. -->
 
 The same work on Rallypoint and on others, in one run on one machine. What each figure means, and what was done to be
 fair, is in [bench.md](bench.md); what carries over to a cluster is in [scale.md](scale.md).
