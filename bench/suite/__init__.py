@@ -1,6 +1,6 @@
-"""`make bench`: everything that is measured beside others, in one run, and the pages that are made from its results.
+"""`make bench`: measures Rallypoint beside its competitors; makes docs/benchmarks.md and docs/scale.md of the results.
 
-`cells` says what is to be measured (pure), `rivals` who is there to be measured, `run` does it, `results` keeps it as
-JSON lines, and `page`, `scale_page` and `plot` make docs/benchmarks.md, docs/scale.md and their drawings from that file
-and nothing else (pure).
+It is no part of the package; what it runs is `rallypoint.bench`. `cells` says what is measured (pure), `run` measures
+it, `results` keeps it as JSON lines, and `page`, `scale_page` and `plot` make the pages and drawings from that file and
+from nothing else (pure).
 """

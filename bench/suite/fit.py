@@ -1,4 +1,4 @@
-"""Constants from measurements: what a quantity costs per node, and what it costs whatever the number. Pure."""
+"""A line through measurements: what a quantity costs per node, and its fixed part. Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`each` x N + `fixed`. `worst` is how far the farthest measured point is from that, as a share of it."""
+    """`each` x N + `fixed`. `worst`: the distance of the farthest measured point, as a share of that point."""
 
     each: float
     fixed: float
     worst: float
 
     def at(self, nodes: float) -> float:
-        """What it says for so many nodes."""
+        """The value for a number of nodes."""
         return max(0.0, self.each * nodes + self.fixed)
 
     def nodes_for(self, amount: float) -> float:
-        """How many nodes take that much; infinitely many if it does not grow."""
+        """The number of nodes with that value; infinite if it does not grow."""
         return math.inf if self.each <= 0.0 else (amount - self.fixed) / self.each
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Fit:
-    """The line that is closest by its share of every point, so that small numbers count as much as large ones.
+    """The line with the least relative error, so that small numbers of nodes count as much as large ones.
 
     ValueError with fewer than two numbers of nodes.
     """
@@ -36,7 +36,7 @@ def fit(points: Sequence[tuple[int, float]]) -> Fit:
         [1.0 / nodes for nodes, _ in points], [value / nodes for nodes, value in points]
     )
     found = Fit(line.intercept, line.slope, 0.0)
-    if found.fixed < 0.0:  # nothing costs less than nothing: what is left is noise
+    if found.fixed < 0.0:  # a negative cost can only be noise
         found = Fit(statistics.fmean(value / nodes for nodes, value in points), 0.0, 0.0)
     off = [abs(value - found.at(nodes)) / value for nodes, value in points if value > 0.0]
     return Fit(found.each, found.fixed, max(off, default=0.0))

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its drawings from the results, and from nothing else. Pure."""
+"""docs/benchmarks.md and its drawings, made from the results and from nothing else. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bench.suite.plot import Series, log_plot
 from bench.suite.results import Results
 from rallypoint.bench.plan import (
     BYTES,
+    COLD_START,
     CPU,
     LAST_ARRIVAL,
     LATE_NODE,
-    LOSS_NOTICED,
+    LOSS_REJOIN,
     LOSS_TOLD,
     OURS,
     RSS_PER_NODE,
     STORE_OPS,
     TITLES,
-    TOGETHER,
     Bench,
     Side,
     per_call,
@@ -29,27 +29,27 @@ from rallypoint.bench.plan import (
 from rallypoint.bench.report import Figure, ratio
 
 LINE = 118
-QUICK = """> **From a quick run.** One sample of each, fewer sizes, perhaps on a busy machine: good for seeing
-> that everything runs, not for comparing. `make bench` makes this page from a full run.
+QUICK = """> **From a quick run**: one sample of each, fewer sizes. It shows that everything runs; compare figures of a
+> full run only (`make bench`).
 """
-BUSY = """> **The machine was busy**: its load average was up to {load:.1f} on {cores} cores as cells began. Seconds
-> are longer than on a machine that has nothing else to do, for all sides and not by the same factor.
+BUSY = """> **The machine was busy**: load average up to {load:.1f} on {cores} cores. Times are longer than on an idle
+> machine, for all sides, but not by the same factor.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A measure that has a table: who is in it, and what it says."""
+    """A measure that has a table: its columns, and a text above it."""
 
     title: str
     bench: Bench
     measure: str
     sides: tuple[Side, ...]
-    says: str
+    text: str
     plot: str = ""
 
 
-ON_TCP = (Side.RALLYPOINT, Side.TORCH_STOCK, Side.TORCH_LEAN, Side.TORCHFT, Side.JAX)
+ON_TCP = (Side.RALLYPOINT, Side.TORCH_STOCK, Side.TORCH_LEAN, Side.TORCHFT, Side.TORCHFT_TWICE, Side.JAX)
 ON_ETCD = (Side.RALLYPOINT_ETCD, Side.TORCH_ETCD_V2, Side.TORCH_ETCD)
 LOSS = (Side.RALLYPOINT, Side.TORCH_STOCK, Side.TORCH_UNSHARED)
 IDLE = (Side.RALLYPOINT, Side.TORCH_STOCK, Side.TORCH_POLLING, Side.JAX)
@@ -59,20 +59,19 @@ TOPICS = (
         "Last arrival until all are released",
         Bench.RENDEZVOUS,
         LAST_ARRIVAL,
-        (*ON_TCP[:4], Side.TORCHFT_TWICE, *ON_TCP[4:], *ON_ETCD),
-        "All nodes are connected and N - 1 wait. From the call of the last one until the slowest call has "
-        "returned. For torchft that is a quorum of its lighthouse, which nobody confirms: whoever dies in it is "
-        "noticed later. Asked twice, everybody knows that everybody has had it, as in a round of Rallypoint, which all "
-        "have confirmed before anybody is released. For JAX it is a barrier of nodes that were "
-        "given their numbers from outside, where nothing has to be decided.",
+        ON_TCP + ON_ETCD,
+        "All nodes are connected and N - 1 wait: from the call of the last node until the slowest call has returned. "
+        "All members confirm a round of Rallypoint before any of them is released. A quorum of torchft's lighthouse "
+        "is not confirmed; asked twice, it gives the same guarantee. For JAX it is a barrier of processes that know "
+        "their numbers: no membership is decided.",
         "last-arrival",
     ),
     Topic(
-        "Cold start, all together",
+        "Cold start",
         Bench.RENDEZVOUS,
-        TOGETHER,
+        COLD_START,
         ON_TCP + ON_ETCD,
-        "From a start signal, upon which all N make a client, connect and call, until the slowest call has returned.",
+        "All nodes make a client, connect and call at the same instant: until the slowest call has returned.",
         "cold-start",
     ),
     Topic(
@@ -80,15 +79,15 @@ TOPICS = (
         Bench.RECOVERY,
         LOSS_TOLD,
         LOSS,
-        "One of N members is killed; each survivor joins again when its rendezvous tells it to. torch's never "
-        "does: its agent learns of a loss from its workers.",
+        "One of N members is killed; each survivor joins again when its rendezvous says so. torch's never does: its "
+        "agent learns of a loss from its workers.",
     ),
     Topic(
-        "Recovery after kill -9, survivors call at once",
+        "Recovery after kill -9, survivors re-join at once",
         Bench.RECOVERY,
-        LOSS_NOTICED,
+        LOSS_REJOIN,
         LOSS,
-        "The same, but the survivors call at the moment of the kill, as if their workers had failed.",
+        "The survivors call at the moment of the kill, as if their workers had failed.",
         "recovery",
     ),
     Topic(
@@ -96,25 +95,25 @@ TOPICS = (
         Bench.RECOVERY,
         LATE_NODE,
         LOSS,
-        "From the call of one node more, with a round of N under way, until all N + 1 are in one. With torch as "
-        "it is installed the late node waits in vain for an address that rank 0 does not publish again.",
+        "From the call of one more node, while N are in a round, until all N + 1 are in one. With torch as installed, "
+        "the late node waits for an address that rank 0 does not publish again.",
     ),
     Topic(
         "Idle: payload on the wire",
         Bench.IDLE,
         BYTES,
         IDLE,
-        "N nodes are in a round and do nothing; bytes of payload a second, in both directions, at the server.",
+        "N nodes are in a round and do nothing: payload at the server in both directions.",
         "idle",
     ),
-    Topic("Idle: processor time of the server", Bench.IDLE, CPU, IDLE, "The same nodes, the same time."),
+    Topic("Idle: processor time of the server", Bench.IDLE, CPU, IDLE, "Of the same samples."),
     Topic(
         "Idle: memory of the server by node",
         Bench.IDLE,
         RSS_PER_NODE,
         IDLE,
-        "How much the server's resident memory has grown since it started, by node; with few nodes that is mostly "
-        "what is loaded at first use.",
+        "Growth of the server's resident memory since its start, by node; with few nodes, mostly modules loaded at "
+        "first use.",
     ),
 )
 
@@ -126,7 +125,7 @@ def benchmarks_page(results: Results) -> str:
 
 
 def drawings(results: Results) -> dict[str, str]:
-    """The drawings by the names of their files."""
+    """The drawings by their file names."""
     found = {}
     for topic in TOPICS:
         lines = _lines(results, topic)
@@ -168,7 +167,7 @@ def _lines(results: Results, topic: Topic) -> list[Series]:
 
 
 def marks(results: Results) -> str:
-    """What a reader has to know before anything else."""
+    """Warnings at the top of a page."""
     marks = [QUICK] if results.is_quick else []
     last = results.last
     if results.most_load > last.cores:
@@ -183,17 +182,16 @@ def _circumstances(results: Results) -> str:
     period = first if len(results.runs) == 1 else f"{first} to {last.run}"
     commits = ", ".join(dict.fromkeys(run.commit for run in results.runs))
     minutes = sum(one.took_s for one in results.cells.values()) / 60
-    said = [
-        f"- Machine: {last.cores} cores, {last.memory_gib:g} GiB, {last.machine}. All nodes and the server share it.",
+    lines = [
+        f"- Machine: {last.cores} cores, {last.memory_gib:g} GiB, {last.machine}; shared by all nodes and the server.",
         f"- Versions: {versions}.",
         f"- Measured: {period} UTC, commit {commits}; {len(results.cells)} cells, {minutes:.0f} minutes, load "
-        f"average at most {results.most_load:.1f} as a cell began.",
-        f"- Command: `make bench{' ARGS=--quick' if results.is_quick else ''}`; a single cell, e.g. "
-        '`make bench ARGS="--only rendezvous/rallypoint/8 --again"`. Competitors with a Python of their own: '
-        "`--torch-python`, `--torchft-python`, `--jax-python`.",
-        "- All samples are in `bench/results.jsonl`; this page is made from it, and a test checks that.",
+        f"average up to {results.most_load:.1f}.",
+        f"- Command: `make bench{' ARGS=--quick' if results.is_quick else ''}`; one cell: "
+        '`make bench ARGS="--only rendezvous/rallypoint/8 --again"`.',
+        "- All samples are in `bench/results.jsonl`.",
     ]
-    return "## Where and how\n\n" + "\n".join(said) + "\n"
+    return "## Where and how\n\n" + "\n".join(lines) + "\n"
 
 
 def _topic(results: Results, topic: Topic) -> str:
@@ -205,7 +203,7 @@ def _topic(results: Results, topic: Topic) -> str:
         if (found := results.figure(topic.bench, side, nodes, topic.measure)) is not None
     }
     if not figures:
-        return f"## {topic.title}\n\n{topic.says}\n\nNot measured.\n"
+        return f"## {topic.title}\n\n{topic.text}\n\nNot measured.\n"
     columns = [side for side in present if any(side == one for one, _ in figures)]
     rows = [["N", *(TITLES[side] for side in columns)]]
     rows += [
@@ -214,7 +212,7 @@ def _topic(results: Results, topic: Topic) -> str:
     ]
     drawing = f"\n![{topic.title}: {_axis(_unit(figures))} by number of nodes](benchmarks/{topic.plot}.svg)\n"
     has_drawing = topic.plot and any(found.values for found in figures.values())
-    return f"## {topic.title}\n\n{topic.says}\n\n{table(rows)}{drawing if has_drawing else ''}"
+    return f"## {topic.title}\n\n{topic.text}\n\n{table(rows)}{drawing if has_drawing else ''}"
 
 
 def _unit(figures: dict[tuple[Side, int], Figure]) -> str:
@@ -222,12 +220,12 @@ def _unit(figures: dict[tuple[Side, int], Figure]) -> str:
 
 
 def _cell(found: Figure | None) -> str:
-    """Of a figure; empty if it was not tried."""
+    """The figure as text; empty if it was not tried."""
     return "" if found is None else found.in_words().replace("|", "/").replace("\n", " ")
 
 
 def reflow(page: str) -> str:
-    """The same page with paragraphs and points of lists in lines of the usual length."""
+    """The same page with paragraphs and list items in lines of the usual length."""
     blocks = []
     for block in page.strip().split("\n\n"):
         lines = [line for line in block.splitlines() if line.strip()]
@@ -272,9 +270,8 @@ def _store(results: Results) -> str:
     if not sides:
         return "## Store\n\nNot measured.\n"
     text = (
-        "## Store\n\nThe same call again and again, values of 64 bytes: the median of one call and, with several "
-        "processes, calls a second in all. torch's `set` and `multi_set` are not answered: they return before "
-        "anything has arrived.\n"
+        "## Store\n\nThe same call repeated, values of 64 bytes: the median of one call and, with several processes, "
+        "the calls of all in a second. torch's `set` and `multi_set` are not acknowledged by the server.\n"
     )
     for nodes in counts:
         rows = [["call", *(TITLES[side] for side in sides)]]
@@ -290,7 +287,7 @@ def _store(results: Results) -> str:
 
 
 def _losses(results: Results) -> str:
-    """Where somebody else is better, and by how much: computed, so that nothing is left out."""
+    """Where a competitor is better, and by how much: computed, so that nothing is left out."""
     found = []
     compared = [(t.title, t.bench, t.measure, t.sides) for t in TOPICS if t.measure != RSS_PER_NODE]
     compared += [
@@ -301,45 +298,43 @@ def _losses(results: Results) -> str:
             if side in OURS:
                 continue
             ours = Side.RALLYPOINT_ETCD if side in ON_ETCD else Side.RALLYPOINT
+            shares = []
             for nodes in results.nodes(bench, side):
                 theirs, own = (results.figure(bench, one, nodes, measure) for one in (side, ours))
                 times = ratio(theirs, own) if theirs is not None and own is not None else None
                 if times is not None and times < 1.0:
-                    found.append(
-                        f"- {title}, N = {nodes}: {TITLES[side]} needs 1/{1 / times:.3g} of what Rallypoint does."
-                    )
-    text = "## Where others are better\n\nEvery comparison above in which Rallypoint's median is the worse one:\n\n"
-    return text + ("\n".join(found) or "- None of those that were measured.") + "\n"
+                    shares.append(f"{times:.2g} (N = {nodes:,})")
+            if shares:
+                found.append(f"- {title}: {TITLES[side]} {', '.join(shares)}")
+    text = "## Where others are better\n\nAll comparisons above in which Rallypoint's median is worse, with the "
+    text += "competitor's figure as a share of Rallypoint's:\n\n"
+    return text + ("\n".join(found) or "- None.") + "\n"
 
 
 def _missing(results: Results) -> str:
-    said = [f"- {side}: {why}" for side, why in results.skipped.items()]
+    lines = [f"- {side}: {why}" for side, why in results.skipped.items()]
     planned = cells.quick() if results.is_quick else cells.full()
     not_run = [
         f"`{cell.key}`"
         for cell in planned
         if cell.key not in results.cells and cell.case.side.value not in results.skipped
     ]
-    said += [f"- Planned and not run, or left out for the budget: {', '.join(not_run)}."] if not_run else []
-    said += [f"- `{key}` ended early: {one.failed}" for key, one in results.cells.items() if one.failed]
-    return "## Not measured\n\n" + ("\n".join(said) or "- Everything that was to be measured was.") + "\n"
+    lines += [f"- Not run yet, or left out for the budget: {', '.join(not_run)}."] if not_run else []
+    lines += [f"- `{key}` ended early: {one.failed}" for key, one in results.cells.items() if one.failed]
+    return "## Not measured\n\n" + ("\n".join(lines) or "- Everything planned was measured.") + "\n"
 
 
 HEAD = """# Benchmarks
 
 <!-- Made by `make bench` from bench/results.jsonl: change bench/suite/page.py, not this page. -->
 
-The same work on Rallypoint and on others, in one run on one machine. What each figure means, and what was done to be
-fair, is in [bench.md](bench.md); what carries over to a cluster is in [scale.md](scale.md).
+Rallypoint and its competitors at the same work, on one machine. [bench.md](bench.md) explains the figures,
+[scale.md](scale.md) what carries over to a cluster.
 """
 FOOT = """## How to read it
 
-A figure is the median, with the least and the most in parentheses where there are several samples. Empty: not tried.
-"none
-in 20 s": it was tried, and not all nodes were released within that time. Competitors run as one process a node;
-Rallypoint does up
-to 128 nodes, and above as many connections of four processes. The columns "torch, lean" and "store sharing off" are
-explained in [bench.md](bench.md#the-columns-of-torch). All nodes share the machine's cores: from some number on,
-seconds
-say how much processor time all nodes need together.
+A figure is the median; least and most are in parentheses. Empty: not tried. "none in 20 s": not all nodes were
+released within that time. Above 128 nodes, which only Rallypoint runs, four processes share them. The columns of torch
+are explained in [bench.md](bench.md#the-columns-of-torch). All nodes share the machine's cores: with many nodes, a
+time says how much processor time all of them need together.
 """

@@ -10,13 +10,13 @@ from bench.suite.scale_page import scale_page
 
 
 def files(results: Results) -> dict[str, str]:
-    """What is made from the results, by its place under docs/."""
+    """The pages and drawings, by their paths under docs/."""
     drawn = {f"benchmarks/{name}": text for name, text in drawings(results).items()}
     return {"benchmarks.md": reflow(benchmarks_page(results)), "scale.md": reflow(scale_page(results)), **drawn}
 
 
 def write_pages(results: Path, docs: Path) -> list[Path]:
-    """Make all of them anew; what was written. Drawings that are made no more are removed."""
+    """Write all of them, and remove drawings that are no longer made; the paths written."""
     made = files(collect(read(results)))
     for old in (docs / "benchmarks").glob("*.svg"):
         if f"benchmarks/{old.name}" not in made:

@@ -1,8 +1,7 @@
 """Lines on two logarithmic axes as an SVG that can be read on a light and on a dark page. Pure.
 
-Written by hand: a library for this would be the largest dependency of the project, and none writes styles that follow
-the reader's colour scheme. Each line has a colour, a shape of its points and its name beside it, so none depends on
-colour alone.
+A library for this would be the largest dependency of the project, and none writes styles that follow the reader's
+colour scheme. Each line has its own colour, shape of points and label, so none depends on colour alone.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Series:
 
 
 def log_plot(title: str, description: str, x_name: str, y_name: str, lines: Sequence[Series]) -> str:
-    """The drawing; description is what somebody who cannot see it is told. ValueError without any point."""
+    """The drawing; `description` is for screen readers. ValueError without any point."""
     points = [point for line in lines for point in line.points]
     if not points:
         raise ValueError(f"there is nothing to draw for {title!r}")
@@ -100,7 +99,7 @@ def _grid(across: _Axis, up: _Axis) -> list[str]:
 
 
 def tick(power: int) -> str:
-    """10**power as people write it."""
+    """10**power with separators."""
     return f"{10**power:,}" if power >= 0 else f"{10.0**power:.{-power}f}"
 
 
@@ -131,7 +130,7 @@ def _point(number: int, x: float, y: float, colour: str) -> str:
 
 
 def _palettes(count: int) -> tuple[str, str]:
-    """The colours of so many lines, on a light and on a dark page."""
+    """The colours of `count` lines, on a light and on a dark page."""
     if count > len(COLOURS):
         raise ValueError(f"there are colours for {len(COLOURS)} lines, not for {count}")
     light, dark = zip(*COLOURS[:count], strict=True)

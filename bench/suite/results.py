@@ -1,4 +1,4 @@
-"""The results of `make bench`: JSON lines, added to and never rewritten. Reading is pure but for the file itself."""
+"""The results of `make bench`: JSON lines, appended and never rewritten. Pure, except for the file itself."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from bench.suite.cells import key_of
-from rallypoint.bench.plan import Bench, Case, Sample, Side
+from rallypoint.bench.plan import COLD_START, Bench, Case, Sample, Side
 from rallypoint.bench.report import Figure, figure
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """A run, and where: what the figures depend on. `skipped` says of each side that is not there how to get it."""
+    """The start of a run, and what its figures depend on. `skipped`: the sides that are missing, and why."""
 
     run: str
     is_quick: bool
@@ -27,7 +27,7 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
 
 
 class Measured(msgspec.Struct, frozen=True, tag="measured"):
-    """What came of one cell. `load` is the load average of the machine when it began."""
+    """The result of one cell. `load`: the load average of the machine when it began."""
 
     run: str
     case: Case
@@ -39,11 +39,13 @@ class Measured(msgspec.Struct, frozen=True, tag="measured"):
 
 Entry = Begun | Measured
 _decoder = msgspec.json.Decoder(Entry)
+_RENAMED = {"all together, connections included": COLD_START}
+"""Measures that had another name in older results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that counts: if there was a full run, what quick ones found does not. Of each cell, the last entry."""
+    """The last result of each cell. Quick runs count only if there is no full one."""
 
     runs: tuple[Begun, ...]
     cells: dict[str, Measured]
@@ -54,16 +56,16 @@ class Results:
 
     @property
     def last(self) -> Begun:
-        """The last run of those whose figures are here."""
+        """The last run that a result is from."""
         return self.runs[-1]
 
     def nodes(self, bench: Bench, side: Side) -> list[int]:
-        """The numbers of nodes that were tried."""
+        """The numbers of nodes that were measured."""
         found = {one.case.nodes for one in self.cells.values() if one.case.bench is bench and one.case.side is side}
         return sorted(found)
 
     def figure(self, bench: Bench, side: Side, nodes: int, measure: str) -> Figure | None:
-        """What was measured; None: it was not tried."""
+        """The samples of a measure; None: it was not tried."""
         found = [
             one
             for one in self.cells.values()
@@ -78,12 +80,12 @@ class Results:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of everything that was measured, by whichever run."""
+        """The versions in all runs; the last one counts."""
         return {name: version for run in self.runs for name, version in run.versions.items()}
 
     @property
     def skipped(self) -> dict[str, str]:
-        """How to get the sides that no run had."""
+        """The sides that were missing in all runs, and why."""
         tried = {one.case.side.value for one in self.cells.values()}
         return {side: why for side, why in self.last.skipped.items() if side not in tried}
 
@@ -111,30 +113,40 @@ def collect(entries: Iterable[Entry]) -> Results:
 
 
 def decode(text: str) -> list[Entry]:
-    """The entries of a file. ValueError, with the line, for one that is none."""
+    """The entries of a file. ValueError, with its number, for a line that cannot be read."""
     found: list[Entry] = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            found.append(_decoder.decode(line))
+            found.append(_with_new_names(_decoder.decode(line)))
         except msgspec.DecodeError as error:
             raise ValueError(f"line {number} of the results cannot be read: {error}") from error
     return found
 
 
+def _with_new_names(entry: Entry) -> Entry:
+    if isinstance(entry, Begun):
+        return entry
+    samples = tuple(
+        msgspec.structs.replace(sample, measure=_RENAMED.get(sample.measure, sample.measure))
+        for sample in entry.samples
+    )
+    return msgspec.structs.replace(entry, samples=samples)
+
+
 def read(path: Path) -> list[Entry]:
-    """Those of a file; none if it does not exist."""
+    """The entries of a file; none if it does not exist."""
     return decode(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 def append(path: Path, entry: Entry) -> None:
-    """Add one, at once: a run that is ended loses nothing."""
+    """Add an entry."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(msgspec.json.encode(entry).decode() + "\n")
 
 
 def is_done(entries: Iterable[Entry], case: Case, is_quick: bool) -> bool:
-    """Whether a run of the same kind has measured exactly that, whatever came of it."""
+    """Whether a run of the same kind has a result of exactly that case, or failed at it."""
     kinds: dict[str, bool] = {}
     for entry in entries:
         match entry:

@@ -1,4 +1,4 @@
-"""Runs cells one after the other, each in processes of its own, and notes what came of each at once."""
+"""Measures cells, those of a comparison in turns, and appends their results when the comparison is done."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.suite import rivals
-from bench.suite.cells import Cell
+from bench.suite.cells import Cell, grouped
+from bench.suite.machine import commit, machine, memory_gib
 from bench.suite.results import Begun, Measured, append, is_done, read
-from rallypoint.bench.plan import OURS
+from rallypoint.bench.competitors import REQUIREMENTS, Found, find
+from rallypoint.bench.plan import OURS, Side
 from rallypoint.bench.report import figure
-from rallypoint.bench.runner import Outcome, run_case
+from rallypoint.bench.runner import Job, Outcome, run_cases
+
+Measure = Callable[[Sequence[Job]], list[Outcome]]
 
 
 def run_cells(
@@ -25,63 +28,64 @@ def run_cells(
     again: bool,
     budget_s: float,
     say: Callable[[str], None],
-    measure: Callable[[Cell, str], Outcome] | None = None,
+    measure: Measure = lambda jobs: run_cases(jobs, lambda case, text: None),
 ) -> bool:
-    """Measure what is not measured yet; whether all of our own could be.
+    """Measure the cells that have no result yet; whether no cell of Rallypoint failed.
 
-    No cell is begun that would probably end after the budget; one that hangs is ended. `measure` gets a cell and the
-    Python that runs it.
+    A cell that would probably end after the budget is left out; one that hangs is killed.
     """
-    measure = measure or _measure
-    present = rivals.look(pythons)
+    found = find([Side.RALLYPOINT, *REQUIREMENTS], pythons)
     before = read(results)
     wanted = [cell for cell in cells if again or not is_done(before, cell.case, is_quick)]
     if len(wanted) < len(cells):
         say(f"{len(cells) - len(wanted)} of {len(cells)} cells are done; --again measures them again")
-    for side, why in present.skipped.items():
+    for side, why in found.missing.items():
         if any(cell.case.side is side for cell in wanted):
             say(f"{side.value} is skipped: {why}")
-    runnable = [cell for cell in wanted if cell.case.side in present.pythons]
-    if not runnable:
+    groups = grouped(cell for cell in wanted if cell.case.side in found.pythons)
+    if not groups:
         return True
-    begun = _begin(results, is_quick, present)
+    begun = _begin(results, is_quick, found)
     started_at = time.monotonic()
-    is_whole = True
-    for number, cell in enumerate(runnable, 1):
+    no_failure = True
+    for number, group in enumerate(groups, 1):
         spent_s = time.monotonic() - started_at
-        head = f"[{number}/{len(runnable)}, {spent_s / 60:.1f} of {budget_s / 60:g} min] {cell.key}"
-        if spent_s + cell.about_s > budget_s:
-            say(f"{head}: left out, about {cell.about_s:g} s would not fit into the budget")
+        head = f"[{number}/{len(groups)}, {spent_s / 60:.1f} of {budget_s / 60:g} min]"
+        fitting: list[Cell] = []
+        for cell in group:
+            if spent_s + cell.about_s <= budget_s:
+                fitting.append(cell)
+                spent_s += cell.about_s
+            else:
+                say(f"{head} {cell.key}: left out, about {cell.about_s:g} s would not fit into the budget")
+        if not fitting:
             continue
-        load, begun_at = os.getloadavg()[0], time.monotonic()
-        outcome = measure(cell, present.pythons[cell.case.side])
-        took_s = round(time.monotonic() - begun_at, 1)
-        append(results, Measured(begun.run, cell.case, outcome.samples, outcome.failed, took_s, round(load, 2)))
-        say(f"{head}: {summary(cell, outcome)}")
-        is_whole &= not (outcome.failed and cell.case.side in OURS)
-    return is_whole
+        load = round(os.getloadavg()[0], 2)
+        outcomes = measure([Job(cell.case, found.pythons[cell.case.side], cell.timeout_s) for cell in fitting])
+        for cell, outcome in zip(fitting, outcomes, strict=True):
+            took_s = round(outcome.took_s, 1)
+            append(results, Measured(begun.run, cell.case, outcome.samples, outcome.failed, took_s, load))
+            say(f"{head} {cell.key}: {summary(outcome)}")
+            no_failure &= not (outcome.failed and cell.case.side in OURS)
+    return no_failure
 
 
-def _begin(results: Path, is_quick: bool, present: rivals.Present) -> Begun:
+def _begin(results: Path, is_quick: bool, found: Found) -> Begun:
     begun = Begun(
         run=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
         is_quick=is_quick,
-        commit=rivals.commit(),
-        machine=rivals.machine(),
+        commit=commit(),
+        machine=machine(),
         cores=os.cpu_count() or 1,
-        memory_gib=round(rivals.memory_gib(), 1),
-        versions=present.versions,
-        skipped={side.value: why for side, why in present.skipped.items()},
+        memory_gib=round(memory_gib(), 1),
+        versions=found.versions,
+        skipped={side.value: why for side, why in found.missing.items()},
     )
     append(results, begun)
     return begun
 
 
-def _measure(cell: Cell, python: str) -> Outcome:
-    return run_case(cell.case, lambda _: None, python, cell.patience_s)
-
-
-def summary(cell: Cell, outcome: Outcome) -> str:
+def summary(outcome: Outcome) -> str:
     """The first figures of a cell in one line."""
     if outcome.failed:
         return f"failed: {outcome.failed}"

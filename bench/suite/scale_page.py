@@ -1,4 +1,4 @@
-"""docs/scale.md: what a round and an idle node cost as functions of N, from measured constants. Pure."""
+"""docs/scale.md: what a round and an idle node cost as functions of N, fitted to measurements. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from bench.suite.fit import Fit, fit
 from bench.suite.page import marks, table
 from bench.suite.results import Results
 from rallypoint.bench.plan import (
-    KEPT_BYTES,
-    KEPT_CPU,
-    KEPT_RATE,
+    IDLE_BYTES,
+    IDLE_CPU,
+    KEEP_ALIVE_RATE,
     MEMORY,
     ROUND_BYTES,
     ROUND_CPU,
@@ -29,7 +29,7 @@ from rallypoint.bench.report import quantity
 
 MEASURED = (
     *(ROUND_FRAMES_IN, ROUND_FRAMES_OUT, ROUND_BYTES, ROUND_CPU, ROUND_NODES_CPU),
-    *(KEPT_RATE, KEPT_BYTES, KEPT_CPU, MEMORY),
+    *(KEEP_ALIVE_RATE, IDLE_BYTES, IDLE_CPU, MEMORY),
 )
 SIZES = (10, 100, 1_000, 10_000, 50_000, 100_000)
 TRIP_MS = (0.1, 1.0, 10.0, 100.0)
@@ -57,7 +57,7 @@ def scale_page(results: Results) -> str:
 
 
 def constants(results: Results) -> dict[str, Fit] | None:
-    """A line for every quantity; None if too little was measured."""
+    """The fitted line of every quantity; None if too little was measured."""
     found: dict[str, Fit] = {}
     for measure in MEASURED:
         points = []
@@ -83,16 +83,14 @@ def _constants(results: Results, fits: dict[str, Fit], nodes: list[int]) -> str:
         fixed = quantity(one.fixed, unit) if one.fixed else "0"
         rows.append([measure, *cells, _small(one.each, unit), fixed, f"{100 * one.worst:.0f} %"])
     return (
-        "## The constants\n\nMeasured on this machine by `rallypoint bench scale`: nodes idle in a round, then all "
-        "of them join again, which is a whole round (join, assignment, confirmation, release) without connecting. "
-        "Frames and bytes are counted by the server and its keep-alives taken off; a frame is what is written at "
-        "once. The line through the points, `by node` x N + `fixed`, is the closest one by share of each "
-        "point.\n\n" + table(rows)
+        "## Measured costs\n\nBy `rallypoint bench scale`: connected nodes idle in a round, then all join again. The "
+        "server counts frames (what is written at once) and bytes; keep-alives are subtracted from the round. "
+        "`by node` x N + `fixed` is the line with the least relative error.\n\n" + table(rows)
     )
 
 
 def _small(value: float, unit: str) -> str:
-    """Of one node: in millionths where that is what it takes."""
+    """A cost per node, in small units."""
     if unit == "s":
         return f"{value * 1e6:.3g} µs"
     if unit == "MiB":
@@ -111,51 +109,46 @@ def _functions(fits: dict[str, Fit], most: int) -> str:
                 f"{messages:,.0f}",
                 f"{fits[ROUND_BYTES].at(count) / 1e6:.3g} MB",
                 quantity(fits[ROUND_CPU].at(count), "s"),
-                f"{2 * fits[KEPT_RATE].at(count):,.0f}",
-                quantity(fits[KEPT_BYTES].at(count), "B/s"),
-                f"{fits[KEPT_CPU].at(count):.3g} % of a core",
+                f"{2 * fits[KEEP_ALIVE_RATE].at(count):,.0f}",
+                quantity(fits[IDLE_BYTES].at(count), "B/s"),
+                f"{fits[IDLE_CPU].at(count):.3g} % of a core",
                 quantity(fits[MEMORY].at(count), "MiB"),
             ]
         )
     return (
-        "## As functions of N\n\nComputed from the constants. An idle node sends a keep-alive and is answered: "
-        "two messages every `keep_alive_interval` (5 s); a longer interval makes idling cheaper and a loss "
-        "without a closed connection later to be seen. Memory is what the nodes add. `*`: beyond what was "
-        f"measured here, {most:,} nodes.\n\n" + table(rows)
+        "## By number of nodes\n\nComputed from these lines. An idle node exchanges two messages every "
+        "`keep_alive_interval` (5 s): a longer interval costs less, and detects a loss without a closed connection "
+        f"later. `*`: more than the {most:,} nodes that were measured.\n\n" + table(rows)
     )
 
 
 def limits(fits: dict[str, Fit]) -> list[tuple[str, float]]:
-    """What ends first, with the number of nodes at which it does."""
+    """The limits, with the number of nodes at which each is reached; the lowest first."""
     found = [
         (
-            f"a round takes the server {ROUND_SHARE * CONFIRM_S:g} s of processor time, half of `confirm_timeout` "
+            f"a round takes {ROUND_SHARE * CONFIRM_S:g} s of the server's processor time, half of `confirm_timeout` "
             f"({CONFIRM_S:g} s)",
             fits[ROUND_CPU].nodes_for(ROUND_SHARE * CONFIRM_S),
         ),
-        (f"keep-alives take {IDLE_SHARE:g} % of its core", fits[KEPT_CPU].nodes_for(IDLE_SHARE)),
+        (f"keep-alives take {IDLE_SHARE:g} % of its core", fits[IDLE_CPU].nodes_for(IDLE_SHARE)),
         (f"nodes take {MEMORY_MIB / 1024:g} GiB of memory", fits[MEMORY].nodes_for(MEMORY_MIB)),
     ]
     return sorted(found, key=lambda one: one[1])
 
 
 def _limits(fits: dict[str, Fit], most: int) -> str:
-    rows = [["what ends", "at about"]]
+    rows = [["limit", "at about"]]
     for what, nodes in limits(fits):
         rows.append([what, "never" if math.isinf(nodes) else f"{_rounded(nodes):,} nodes"])
-    first, nodes = limits(fits)[0]
-    beyond = "" if nodes <= most else f" That is beyond the {most:,} nodes that were measured: it is a computed figure."
+    computed = "" if limits(fits)[0][1] <= most else f" More than {most:,} nodes were not measured: this is computed."
     return (
-        "## Where the embedded server stops being enough\n\nThe server is one process with one event loop, so one "
-        "core, whatever the number of cores.\n\n"
-        + table(rows)
-        + f"\nThe first is: {first}, at about {_rounded(nodes):,} nodes on one server, in one run or in several "
-        f"together." + beyond + WHAT_THEN
+        "## Limits of the embedded server\n\nThe server is one process with one event loop: it uses one core, for the "
+        f"nodes of all its runs.{computed}\n\n" + table(rows) + BEYOND_THE_LIMITS
     )
 
 
 def _rounded(nodes: float) -> int:
-    """Two digits: more would pretend."""
+    """Two digits: the fit has no more."""
     if nodes <= 0 or math.isinf(nodes):
         return 0
     step = 10 ** max(0, math.floor(math.log10(nodes)) - 1)
@@ -170,7 +163,7 @@ def _trips(results: Results, fits: dict[str, Fit], most: int) -> str:
         if figure is not None and figure.median is not None:
             found[measure] = figure.median
     if len(found) < len(TRIPS_OF):
-        return "## With real round trips\n\nNot measured.\n"
+        return "## Round trips\n\nNot measured.\n"
     rows = [["", "round trips"], *([measure, f"{trips:.1f}"] for measure, trips in found.items())]
     times = [["round trip", "last call until all are released", "from nothing, with a new run", "a late node"]]
     busy_s = fits[ROUND_CPU].at(10_000)
@@ -180,14 +173,12 @@ def _trips(results: Results, fits: dict[str, Fit], most: int) -> str:
         row = (last + busy_s, cold + opened + busy_s, late + busy_s)
         times.append([f"{trip_ms:g} ms", *(quantity(value, "s") for value in row)])
     return (
-        "## With real round trips\n\nHow often somebody has to wait for the other side, measured by keeping "
-        f"everything on the wire back for 100 ms in each direction ({counts[0]} nodes; opening a TCP connection is "
-        "one more). It does not depend on the number of nodes: all of them wait at the same time.\n\n"
+        f"## Round trips\n\nMeasured with a delay of 100 ms in each direction and {counts[0]} nodes; all nodes wait at "
+        "the same time, so their number does not matter. Opening a TCP connection is one more.\n\n"
         + table(rows)
-        + "\nFor 10,000 nodes on machines of their own, then, at most: trips x round trip + the server's processor "
-        f"time for a round ({quantity(busy_s, 's')}{'' if most >= 10_000 else ', computed'}; the nodes' own is "
-        "spent at the same time, on their machines). A late node, and whoever waits for others, adds what it "
-        "waits for.\n\n" + table(times)
+        + "\n10,000 nodes on machines of their own then take at most: round trips x round trip time + the server's "
+        f"processor time for a round ({quantity(busy_s, 's')}{'' if most >= 10_000 else ', computed'}).\n\n"
+        + table(times)
     )
 
 
@@ -195,34 +186,24 @@ HEAD = """# Beyond one machine
 
 <!-- Made by `make bench` from bench/results.jsonl: change bench/suite/scale_page.py, not this page. -->
 
-[benchmarks.md](benchmarks.md) has all nodes on one machine, where they compete with the server for its cores. Counts
-and bytes carry
-over to a cluster as they are; processor time and memory of the server do, up to the speed of its core; seconds do
-not. This
-page says what a job of N nodes costs its server, from constants that are measured and fitted.
+What a job of N nodes costs its server, from measurements on one machine. Messages and bytes carry over to a cluster as
+they are, processor time and memory of the server up to the speed of its core. The times of
+[benchmarks.md](benchmarks.md) do not: there, all nodes compete with the server for the same cores.
 """
-WHAT_THEN = """
+BEYOND_THE_LIMITS = """
+Beyond them:
 
-What to use then:
-
-- **Several servers, by run.** Runs share nothing. A server for each team, or for each large job, is a `rallypoint
-  serve` more;
-  the URL of the job names it. This helps with many jobs, not with a single one that is too large.
-- **A longer `keep_alive_interval`**, if idling is what ends first: twice the interval, half of that.
-- **Patience**, if a round is: an attempt lives while confirmations come, however many. It is given up when none came
-  for `confirm_timeout`; give a machine that is busy with something else a longer one.
-- **etcd** (`etcd://`), for high availability: the coordinator is then one of the nodes, and the cluster keeps the
-  leases.
-  It is not the answer to size: every key costs a write to disk on a majority, and what was measured on it here is in
-  [benchmarks.md](benchmarks.md) and [etcd.md](etcd.md), with far fewer nodes than this page speaks of.
-- **File descriptors**: each node is one connection. `ulimit -n` of the server has to be above the number of nodes, and
-  `--max-connections` too.
+- **Several servers.** Runs share nothing: start one `rallypoint serve` for each team or large job. This does not help a
+  single job that is too large.
+- **A longer `keep_alive_interval`** if idling is the limit: twice the interval costs half.
+- **A longer `confirm_timeout`** if a round is: an attempt is given up when no confirmation came for that time, however
+  long it takes in all.
+- **File descriptors**: a node is one connection; raise `ulimit -n` and `--max-connections` of the server.
+- **etcd** is for high availability, not for size: every key costs a disk write on a majority of its members
+  ([etcd.md](etcd.md)).
 """
-FOOT = """## What this does not say
+FOOT = """## Not included
 
-The constants are of one processor and one version, in the table above. A network that loses packets, a slow name
-server, TLS
-(what that costs is in [security.md](security.md)) and `--data` (see [durability.md](durability.md)) come on top. The
-computed rows
-assume that cost stays proportional, which was seen only as far as it was measured.
+A lossy network, slow name servers, TLS ([security.md](security.md)) and `--data` ([durability.md](durability.md)) cost
+more. Computed rows assume that costs stay proportional.
 """
