@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from rallypoint.backends.dial import dial
 from rallypoint.backends.session import FIRST_DRAWN
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import dial
 from rallypoint.bench.helper import end_all
 from rallypoint.bench.plan import (
     FROM_LOG,
