@@ -76,7 +76,7 @@ def quick() -> tuple[Cell, ...]:
 
 
 def _quick() -> Iterable[Cell]:
-    yield from _cells(Bench.RENDEZVOUS, Side.RALLYPOINT, {2: 7, 8: 7, 32: 9, 128: 16, 1_000: 12, 10_000: 30}, repeat=1)
+    yield from _cells(Bench.RENDEZVOUS, Side.RALLYPOINT, {2: 7, 8: 7, 32: 9, 128: 16, 1_000: 12, 10_000: 22}, repeat=1)
     yield from _cells(Bench.RENDEZVOUS, Side.TORCH_STOCK, {2: 10, 8: 11, 32: 15}, repeat=1, limit_s=20)
     yield from _cells(Bench.RENDEZVOUS, Side.TORCHFT, {2: 8, 8: 8, 32: 10}, repeat=1)
     yield from _cells(Bench.RENDEZVOUS, Side.TORCHFT_TWICE, {2: 8, 8: 8, 32: 10}, repeat=1)
@@ -91,7 +91,7 @@ def _quick() -> Iterable[Cell]:
     yield from _cells(Bench.STORE, Side.RALLYPOINT, {1: 9}, repeat=1, seconds=0.4)
     yield from _cells(Bench.STORE, Side.TORCH_STOCK, {1: 12}, repeat=1, seconds=0.4)
     yield from _cells(Bench.STORE, Side.JAX, {1: 10}, repeat=1, seconds=0.4)
-    yield from _cells(Bench.IDLE, Side.RALLYPOINT, {8: 14, 1_000: 18}, repeat=1, seconds=10)
+    yield from _cells(Bench.IDLE, Side.RALLYPOINT, {8: 14, 1_000: 15}, repeat=1, seconds=10)
     yield from _cells(Bench.IDLE, Side.TORCH_STOCK, {8: 18}, repeat=1, seconds=10)
     yield from _cells(Bench.IDLE, Side.JAX, {8: 18}, repeat=1, seconds=10)
 

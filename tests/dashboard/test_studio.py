@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.dashboard import studio as module
 from rallypoint.dashboard import watching as watching_module
 from rallypoint.dashboard.places import inside

@@ -89,7 +89,7 @@ def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again() -> Non
         again = await town.gathered("a", "b")
         assert {one.number for one in again.values()} == {2}
         node = town.node("a")
-        store = AsyncStore(node.backend, node.keys, node.identity.id).place(again["a"])
+        store = AsyncStore(node.backend, node.keys, node.identity.id, again["a"])
         await store.set("k", b"v")
         assert await store.get("k") == b"v"
 

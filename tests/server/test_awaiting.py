@@ -7,8 +7,6 @@ import random
 import pytest
 
 from rallypoint.kv.types import Delete, Grant, Put, Revoke, Txn
-from rallypoint.rendezvous.records import NodePhase, NodeRecord, encode
-from rallypoint.server import soon
 from rallypoint.wire.messages import Await, Do
 from tests.server.kit import Raw, eventually, run, serving
 
@@ -268,18 +266,3 @@ def test_who_waits_does_not_hold_up_what_comes_after_it():
             assert (await raw.answer(4)).committed
 
     run(main())
-
-
-def test_key_of_a_user_is_not_taken_for_the_key_of_a_node():
-    own = Txn((), (Put("/rallypoint/run/nodes/a1", b""),))
-    users = Txn((), (Put("/rallypoint/run:data/store/000000000001/k/all/nodes/a1", b""),))
-    assert soon.is_of_a_node(own)
-    assert not soon.is_of_a_node(users)
-
-
-def test_goodbye_of_a_node_is_answered_at_once():
-    """Nothing is pushed to it next, and it waits for the answer before it ends its session."""
-    for phase in NodePhase:
-        value = encode(NodeRecord(id="a1", name="a", addr="host", session=1, join=1, phase=phase))
-        wanted = phase is not NodePhase.LEFT
-        assert soon.is_of_a_node(Txn((), (Put("/rallypoint/run/nodes/a1", value),))) is wanted

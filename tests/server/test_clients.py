@@ -525,19 +525,3 @@ def test_session_without_any_grace_ends_at_once_on_every_loop(kind):
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())
-
-
-def test_a_session_whose_client_is_back_and_says_that_it_is_its_own_has_its_full_time_again():
-    async def story():
-        house = House()
-        client, line = house.come("c")
-        lease = house.grant()
-        house.clients.hold(client, lease, 1.0)  # by somebody else, so that the client does not know of it yet
-        house.clients.gone(client, line, by_peer=True)
-        assert house.left_s(lease) == pytest.approx(1.0)
-        again, _ = house.come("c")
-        house.clients.hold(again, lease, 1.0)
-        await asyncio.sleep(5.0)
-        assert house.lives(lease)
-
-    run_virtual(story())

@@ -7,7 +7,7 @@ from rallypoint.server.journal import Bounds
 from rallypoint.testing.conformance.backend import BACKEND_CHECKS, run_checks
 from rallypoint.testing.conformance.backend_random import check_random_history
 from rallypoint.testing.disk import FaultyDisk, MemoryDisk
-from tests.backends.test_conformance_tcp import ALL_S, HISTORY, assert_all_conform, kit_of
+from tests.backends.tcp.test_conformance import ALL_S, HISTORY, assert_all_conform, kit_of
 from tests.server.durable_kit import serving_from
 
 

@@ -9,13 +9,13 @@ import textwrap
 import pytest
 
 from rallypoint import aio
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.events import CoordinatorDeposed, CoordinatorElected, Emitter, ServerStopped
 from rallypoint.kv.types import Grant, Put, Revoke, Txn
 from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import ClaimRecord, ConfigRecord, decode, encode
-from rallypoint.server import runs, soon
+from rallypoint.server import runs
 from rallypoint.server import server as serving_module
 from rallypoint.server.server import Server
 from rallypoint.settings import Timing
@@ -32,7 +32,6 @@ from rallypoint.wire.messages import (
     MakeRun,
     WatchStart,
     encoder,
-    server_decoder,
     welcome_decoder,
 )
 from tests.patience import PATIENCE_S as PROCESS_PATIENCE_S
@@ -146,12 +145,10 @@ def test_one_client_at_a_time_is_told_to_make_a_run_and_nobody_once_it_is_there(
             first, second, third = [await coming(server, name) for name in "abc"]
             assert await told_on_joining(first, 1) == [Answer, MakeRun, Answer]
             assert await told_on_joining(second, 2) == [Answer, Answer]
-            await coming(server, "older", version=2)
             first.send(Do(3, Txn((), (Put(RunKeys("rallypoint", "run").config, b"{}"),))))
             await first.answer(3)
             server.runs.attend("run")._turn_at -= runs.TURN_S
             assert await told_on_joining(third, 3) == [Answer, Answer]
-            await coming(server, "older still", version=1)
 
     run(main())
 
@@ -167,36 +164,6 @@ def test_nobody_is_told_to_make_a_run_who_got_no_session():
     run(main())
 
 
-def test_the_first_session_of_a_run_is_answered_at_once(monkeypatch):
-    async def main():
-        monkeypatch.setattr(soon, "QUIET_S", 600.0)
-        monkeypatch.setattr(soon, "MOST_QUIET_S", 600.0)
-        async with serving() as server:
-            one = await coming(server, "a", version=2, makes_run=True)  # told so when it came, and nothing else now
-            one.send(Do(1, Grant(60, 1)), Hold(1, 1.0))
-            assert (await one.answer(1)).alive
-
-    run(main())
-
-
-def test_a_node_that_opens_its_session_and_joins_is_woken_once_with_what_comes_next(monkeypatch):
-    async def main():
-        monkeypatch.setattr(soon, "QUIET_S", 600.0)
-        monkeypatch.setattr(soon, "MOST_QUIET_S", 600.0)
-        async with serving() as server:
-            one = await coming(server, "a", version=2, makes_run=True)
-            join = Txn((), (Put(RunKeys("rallypoint", "run").node("a"), b"{}", 1),))
-            one.send(Do(1, Grant(60, 1)), Hold(1, 1.0), Do(2, join))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await one.next_frame()
-            one.send(Do(3, Txn((), ())))
-            told = server_decoder.decode(await one.next_frame())
-            assert [(type(message), message.seq) for message in told] == [(Answer, 1), (Answer, 2), (Answer, 3)]
-
-    run(main())
-
-
 def test_who_goes_on_with_a_session_is_told_again_that_it_is_to_make_the_run():
     async def main():
         async with serving() as server:
@@ -204,16 +171,6 @@ def test_who_goes_on_with_a_session_is_told_again_that_it_is_to_make_the_run():
             assert await told_on_joining(one, 1) == [Answer, MakeRun, Answer]
             await coming(server, "a", makes_run=True, sessions=(Held(1, 1.0),))
             await coming(server, "b")
-
-    run(main())
-
-
-def test_client_of_an_older_version_is_told_when_it_comes():
-    async def main():
-        async with serving() as server:
-            older = await coming(server, "older", version=2, makes_run=True)
-            assert await told_on_joining(older, 1) == [Answer, Answer]
-            assert await told_on_joining(await coming(server, "newer"), 2) == [Answer, Answer]
 
     run(main())
 

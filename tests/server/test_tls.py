@@ -337,7 +337,7 @@ def test_source_that_was_refused_too_often_is_refused_before_any_handshake(town)
 
 
 def test_client_gives_up_on_a_handshake_that_is_never_answered_and_keeps_no_socket(town, monkeypatch):
-    monkeypatch.setattr("rallypoint.backends.tcp.CONNECT_S", 0.2)
+    monkeypatch.setattr("rallypoint.backends.tcp.client.CONNECT_S", 0.2)
 
     async def main():
         silent = []

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from rallypoint.backends.dial_direct import connect
-from rallypoint.backends.tcp import LIMITS
-from rallypoint.backends.tcp_direct import DirectPool
+from rallypoint.backends.tcp.client import LIMITS
+from rallypoint.backends.tcp.direct import DirectPool, connect
 from rallypoint.kv.types import Add, Op, Put, Result, Txn
 from rallypoint.server.server import Server
 from tests.patience import PATIENCE_S

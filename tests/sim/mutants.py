@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from rallypoint.backends.session import LeaseSession
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.kv import log, parts
 from rallypoint.kv.engine import Engine
 from rallypoint.rendezvous import attempt, decide, ranks
@@ -23,7 +23,6 @@ from rallypoint.rendezvous.candidate import Candidate
 from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.entry import Entry
 from rallypoint.rendezvous.fenced import FencedWriter
-from rallypoint.rendezvous.head_start import HeadStarts
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.patience import Patience
@@ -35,7 +34,6 @@ from rallypoint.server.durable import DurableConnection
 from rallypoint.server.journal import Journal
 from rallypoint.store import AsyncStore
 from rallypoint.testing.exhaustive import Budget, Setup
-from rallypoint.testing.sim.lanes import WiredLane
 from tests.sim.edits import Edit, edited
 
 GUARANTEES = (
@@ -246,8 +244,8 @@ MUTANTS = (
             Edit(
                 attempt,
                 "forms",
-                "_confirm(",
-                "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    _confirm(",
+                "return writes",
+                "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    return writes",
             ),
         ),
         rule=10,
@@ -300,9 +298,9 @@ MUTANTS = (
         (
             Edit(
                 AsyncStore,
-                "_fence",
-                "ModRevisionIs(self._keys.node(self._node_id), self.joined.own_revision)",
-                'ModRevisionIs(self._keys.control + "nowhere", 0)',
+                "__init__",
+                "ModRevisionIs(keys.node(node_id), joined.own_revision)",
+                'ModRevisionIs(keys.control + "nowhere", 0)',
             ),
         ),
     ),
@@ -314,10 +312,7 @@ MUTANTS = (
     Mutant(
         "the store of a number's earlier life is left in place",
         ("Fencing",),
-        (
-            Edit(attempt, "becomes_active", "DeleteRange(keys.store(record.number))", "DeleteRange(keys.store(0))"),
-            Edit(attempt, "at_once", "RangeEmpty(keys.store(record.number))", "RangeEmpty(keys.store(0))"),
-        ),
+        (Edit(attempt, "becomes_active", "DeleteRange(keys.store(record.number))", "DeleteRange(keys.store(0))"),),
     ),
     Mutant(
         "an attempt survives a close and a reopening",
@@ -476,84 +471,6 @@ MUTANTS = (
         "a server that lost its memory waits for nobody",
         ("Exclusivity",),
         (Edit(decide, "decide", "if view.returning is not None and (until", "if False and (until"),),
-        is_wired=True,
-    ),
-    # --- the shortest way into a round --------------------------------------------------------------------------------
-    Mutant(
-        "a call whose caller was released goes on to the next round",
-        ("Release",),
-        (Edit(Node, "_await_round", "if self._express.joined is not None:", "if False:"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "what was confirmed the shortest way is forgotten when the rest of the way is not",
-        ("Completion", "Release", "Admission", "Detection"),
-        (Edit(Node, "_await_round", "if confirmed is not None:", "if False:"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "whoever was released is told of those who waited in the round before",
-        ("Release",),
-        (
-            Edit(
-                Node,
-                "waiting_count",
-                "is_in = self._express.early or self._express.joined or self.current",
-                "is_in = None",
-            ),
-        ),
-        is_wired=True,
-    ),
-    Mutant(
-        "a caller that has confirmed goes on although its node did so from there",
-        (
-            "Release",
-            "Agreement",
-            "Exclusivity",
-            "Freshness",
-            "Detection",
-            "Completion",
-            "Admission",
-            "Fencing",
-            "Barrier",
-        ),
-        (Edit(WiredLane, "_enters", "if not self.seats.pop(number, False):", "if False:"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a node does not look whether its place was confirmed beforehand",
-        ("Completion", "Admission"),
-        (Edit(Presence, "find_out", "return self.record", "return None"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a node takes what was written to confirm its place for somebody else's doing",
-        ("Completion", "Admission"),
-        (Edit(Presence, "_is_pledged", "if own is None or record is None", "if True or record is None"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a round is active at once if anybody has confirmed beforehand",
-        ("Barrier",),
-        (Edit(Coordinator, "_form", "len(sure) == len(new.members)", "sure"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "who is in before it has seen the round takes what it saw before for the end of it",
-        ("Release", "Completion", "Admission", "Detection", "OutageTolerance"),
-        (Edit(Sight, "what_changed", "if not self.sees(current):", "if False:"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a node does not say that a session which its caller has opened is its own",
-        ("OutageTolerance", "Detection", "Completion", "Admission"),
-        (Edit(TcpBackend, "_take_session", "self._send(Hold(lease, self._grace_s))", "pass"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a node takes it for granted that what its caller has sent was executed",
-        ("Completion", "Admission", "Release"),
-        (Edit(HeadStarts, "take_over", "if not begun.revision:", "if False:"),),
         is_wired=True,
     ),
     # --- its data -----------------------------------------------------------------------------------------------------

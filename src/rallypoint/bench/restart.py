@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from rallypoint.backends.dial import dial
 from rallypoint.backends.session import FIRST_DRAWN
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import dial
 from rallypoint.bench.plan import (
     FROM_LOG,
     FROM_SNAPSHOT,
@@ -45,8 +45,7 @@ VALUE = b"v" * 64
 TTL_S = 3600.0
 IN_FLIGHT = 64
 CONNECTIONS = 8
-COLD_START = 50
-"""Entries of one commit."""
+ENTRIES_OF_A_COMMIT = 50
 MODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (RATE_NONE, LATENCY_NONE, ()),
     (RATE_OS, LATENCY_OS, ("--sync", "os")),
@@ -102,7 +101,9 @@ def _write_as_log(path: Path, entries: list[Entry]) -> None:
     disk = Directory(path)
     disk.lock()
     write_snapshot(disk, 1, 0, GENERATION, capture(Engine()))
-    frames = [encode_entries(at, entries[at : at + COLD_START]) for at in range(0, len(entries), COLD_START)]
+    frames = [
+        encode_entries(at, entries[at : at + ENTRIES_OF_A_COMMIT]) for at in range(0, len(entries), ENTRIES_OF_A_COMMIT)
+    ]
     begin_log(disk, 1, 0, GENERATION, b"".join(frames)).close()
     disk.close()
 

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from rallypoint.backends.contract import Backend
-from rallypoint.backends.tcp import TcpBackend
-from rallypoint.backends.tcp_link import Connector, Link
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.connection import ClientConnection, Connector
 from rallypoint.dashboard.places import Place, of_server
 from rallypoint.dashboard.studio_words import (
     BEAT_S,
@@ -72,7 +72,7 @@ def _once(server: socket.socket, lost: asyncio.Event) -> Connector:
     """A connector to what is connected already. There is no second time."""
     left = [server]
 
-    async def connect(make: Callable[[], Link]) -> None:
+    async def connect(make: Callable[[], ClientConnection]) -> None:
         if not left:
             lost.set()
             raise ConnectionError("the server has closed the connection")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from rallypoint.backends.contract import Watch
 from rallypoint.errors import Unavailable
@@ -23,17 +22,10 @@ class Feed:
         self._next: asyncio.Task[Batch] | None = None
         """Who waits for a watch that does not call."""
         self._has_news = True
-        self._takes: Callable[[Batch], bool] | None = None
-        """Who takes batches meanwhile."""
-        self._error: Exception | None = None
-        """What the watch ended with while somebody waited."""
         self._is_called = watch.follow(self._called)
 
     def ready(self) -> Batch | None:
         """The next batch, if it is here. Raises what the watch ended with."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
         if self._next is not None:
             if not self._next.done():
                 return None
@@ -45,16 +37,11 @@ class Feed:
             raise Unavailable(CLOSED)
         return batch
 
-    async def wait(self, until: float | None, takes: Callable[[Batch], bool] | None = None) -> None:
-        """Until there may be a batch, or an instant.
-
-        Where the watch calls, `takes` is given the batches meanwhile, as they come: the wait goes on while it says that
-        there was no more to do about them. It must not execute anything.
-        """
+    async def wait(self, until: float | None) -> None:
+        """Until there may be a batch, or an instant."""
         if self._is_called:
             if self._has_news:
                 return
-            self._takes = takes
         elif self._next is None:
             self._next = asyncio.create_task(self._take_next(), name=self._name)
             self._next.add_done_callback(lambda _: self._called())
@@ -65,7 +52,7 @@ class Feed:
         try:
             await waiter
         finally:
-            self._waiter = self._takes = None
+            self._waiter = None
             if timer is not None:
                 timer.cancel()
 
@@ -78,22 +65,8 @@ class Feed:
         self._watch.cancel()
 
     def _called(self) -> None:
-        if self._takes is not None and self._has_taken(self._takes):
-            return
         self._has_news = True
         self._wake()
-
-    def _has_taken(self, takes: Callable[[Batch], bool]) -> bool:
-        """Whether all that is here was taken, and there is no more to do about it."""
-        try:
-            while (batch := self.ready()) is not None:
-                if not takes(batch):
-                    self._takes = None  # who waits goes on, and takes what comes next itself
-                    return False
-        except Exception as error:  # for whoever asks next
-            self._error = error
-            return False
-        return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

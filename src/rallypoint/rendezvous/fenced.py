@@ -5,7 +5,6 @@ A coordinator whose session has ended, and one whose view is old, cannot commit 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -72,15 +71,13 @@ class FencedWriter:
         closed_revision: int,
         writes: Writes,
         on_marker: Callable[[int], None],
-        rest_s: float = 0.0,
     ) -> None:
         """All writes in order, in as few transactions as the backend's limits allow.
 
         Up to the marker they compare the `state/round` that was decided on, after it the one that the marker wrote;
         the marker's transaction also compares `state/closed` and what the writes name. `on_marker` is called when it is
-        committed, with its revision, or so much later as is said. If an outcome is unknown the error goes to the
-        caller, who scans again: an attempt that turns out to be there is then nobody's plan, and the next one takes a
-        new number.
+        committed, with its revision. If an outcome is unknown the error goes to the caller, who scans again: an attempt
+        that turns out to be there is then nobody's plan, and the next one takes a new number.
         """
         closed = ModRevisionIs(self._keys.closed, closed_revision)
         for start, end in self._packed(writes):
@@ -88,15 +85,8 @@ class FencedWriter:
             extra = (closed, *writes.compares) if has_marker else ()
             result = await self.write(round_revision, writes.ops[start:end], extra)
             if has_marker:
-                if rest_s:
-                    await asyncio.sleep(rest_s)
                 round_revision = result.revision
                 on_marker(round_revision)
-
-    def is_one(self, writes: Writes) -> bool:
-        """Whether all of that goes into one transaction."""
-        has_room = len(writes.compares) + OTHER_COMPARES <= self._backend.limits.max_txn_ops
-        return has_room and len(self._packed(writes)) == 1
 
     def _packed(self, writes: Writes) -> list[tuple[int, int]]:
         """Consecutive slices that fit into one transaction each; what follows the marker directly stays with it."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from rallypoint._marks import mark
 from rallypoint.backends.backoff import Backoff
-from rallypoint.backends.contract import Backend, Begun, Session
+from rallypoint.backends.contract import Backend, Session
 from rallypoint.errors import (
     BackendError,
     LeaseGone,
@@ -31,11 +31,9 @@ from rallypoint.events import Emitter
 from rallypoint.kv.types import ModRevisionIs
 from rallypoint.rendezvous.duties import Duties
 from rallypoint.rendezvous.entry import Door, Entry, closed_sentence, drain_sentence
-from rallypoint.rendezvous.express import Express, Released
-from rallypoint.rendezvous.head_start import HeadStarts
 from rallypoint.rendezvous.insist import Insistence
 from rallypoint.rendezvous.keys import RunKeys
-from rallypoint.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye, held_zero
+from rallypoint.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye
 from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.presence import JoinAnew, Presence
 from rallypoint.rendezvous.reach import Reach
@@ -95,13 +93,6 @@ class Node:
             while_open=self._opened,
             on_lost=self._look_up,
         )
-        zero, shortcut = held_zero(bootstrap), backend.shortcut()
-        early = (self._is_in_early, zero, self._wake.set)
-        self._express = Express(shortcut, self.keys, identity.id, self._presence, *early)
-        self.starts = HeadStarts(
-            shortcut, self.keys, settings, self._presence, self._entry, self.sight, self._reach, zero, rng, wall
-        )
-        """What a caller that has looked may do by itself before it asks for a round."""
         backend.listen(self._reached)
         backend.claim_by(self._claim)
         self._door: Door | None = None
@@ -118,14 +109,8 @@ class Node:
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
 
-    async def next_round(
-        self, started_at: float | None = None, released: Released | None = None, begun: Begun | None = None
-    ) -> Joined:
+    async def next_round(self, started_at: float | None = None) -> Joined:
         """Leave the current round, if any, and wait for a place in the next, from `started_at` (now) on.
-
-        `begun` is what the caller has done of that by itself, with a start that it was given (`starts`). `released`
-        may be called with the place as soon as the node has it, in time for somebody who waits elsewhere; this call
-        returns the same soon after, or when it is told to `settle()`. Until then nothing else may be asked.
 
         Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or asked to go),
         RendezvousTimeoutError, RendezvousConnectionError, SettingsMismatchError, RendezvousStateError. After any of
@@ -137,17 +122,10 @@ class Node:
         self.current = None
         self._reach.restart()
         patience = Patience(self.settings, started_at)
-        self.starts.stop()
-        self._express.begin(released)
         try:
-            try:
-                async with patience.scope:
-                    return await self._join_until_in(patience, begun)
-            finally:
-                self._express.close()  # whoever says goodbye has to know what was confirmed
+            async with patience.scope:
+                return await self._join_until_in(patience)
         except TimeoutError:
-            if self._express.joined is not None:  # it has what it wanted
-                return self._go_on(self._express.joined)
             if not patience.scope.expired():  # not ours: something that the call used has given up
                 await self._presence.end("its call was interrupted (TimeoutError)")
                 raise
@@ -160,13 +138,9 @@ class Node:
             await self._presence.end(self.left_because or f"its call was interrupted ({type(error).__name__})")
             raise
         finally:
-            self._express.end()
             self.is_joining = False
             self.left_because = None
             patience.end()
-
-    def settle(self) -> None:
-        self._express.settle()  # whoever was `released` wants to go on: the call returns in the next turn of the loop
 
     async def leave(self, why: str) -> None:
         """Go, without closing the run. The node may join again. Takes at most a few seconds, whatever the backend.
@@ -175,7 +149,6 @@ class Node:
         """
         self.current = None
         if self.is_joining:
-            self._express.settle()
             self.left_because = why
             self._wake.set()
         if await self._presence.end(why):
@@ -196,17 +169,16 @@ class Node:
         return reopened
 
     async def stop(self) -> None:
-        try:  # end the session if there is one, and everything that runs for this node; idempotent
+        """End the session if there is one, and everything that runs for this node. Idempotent."""
+        try:
             await self.leave("the process let go of it")
         finally:
-            self.starts.end()
             self.sight.stop()
 
     def abandon(self) -> None:
         """Stop everything without a word: what a dead process does. The backend learns of it by time alone."""
         self.current = None
         self._presence.abandon()
-        self.starts.end()
         self.sight.stop()
 
     async def roster(self, joined: Joined) -> tuple[RosterMember, ...]:
@@ -216,10 +188,6 @@ class Node:
     def observe(self) -> None:
         """Begin to follow the run without joining it."""
         self.sight.start()
-
-    def entered_early(self, joined: Joined) -> None:
-        """The caller is in by itself. From its thread."""
-        self._express.early = joined
 
     def listen(self, listener: ChangeListener) -> None:
         """Call when the round that the node is in changes, and at once if it has. One listener; the last one counts."""
@@ -233,30 +201,22 @@ class Node:
             return 0
         if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
             return 1  # whoever polls this has to join again to learn more
-        # Perhaps the caller, or the shortest way, is in before the rest of the node has seen it.
-        is_in = self._express.early or self._express.joined or self.current
-        return self.sight.count_waiting(self.settings.min_nodes) if is_in is None or self.sight.sees(is_in) else 0
+        return self.sight.count_waiting(self.settings.min_nodes)
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    async def _join_until_in(self, patience: Patience, begun: Begun | None) -> Joined:
+    async def _join_until_in(self, patience: Patience) -> Joined:
         asked = 0
         while True:
             self._raise_if_left()
             patience.is_spare_no_more()
-            if (join := self._presence.new_join() if begun is None else begun.start.join) != asked:
+            if (join := self._presence.new_join()) != asked:
                 asked = join
                 self._voice.joins(join)
             try:
-                if begun is not None:
-                    by_caller, begun = begun, None
-                    session, joined = await self._take_over(by_caller, patience)
-                    if joined is not None:
-                        return self._go_on(joined)
-                else:
-                    session = await self._come()
-                    self._raise_if_left()
-                    await self._write_join()
+                session = await self._come()
+                self._raise_if_left()
+                await self._write_join()
                 return await self._await_round(session, patience)
             except JoinAnew:
                 continue
@@ -269,17 +229,6 @@ class Node:
                 raise
             except Rejected as error:
                 raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
-
-    async def _take_over(self, begun: Begun, patience: Patience) -> tuple[Session, Joined | None]:
-        """Go on with what the caller has begun; where it is, if it is in. Then nothing is waited for."""
-        self._door = self.starts.door_of(begun)
-        session, joined = await self.starts.take_over(begun, self._write_join, self._write_confirmation)
-        self._duties.joined.set()
-        if joined is not None:
-            self._is_in_early(joined)
-        elif begun.done is not None:
-            patience.confirmed()
-        return session, joined
 
     async def _come(self) -> Session:
         """A session; meanwhile, the run is looked at."""
@@ -325,17 +274,9 @@ class Node:
 
     async def _await_round(self, session: Session, patience: Patience) -> Joined:
         while True:
-            confirmed = self._express.close()
-            if self._express.joined is not None:
-                return self._go_on(self._express.joined)
             self._wake.clear()
             if session.lost.is_set() or session is not self._presence.session:
                 raise JoinAnew
-            if confirmed is not None:
-                place, record = confirmed
-                await self._write_confirmation(place.number, place.rank, (record.addr0, record.port0))
-                patience.confirmed()
-                continue  # it may have lost its session meanwhile, or left
             if (joined := await self._advance(patience)) is not None:
                 return joined
             if self._wake.is_set():
@@ -344,8 +285,6 @@ class Node:
             patience.update(is_spare=is_spare, in_attempt=in_attempt)
             self._voice.waits(self.sight.reason())
             self.sight.raise_if_unreadable()  # what is only read to be said
-            if self._door is not None and self.sight.closed is not None:
-                self._express.open(session, self._door, self._config().data_lease, patience, self.sight.round)
             await self._wake.wait()
 
     async def _advance(self, patience: Patience) -> Joined | None:
@@ -364,12 +303,8 @@ class Node:
         if assign is not None and assign.join != own.join:
             assign = None
         if record is not None and assign is not None and record.number == assign.number:
-            if assign.number > own.round and (found := await self._presence.find_out(assign.number)) is not None:
-                own = found
-                patience.confirmed()
-                self._voice.confirmed(assign.number, assign.rank)
             if own.phase is _MEMBER and own.round == record.number and record.phase is _ACTIVE:
-                return self._go_on(self._enter(assign.rank))
+                return self._enter(assign.rank)
             if record.phase is _FORMING and assign.number > own.round:
                 await self._confirm(assign.number, assign.rank, record.size)
                 patience.confirmed()
@@ -400,9 +335,6 @@ class Node:
 
     async def _confirm(self, number: int, rank: int, size: int) -> None:
         zero = await self._bootstrap(number, size) if rank == 0 else ("", 0)
-        await self._write_confirmation(number, rank, zero)
-
-    async def _write_confirmation(self, number: int, rank: int, zero: tuple[str, int]) -> None:
         if await self._presence.write(NodePhase.MEMBER, number, zero):
             self._voice.confirmed(number, rank)
         self._wake.set()
@@ -419,25 +351,11 @@ class Node:
             own_revision=self._presence.revision,
             data_lease=self._config().data_lease,
         )
-        self._entered(joined)
-        self._voice.entered(joined)
-        return joined
-
-    def _entered(self, joined: Joined) -> None:
         self.current = self._was_in = joined
         self._told_cause = None
         self._voice.waits_no_more()
-
-    def _is_in_early(self, joined: Joined) -> None:
-        """By the shortest way: what follows from it is done when the call returns."""
-        self._listener = None
-        self._entered(joined)
-        if self._voice.is_heard:
-            self._voice.confirmed(joined.number, joined.rank)
-            self._voice.entered(joined)
-
-    def _go_on(self, joined: Joined) -> Joined:
-        """What is new since is said when the caller has its place, which it has in the next turn."""
+        self._voice.entered(joined)
+        # What is new since is said when the caller has its place, which it has in the next turn.
         self._loop.call_soon(self._loop.call_soon, self._presence.entered)
         self._loop.call_soon(self._loop.call_soon, self._look_up)
         return joined
@@ -447,7 +365,6 @@ class Node:
     def _look_up(self) -> None:
         """Something was pushed: wake whoever waits, and tell a member once what changed (again if it gets worse)."""
         self._wake.set()
-        self.starts.refresh()
         if self.current is None:
             return
         lost = self._presence.lost_reason

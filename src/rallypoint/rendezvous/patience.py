@@ -26,9 +26,6 @@ class Patience:
         self._confirmed_at = self._started_at
         self._place_free_at: float | None = None
         self.is_spare = False
-        task = asyncio.current_task()
-        assert task is not None
-        self.task = task
         self.scope = asyncio.timeout_at(self._deadline)
 
     def confirmed(self) -> None:
@@ -59,8 +56,8 @@ class Patience:
             self.scope.reschedule(self._deadline)
 
     def end(self) -> None:
-        """The call is over. Its task refers to its error, whose frames refer to this: let go."""
-        del self.scope, self.task
+        """The call is over. Its scope refers to its task, and so to its error, whose frames refer to this: let go."""
+        del self.scope
 
     @property
     def waited_s(self) -> float:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from rallypoint._marks import mark
 from rallypoint.backends.backoff import Backoff
-from rallypoint.backends.contract import Backend, Begun, Sent, Session, Shortcut
+from rallypoint.backends.contract import Backend, Session
 from rallypoint.errors import BackendError, OutcomeUnknown, RendezvousStateError, Unavailable
 from rallypoint.events import Emitter, RenewalMissed, SessionLost
-from rallypoint.kv.types import Compare, GotItem, Item, ModRevisionIs, Put, Txn
+from rallypoint.kv.types import Compare, GotItem, ModRevisionIs, Put
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Identity
 from rallypoint.rendezvous.reach import Reach
@@ -25,20 +25,6 @@ from rallypoint.settings import Settings
 
 WITHDRAW_S = 5.0
 """What is spent on saying goodbye at most; then the lease does it."""
-MOST_PLEDGED = 32
-"""So many confirmations that somebody else may have written are remembered: two for each attempt."""
-
-
-class Ahead:
-    """A confirmation that is sent before the node itself knows of it."""
-
-    __slots__ = ("op", "record", "sent", "value")
-
-    def __init__(self, record: NodeRecord, value: bytes, own_key: ModRevisionIs) -> None:
-        self.record = record
-        self.value = value
-        self.op = Txn((own_key,), (Put(own_key.key, value, record.session),))
-        self.sent: Sent | None = None
 
 
 class JoinAnew(Exception):
@@ -83,9 +69,6 @@ class Presence:
         self._on_lost = on_lost
         self._tasks: Sequence[asyncio.Task[None]] = ()
         self._had_leases: set[int] = set()
-        self._ahead: Ahead | None = None
-        self._pledged: dict[bytes, NodeRecord] = {}
-        """What somebody else may have written there for this node, since it last knew: see `pledge`."""
         self._has_sent = False
         """Whether the key may hold something that was written under the current session."""
 
@@ -113,31 +96,6 @@ class Presence:
                 on_missed=self._missed,
             )
         )
-
-    def take_over(self, shortcut: Shortcut, begun: Begun, record: NodeRecord, pledged: Iterable[NodeRecord]) -> Session:
-        """The session that a caller has opened by itself, and the key that it has written as joining, or may have."""
-        settings = self._settings
-        session = self._opened(
-            shortcut.take_session(
-                record.session,
-                settings.session_ttl_s,
-                begun.sent_at,
-                interval_s=settings.keep_alive_interval_s,
-                renew_timeout_s=settings.heartbeat_timeout_s,
-                on_missed=self._missed,
-            )
-        )
-        self.join = self._sent_join = record.join
-        self._asked_at, self._has_sent = record.at, True
-        if begun.revision:
-            self._written(record, begun.revision)
-        self.pledge(pledged)
-        return session
-
-    def took_place(self, record: NodeRecord, revision: int) -> None:
-        """That caller has confirmed a place, too."""
-        self.floor = record.floor
-        self._written(record, revision)
 
     def _opened(self, session: Session) -> Session:
         self.session = session
@@ -175,20 +133,11 @@ class Presence:
         self._sent_join = record.join
         self.floor = max(self.floor, record.floor)
         value = encode(record)
-        ahead = self._ahead
-        if ahead is not None and ahead.value != value:
-            ahead = self._ahead = None
         while session is self.session and not session.lost.is_set():
             try:
-                if ahead is not None and ahead.sent is not None:
-                    answer, ahead = ahead.sent.result(), None
-                    result = await answer
-                    self._ahead = None
-                else:
-                    own_key = ModRevisionIs(self._key, self.revision)
-                    result = await self._backend.txn((own_key, *compares), [Put(self._key, value, session.lease)])
+                own_key = ModRevisionIs(self._key, self.revision)
+                result = await self._backend.txn((own_key, *compares), [Put(self._key, value, session.lease)])
             except (Unavailable, OutcomeUnknown) as error:
-                self._ahead = None
                 self._reach.failed(error)
                 await self._backoff.sleep()
                 continue
@@ -204,11 +153,6 @@ class Presence:
                 return self._written(record, own.mod_revision)  # an earlier sending had been executed
             if (own.mod_revision if own is not None else 0) == self.revision:
                 return False
-            if self._is_pledged(own):
-                mark("presence.confirmed_beforehand")
-                if self.record is not None and self.record.join == record.join and phase is NodePhase.JOINING:
-                    return True  # it has joined, and more
-                continue
             if own is None or own.lease == session.lease:
                 break
             if own.lease not in self._had_leases:
@@ -220,74 +164,6 @@ class Presence:
         mark("presence.key_gone")
         await self.drop("the node's key is no longer what it wrote")
         raise JoinAnew
-
-    def prepare_ahead(self, number: int, zero: tuple[str, int] = ("", 0)) -> Ahead | None:
-        """What `write` would send to confirm an attempt; None: there is nothing to confirm with."""
-        session = self.session
-        if session is None:
-            return None
-        record = self._make(session, NodePhase.MEMBER, number, zero)
-        return Ahead(record, encode(record), ModRevisionIs(self._key, self.revision))
-
-    def pledge(self, records: Iterable[NodeRecord]) -> None:
-        """The backend may write one of these for this node from now on, on top of the revision that it knows."""
-        for record in records:
-            self._pledged[encode(record)] = record
-        while len(self._pledged) > MOST_PLEDGED:  # for attempts that are long over
-            del self._pledged[next(iter(self._pledged))]
-
-    async def find_out(self, number: int) -> NodeRecord | None:
-        """What the backend has written for this node to confirm a place in that attempt; None: nothing.
-
-        Asked again until it is known, as in `write`.
-        """
-        session = self.session
-        while session is self.session and any(record.round == number for record in self._pledged.values()):
-            try:
-                own = (await self._backend.get(self._key)).item
-            except (Unavailable, OutcomeUnknown) as error:
-                self._reach.failed(error)
-                await self._backoff.sleep()
-                continue
-            self._backoff.reset()
-            if not self._is_pledged(own):
-                return None
-            mark("presence.found_out")
-            return self.record
-        return None
-
-    def _is_pledged(self, own: Item | None) -> bool:
-        """Whether the key holds what was written for this node; then it is this node's."""
-        record = self._pledged.get(own.value) if own is not None else None
-        if own is None or record is None or self.session is None or own.lease != self.session.lease:
-            return False
-        self.floor = max(self.floor, record.floor)
-        return self._written(record, own.mod_revision)
-
-    def foresee(self, lease: int) -> NodeRecord:
-        """What is written to join, by a session that is yet to be opened; it is left behind if nobody takes it over."""
-        self._had_leases.add(lease)
-        return self._record(lease, self._sent_join + 1, NodePhase.JOINING)
-
-    def foresee_no_more(self, lease: int) -> None:
-        """Nobody has opened that session, nor will."""
-        self._had_leases.discard(lease)
-
-    def sent_ahead(self, ahead: Ahead) -> None:
-        """It was sent; `write`, asked for the same, waits for its answer."""
-        self._sent_join = ahead.record.join
-        self.floor = ahead.record.floor
-        self._ahead = ahead
-
-    def confirmed_ahead(self, ahead: Ahead, revision: int) -> None:
-        """What was sent is known to have been executed."""
-        self._written(ahead.record, revision)
-        self._ahead = None
-
-    @property
-    def sent(self) -> NodeRecord | None:
-        """Something was sent whose answer nobody has taken: what."""
-        return self._ahead.record if self._ahead is not None else None
 
     def new_join(self) -> int:
         """The join number to ask with: one that was never sent."""
@@ -348,24 +224,13 @@ class Presence:
     def _make(
         self, session: Session, phase: NodePhase, number: int = 0, zero: tuple[str, int] = ("", 0), why: str = ""
     ) -> NodeRecord:
-        return self._record(session.lease, self.join, phase, number, zero, why)
-
-    def _record(
-        self,
-        lease: int,
-        join: int,
-        phase: NodePhase,
-        number: int = 0,
-        zero: tuple[str, int] = ("", 0),
-        why: str = "",
-    ) -> NodeRecord:
         who = self._identity
         return NodeRecord(
             id=who.id,
             name=who.name,
             addr=who.addr,
-            session=lease,
-            join=join,
+            session=session.lease,
+            join=self.join,
             phase=phase,
             pid=who.pid,
             local_id=who.local_id,
@@ -381,9 +246,6 @@ class Presence:
 
     def _written(self, record: NodeRecord, revision: int) -> bool:
         self.record, self.revision = record, revision
-        if self._pledged:  # what is not over may be written on top of this: a join whose answer was not heard, too
-            left = (one for one in self._pledged.values() if one.join == record.join and one.round > record.round)
-            self._pledged = {encode(one): one for one in left}
         return True
 
     def _lost(self, session: Session, why: str) -> None:
@@ -395,8 +257,7 @@ class Presence:
 
     def _forget(self) -> Session | None:
         session, self.session = self.session, None
-        self.record, self.revision, self._ahead, self._has_sent = None, 0, None, False
-        self._pledged = {}
+        self.record, self.revision, self._has_sent = None, 0, False
         self._cancel_tasks()
         return session
 

@@ -186,30 +186,19 @@ class Sight:
             return ""
         return self.waiting.reason
 
-    def sees(self, joined: Joined) -> bool:
-        """Whether what is seen here is as new as that place: a caller may hear of it before (`express.py`)."""
-        record, mirror = self.round, self._mirror
-        if mirror is None or mirror.revision > joined.own_revision:
-            return True
-        return record is not None and record.number >= joined.number
-
     async def read_roster(self, joined: Joined, lost: str | None) -> tuple[RosterMember, ...]:
         """The members of a round that this node is in. `lost` is why its session is, if it is."""
-        is_behind, key = not self.sees(joined), self._keys.roster(joined.number)
-        scanned = await self._backend.scan(key) if is_behind else None  # with the answer, what went before it was seen
         if self.round is None or self.round.number != joined.number:
             if lost is not None:
                 raise SessionLostError(f"this node is no longer in round {joined.number}: {lost}; join again")
             raise RendezvousError(f"round {joined.number} is over: its members can no longer be read")
         record = self.round
-        return join_roster(record, (scanned or await self._backend.scan(key)).items)
+        return join_roster(record, (await self._backend.scan(self._keys.roster(joined.number))).items)
 
     def what_changed(self, current: Joined, lost: str | None, is_forgotten: bool) -> tuple[Cause | None, str]:
         """Why the round that the node is in is not what it was; `lost` is why its session is, if it is."""
         if lost is not None:
             return Cause.SESSION_LOST, lost
-        if not self.sees(current):
-            return None, ""
         if self.round is None or self.round.number != current.number or is_forgotten:
             return Cause.ROUND_OVER, "the run's state says that this round is no longer current"
         if self.drain is not None:

@@ -24,7 +24,6 @@ from rallypoint.errors import RendezvousStateError
 from rallypoint.kv.types import Change, Item
 from rallypoint.rendezvous.holdback import HoldBack
 from rallypoint.rendezvous.keys import RunKeys
-from rallypoint.rendezvous.ranks import get_ready
 from rallypoint.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
@@ -266,8 +265,6 @@ class View:
         seen = SeenNode(record, item.lease, item.mod_revision, order, joined_at)
         self.nodes[node_id] = seen
         self._ids_of.setdefault(record.name, {})[node_id] = None
-        if before is None:
-            get_ready(record.name, record.addr)
         if record.phase is _LEFT and (before is None or before.record.phase is not _LEFT):
             self._note_departure(before or seen, record.why or "it said goodbye", left=True, now=now)
         if self.plan is not None:

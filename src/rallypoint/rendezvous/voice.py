@@ -46,11 +46,6 @@ class Voice:
         number, rank, size = joined.number, joined.rank, joined.size
         self._emit(RoundEntered(run_id=self._run_id, by=self._by, round=number, rank=rank, world_size=size))
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether anybody listens who wants to know that a node is in a round."""
-        return self._emit.is_heard(RoundEntered)
-
     def changed(self, number: int, cause: Cause, reason: str) -> None:
         self._emit(WorldChanged(run_id=self._run_id, by=self._by, round=number, cause=cause.value, reason=reason))
 

@@ -123,8 +123,6 @@ class Clients:
         """The lease is a session of this client; False: it has ended, or never was."""
         if self._hub.engine.leases.get(lease) is None:
             return False
-        if client.line is not None:
-            self._lift(lease)  # that somebody may have opened for a client that was away: `Stands.holds_for_another`
         if lease not in client.sessions:
             self._session_count += 1
         client.sessions[lease] = max(0.0, grace_s)
@@ -155,15 +153,6 @@ class Clients:
         alive, grace = self._hub.engine.leases.get(lease), self._graces.get(lease)
         assert alive is not None
         return alive.deadline if grace is None else min(alive.deadline, grace[0])
-
-    def known(self, client_id: str) -> Client | None:
-        """A client that is connected, or has sessions."""
-        return self._clients.get(client_id)
-
-    def line_of(self, client_id: str) -> Line | None:
-        """The connection that a client has now."""
-        client = self._clients.get(client_id)
-        return client.line if client is not None else None
 
     def present_runs(self) -> set[str]:
         """The runs that somebody is connected for."""

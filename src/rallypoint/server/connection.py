@@ -13,25 +13,22 @@ from typing import cast
 import msgspec
 
 from rallypoint._marks import mark
-from rallypoint.backends.dial import tune
 from rallypoint.backends.forks import fileno_of
 from rallypoint.backends.ops import changes_something
-from rallypoint.kv.types import Batch, Grant, KeepAlive, Origin, WatchStarted, WatchTooOld
+from rallypoint.backends.tcp.dial import tune
+from rallypoint.kv.types import Batch, KeepAlive, Origin, WatchStarted, WatchTooOld
 from rallypoint.server.awaiting import Awaiting
 from rallypoint.server.clients import Client
 from rallypoint.server.door import Door, is_silent, peer_of, shown
 from rallypoint.server.gallery import Pushed
 from rallypoint.server.house import House, welcome_by
-from rallypoint.server.outbox import raw_of, settled
+from rallypoint.server.outbox import raw_of
 from rallypoint.server.parcels import SEVERAL, parcels, pushed_bytes
 from rallypoint.server.refusals import Refusal
-from rallypoint.server.soon import is_of_a_node
-from rallypoint.server.standing import Stands
 from rallypoint.wire.frames import GREETING, HEADER_BYTES, FrameError, Framer, FrameTooLarge, NotRallypoint, frame
 from rallypoint.wire.handshake import judge, stranger_line
 from rallypoint.wire.messages import (
     NOW,
-    TURNS_FROM,
     Answer,
     AskStatus,
     Await,
@@ -41,13 +38,10 @@ from rallypoint.wire.messages import (
     Going,
     Hold,
     MakeRun,
-    Pledge,
-    Push,
     PushRaw,
     RefusalCode,
     Refused,
     SentMessage,
-    Stand,
     Status,
     WatchRefused,
     WatchStart,
@@ -63,7 +57,6 @@ MOST_WAITING_MESSAGES = 100_000
 class Connection(asyncio.Protocol):
     """From accepting a connection until it is closed."""
 
-    _last: ClientMessage | None = None  # of the frame that is taken in
     is_stranger = True
     """Whoever is at the other side has to show that it may come in."""
 
@@ -73,17 +66,13 @@ class Connection(asyncio.Protocol):
         self._framer = Framer()
         self._transport: asyncio.Transport | None = None
         self._client: Client | None = None
-        self._version = 0
         self._watches: dict[int, Pushed] = {}
         self._looks_on = False
         self._awaiting: Awaiting | None = None
-        self.stands: Stands | None = None
-        """Who waits here for the place of another connection's node, or elsewhere for that of this one's."""
         self._out: list[SentMessage] = []
         self._flush_due = False
         self._is_taking = False
         """Frames are being taken in: what they are answered with goes out when that is done."""
-        self._soon_due = False
         self._is_paused = False
         self._paused_at = 0.0
         self._waiting_bytes = 0
@@ -158,8 +147,6 @@ class Connection(asyncio.Protocol):
         self._watches.clear()
         if self._awaiting is not None:
             self._awaiting.end()
-        if self.stands is not None:
-            self.stands.end()
         self._out.clear()
         if self._client is not None:
             self._house.door.inside -= 1
@@ -186,13 +173,10 @@ class Connection(asyncio.Protocol):
         held = () if is_returning else hello.sessions
         self._client, ended = house.clients.came(hello.client, hello.run, self, held)
         self._framer.limit = house.max_frame
-        self._version = verdict.version
         if hello.run:
             house.attend(hello.run, is_returning, hello.client)
-        may_make = verdict.version < TURNS_FROM or bool(self._client.sessions)
-        makes_run = not hello.run or (may_make and house.is_to_make(hello.run, hello.client))
-        near, at = house.near.told_to(self._transport) if hello.run else ("", "")
-        welcome = welcome_by(house, verdict.version, ended, makes_run, near, at)
+        makes_run = not hello.run or (bool(self._client.sessions) and house.is_to_make(hello.run, hello.client))
+        welcome = welcome_by(house, verdict.version, ended, makes_run)
         self._write(GREETING + frame(encoder.encode(welcome)))
 
     def _no_hello(self) -> None:
@@ -254,20 +238,15 @@ class Connection(asyncio.Protocol):
         length, quota = len(payload), self._house.quota
         quota.room -= length
         is_tight = (quota.room < 0 or length > quota.max_value) and quota.is_tight(length)
-        self._last = received.messages[-1] if received.messages else None
-        if type(self._last) is Pledge:  # nothing answers that
-            self._last = next((one for one in reversed(received.messages) if type(one) is Do), None)
         for message in received.messages:
-            if is_tight and isinstance(message, Do | Pledge) and self._is_refused(message, client, received.acked):
+            if is_tight and isinstance(message, Do) and self._is_refused(message, client, received.acked):
                 continue
             self._handle(message, client, received.acked)
             if self._is_over:
                 return
 
-    def _is_refused(self, message: Do | Pledge, client: Client, acked: int) -> bool:
+    def _is_refused(self, message: Do, client: Client, acked: int) -> bool:
         """Whether a quota keeps a request from being executed; then that was its answer."""
-        if isinstance(message, Pledge):
-            return True  # its node confirms by itself, if there is room for that
         house = self._house
         found = house.quota.refusal(message.op, Origin(client.id, message.seq, acked))
         if found is None:
@@ -285,15 +264,7 @@ class Connection(asyncio.Protocol):
             answer = Answer(message.seq, house.hub.execute(op, origin))
             if origin is None and type(op) is KeepAlive:
                 house.traffic.renewals += 1
-            if self._looks_on or self._is_paused:
-                self.send(answer)
-            elif origin is not None and (client.run or self.stands is not None) and is_of_a_node(op):
-                self._send_soon(answer)
-            elif type(op) is Grant and type(self._last) is Do and message is not self._last:
-                self._out.append(answer)  # goes out with that of the last one: a node opens its session, and joins
-            else:  # as `send`
-                self._out.append(answer)
-                self._flush_due = True
+            self.send(answer)
             return
         match message:
             case Await():
@@ -305,17 +276,9 @@ class Connection(asyncio.Protocol):
             case WatchStop(number):
                 self._stop_watch(number)
             case Hold(lease, grace_s):
-                if self.stands is not None and self.stands.holds_for_another(lease, grace_s):
-                    return
                 is_held = house.clients.hold(client, lease, grace_s)
-                if is_held and self._version >= TURNS_FROM and house.is_to_make(client.run, client.id):
+                if is_held and house.is_to_make(client.run, client.id):
                     self.send(MakeRun())
-            case Stand(other, node):
-                if self.stands is None:
-                    self.stands = Stands(self, house)
-                self.stands.wait_for(other, node)
-            case Pledge() if self.stands is not None:
-                self.stands.pledge(message)
             case Claim(claim):
                 house.claimed(client.run, client.id, claim)
             case AskStatus(seq):
@@ -358,13 +321,6 @@ class Connection(asyncio.Protocol):
 
     def push(self, number: int, batch: Batch) -> None:
         """A batch for a watch of this connection."""
-        if self.stands is not None and not self._is_paused:
-            self._out.append(Push(number, batch))  # told elsewhere, most often: so it is encoded when it is sent
-            if not self._flush_due:  # as `send`
-                self._flush_due = True
-                if not self._is_taking:
-                    self._house.hub.outbox.add(self)
-            return
         raw = raw_of(batch)
         self.send(PushRaw(number, raw))
         if self._is_paused:
@@ -376,16 +332,6 @@ class Connection(asyncio.Protocol):
     def keeps_up(self) -> bool:
         """Nothing waits for it: it may be given a frame as it is."""
         return not (self._out or self._is_paused or self._is_over)
-
-    def say(self, first: bytes) -> None:
-        """Send a frame now, and behind it whatever else is to be sent; nothing, if the peer has to read first."""
-        if not (self._is_over or self._is_paused or self._transport is None):
-            if len(self._out) > SEVERAL:
-                self._write(first)
-                self.flush()
-            else:
-                out, self._out = self._out, []
-                self._write(first + frame(encoder.encode(out)) if out else first)
 
     @property
     def run(self) -> str:
@@ -412,33 +358,12 @@ class Connection(asyncio.Protocol):
             if not self._is_taking:
                 self._house.hub.outbox.add(self)
 
-    def _send_soon(self, message: SentMessage) -> None:
-        """Send with what comes next, or in a moment: most often a push follows, and the peer is woken once for both."""
-        if self._flush_due or self._is_paused:
-            self.send(message)
-            return
-        self._out.append(message)
-        if self._soon_due:
-            self._house.soon.asked()
-        else:
-            self._soon_due = True
-            self._house.soon.add(self, len(self._house.connections))
-
-    def flush_soon(self) -> None:
-        self._soon_due = False
-        if self.stands is None or not self.stands.is_holding:
-            self.flush()
-
     def flush(self) -> None:
         """Send what is to be sent, unless the peer has to read first or it was told elsewhere."""
         self._flush_due = False
         out = self._out
         if self._is_over or not out or self._transport is None or self._is_paused:
             return
-        if self.stands is not None:
-            if self.stands.holds():
-                return
-            out = settled(out)
         self._out = []
         payload = encoder.encode(out) if len(out) <= SEVERAL else b""
         length = len(payload)

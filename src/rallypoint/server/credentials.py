@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from typing import Protocol
 
-from rallypoint.backends.tcp_link import Link
+from rallypoint.backends.tcp.connection import ClientConnection
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.backends.tls_pipe import TlsPipe
 from rallypoint.backends.token import TokenFile
@@ -66,7 +66,7 @@ class Credentials:
         of_token = [] if self._token is None else self._token.warnings()
         return of_token + ([] if self.tls is None else self.tls.warnings())
 
-    def secure(self, link: Link, host: str) -> asyncio.Protocol:
+    def secure(self, link: ClientConnection, host: str) -> asyncio.Protocol:
         """TLS between a connection to this host and the link above it."""
         assert self._client is not None
         name = host.partition("%")[0].rstrip(".")

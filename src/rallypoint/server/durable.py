@@ -36,7 +36,6 @@ from rallypoint.server.hub import Hub
 from rallypoint.server.journal import Journal
 from rallypoint.server.local import LocalBackend, LocalWatch
 from rallypoint.server.onlooker import Onlooker
-from rallypoint.server.pledges import Pledges
 from rallypoint.server.refusals import Refusal
 from rallypoint.server.server import Server
 from rallypoint.wire.frames import frame
@@ -193,8 +192,8 @@ class DurableWatch(LocalWatch):
 class DurableLocal(LocalBackend):
     """For coordinators: a call returns when what it did is kept."""
 
-    def __init__(self, hub: Hub, journal: Journal, pledges: Pledges | None = None) -> None:
-        super().__init__(hub, pledges)
+    def __init__(self, hub: Hub, journal: Journal) -> None:
+        super().__init__(hub)
         self._journal = journal
 
     async def execute(self, op: Op) -> Result:
@@ -218,7 +217,7 @@ class DurableServer(Server):
         return DurableHub(engine, self.journal)
 
     def make_local(self) -> LocalBackend:
-        return DurableLocal(self.hub, self.journal, self.pledges)
+        return DurableLocal(self.hub, self.journal)
 
     def make_connection(self) -> Connection:
         return DurableConnection(self, self.journal)

@@ -8,13 +8,8 @@ from rallypoint.server.clients import Clients
 from rallypoint.server.door import Door
 from rallypoint.server.gallery import Gallery
 from rallypoint.server.hub import Hub
-from rallypoint.server.near import Near
-from rallypoint.server.pledges import Pledges
 from rallypoint.server.quota import Quota
 from rallypoint.server.refusals import Refusal
-from rallypoint.server.rehearsal import Rehearsal
-from rallypoint.server.soon import Soon
-from rallypoint.server.standing import Held
 from rallypoint.server.traffic import Traffic
 from rallypoint.wire.handshake import Versions
 from rallypoint.wire.messages import Welcome
@@ -34,11 +29,6 @@ class House(Protocol):
     tokens: tuple[str, ...]
     door: Door
     quota: Quota
-    soon: Soon
-    held: Held
-    pledges: Pledges
-    near: Near
-    rehearsal: Rehearsal | None
     generation: str
     software: str
     max_frame: int
@@ -63,7 +53,7 @@ class House(Protocol):
         """For `Status`."""
 
 
-def welcome_by(house: House, version: int, ended: tuple[int, ...], makes_run: bool, near: str, at: str) -> Welcome:
+def welcome_by(house: House, version: int, ended: tuple[int, ...], makes_run: bool) -> Welcome:
     """What is said to somebody who is let in."""
     return Welcome(
         version=version,
@@ -75,6 +65,4 @@ def welcome_by(house: House, version: int, ended: tuple[int, ...], makes_run: bo
         max_txn_bytes=house.max_txn_bytes,
         is_dedicated=house.is_dedicated,
         makes_run=makes_run,
-        near=near,
-        at=at,
     )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
-from rallypoint.backends.contract import Asked, BackendStatus, Limits, Watch
+from rallypoint.backends.contract import BackendStatus, Limits, Watch
 from rallypoint.backends.ops import OpBackend
 from rallypoint.errors import HistoryGone, Unavailable
-from rallypoint.kv.types import Batch, Op, Put, Result, WatchTooOld
+from rallypoint.kv.types import Batch, Op, Result, WatchTooOld
 from rallypoint.server.hub import Hub
-from rallypoint.server.pledges import Pledges
 
 WATCH_BUFFER = 1_000_000
 """Batches that wait to be taken in; a watch with more starts again where it was."""
@@ -101,23 +100,17 @@ class LocalBackend(OpBackend):
     name = "local"
     limits = Limits(max_txn_ops=1_000_000, max_txn_bytes=1 << 30)
     has_coordinator = True
-    rest_s = 0.003
 
-    def __init__(self, hub: Hub, pledges: Pledges | None = None) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._pledges = pledges
         self._is_closed = False
 
     async def execute(self, op: Op) -> Result:
         if self._is_closed:
             raise Unavailable("the server is stopping")
         result = self._hub.execute(op)
-        self._hub.outbox.deliver()  # whoever is told of it waits for that, and for nothing else
         await asyncio.sleep(0)  # a coordinator must not keep the connections from being served
         return result
-
-    def confirmed(self, run_id: str, number: int, incarnation: str, asked: Iterable[Asked]) -> Sequence[Put | None]:
-        return self._pledges.confirmed(run_id, number, incarnation, asked) if self._pledges is not None else ()
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
         return LocalWatch(self._hub, prefix, after_revision)

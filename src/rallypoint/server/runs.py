@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import unquote
 
 import msgspec
@@ -114,16 +114,6 @@ class Runs:
     def views(self) -> Iterator[tuple[str, View]]:
         """What the coordinators know, in the order in which the runs came; for whoever looks on."""
         return ((run_id, run.coordinator.view) for run_id, run in self._runs.items() if run.coordinator is not None)
-
-    def practise(self, run_ids: Iterable[str]) -> None:
-        """Have their coordinators do, for practice, what is waited for there."""
-        items = self._hub.engine.items
-        for run_id in run_ids:
-            run = self._runs.get(run_id)
-            writes = run.coordinator.practise() if run is not None and run.coordinator is not None else None
-            for op in writes.ops if writes is not None else ():
-                if type(op) is Put:
-                    items.get(op.key)
 
     def start(self) -> None:
         """Begin to look after runs, those included that a restored store knows."""

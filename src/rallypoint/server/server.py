@@ -11,18 +11,15 @@ import random
 import secrets
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from rallypoint._version import SOFTWARE
 from rallypoint.backends.forks import guard
-from rallypoint.backends.tcp import LIMITS
+from rallypoint.backends.tcp.client import LIMITS
 from rallypoint.events import Emitter, ServerListens, ServerStopped, ServerTrouble
 from rallypoint.kv.engine import DEFAULT_HISTORY, Engine
 from rallypoint.server.accepting import Acceptor
-from rallypoint.server.awake import Awake, WakefulConnection
 from rallypoint.server.clients import Clients
 from rallypoint.server.connection import Connection
 from rallypoint.server.door import Door, TlsDoorway
@@ -30,16 +27,10 @@ from rallypoint.server.gallery import Gallery
 from rallypoint.server.hub import Hub
 from rallypoint.server.limits import ServerLimits
 from rallypoint.server.local import LocalBackend
-from rallypoint.server.near import Near
 from rallypoint.server.onlooker import Onlooker
-from rallypoint.server.pledges import Pledges
 from rallypoint.server.quota import Quota
 from rallypoint.server.refusals import Refusal
-from rallypoint.server.rehearsal import EVERY_S, Rehearsal, Silent
-from rallypoint.server.rest import Rest
 from rallypoint.server.runs import Runs
-from rallypoint.server.soon import Soon
-from rallypoint.server.standing import Held
 from rallypoint.server.traffic import Traffic
 from rallypoint.urls import format_endpoint
 from rallypoint.wire.handshake import Versions
@@ -48,8 +39,6 @@ REVISIONS_A_MS = 2_048
 """No server makes more than so many revisions a millisecond: the next one begins above all of the last one's."""
 BACKLOG = 16_384
 GOODBYE_S = 1.0
-MOST_PRACTISED_RUNS = 4
-"""A rehearsal does not go through more of the runs that are waited for."""
 LOOK_S = 0.01
 
 
@@ -83,7 +72,6 @@ class Server:
         is_dedicated: bool = False,
     ) -> None:
         self.is_dedicated = is_dedicated
-        self._awake = Awake() if is_dedicated and sys.platform == "linux" else None
         self.name = name
         self.tokens: tuple[str, ...] = ()
         self.token = token
@@ -100,20 +88,10 @@ class Server:
         self.max_txn_bytes = LIMITS.max_txn_bytes
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
-        self.soon = Soon()
-        self.held = Held()
-        self.near = Near()
         self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
         self.first_revision = self.hub.engine.revision
         self.gallery = Gallery(self.hub, self.max_frame)
-        self._rest = Rest(self.traffic, self.hub.engine, self.door) if self._awake is not None else None
-        self.rehearsal = (
-            Rehearsal(_alone, self.connections, self.traffic, EVERY_S, self._practise)
-            if self._awake is not None
-            else None
-        )
         self.quota = Quota(self.hub.engine, self.limits)
-        self.pledges = Pledges(self.hub, self.quota)
         self.clients = Clients(self.hub)
         self.runs = Runs(
             self.hub, self.clients, name, self.emit, rng or random.Random(secrets.randbits(64)), wall, self.make_local()
@@ -131,17 +109,14 @@ class Server:
 
     def make_local(self) -> LocalBackend:
         """What the coordinators work on."""
-        return LocalBackend(self.hub, self.pledges)
+        return LocalBackend(self.hub)
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets that are bound already."""
         for one in sockets:
             one.listen(BACKLOG)
             self._listening.append(Acceptor(one, self.connect, self._say_trouble, self.door.has_room))
-        near = self.near.open(BACKLOG) if self.tls is None else None
-        if near is not None:
-            self._listening.append(Acceptor(near, self.connect, self._say_trouble, self.door.has_room))
-        self._sockets = (*sockets, near) if near is not None else tuple(sockets)
+        self._sockets = tuple(sockets)
         self.addresses = tuple(format_endpoint(*one.getsockname()[:2]) for one in sockets)
         guard(self)
         self.emit(ServerListens(run_id="", by=self.name, addresses=self.addresses))
@@ -161,7 +136,7 @@ class Server:
 
     def make_connection(self) -> Connection:
         """What a client speaks to."""
-        return Connection(self) if self._awake is None else WakefulConnection(self, self._awake)
+        return Connection(self)
 
     async def admit(self, one: socket.socket) -> None:
         """Take a connection that this process made itself: nothing is asked of it, and it can only look on."""
@@ -176,10 +151,6 @@ class Server:
         for listening in self._listening:
             listening.close()
         self.door.shut(why)
-        if self._rest is not None:
-            self._rest.stop()
-        if self.rehearsal is not None:
-            await self.rehearsal.stop()
         await self.runs.stop()
         await self.settle()
         self.gallery.flush()
@@ -250,9 +221,6 @@ class Server:
             return Refusal.RUNS, f"the server has {limits.max_runs} runs, its limit: raise --max-runs"
         return None
 
-    def _practise(self) -> None:
-        self.runs.practise(list(islice(self.pledges.runs, MOST_PRACTISED_RUNS)))
-
     def _say_trouble(self, why: str) -> None:
         self.emit(ServerTrouble(run_id="", by=self.name, reason=why))
 
@@ -278,8 +246,3 @@ class Server:
             "key_bytes": str(engine.usage.size),
             **self.door.refusals.describe(),
         }
-
-
-def _alone() -> Server:
-    """One that nobody can reach, for what a server does by itself."""
-    return Server(name="rehearsal", emit=Silent(), history=100)

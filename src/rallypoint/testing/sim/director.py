@@ -25,11 +25,10 @@ from rallypoint.testing.checkers import (
     BrokeOutageTolerance,
     BrokeRelease,
 )
-from rallypoint.testing.sim.callers import never_confirms
 from rallypoint.testing.sim.network import Weather
 from rallypoint.testing.sim.plan import Action, Fault
 from rallypoint.testing.sim.wired import WiredServer
-from rallypoint.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld
+from rallypoint.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld, never_confirms
 
 LOOK_EVERY_S = 0.25
 REGISTER_S = 0.5

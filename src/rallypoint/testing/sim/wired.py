@@ -184,7 +184,7 @@ class _PlainLife(_Life):
         super().__init__(engine=engine, **options)
 
     def make_local(self) -> LocalBackend:
-        self.local = _Local(self.hub, self.pledges)
+        self.local = _Local(self.hub)
         return self.local
 
 
@@ -192,7 +192,7 @@ class _DurableLife(_Life, DurableServer):
     """Of a server with data. What it executes has happened when it is kept."""
 
     def make_local(self) -> LocalBackend:
-        self.local = _DurableLocal(self.hub, self.journal, self.pledges)
+        self.local = _DurableLocal(self.hub, self.journal)
         return self.local
 
     def push(self, batch: Batch) -> None:
@@ -224,8 +224,6 @@ class WiredServer:
         """It is down with its machine: nobody even says that nobody listens."""
         self.writers: dict[str, str] = {}
         """Which node a client is."""
-        self.pledged: set[tuple[str, bytes]] = set()
-        """What the server may write for nodes that confirm beforehand: keys and values."""
         self.backends: dict[str, WiredBackend] = {}
         """Who a client is."""
         self.first_revision = 0
