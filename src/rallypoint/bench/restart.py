@@ -45,7 +45,7 @@ VALUE = b"v" * 64
 TTL_S = 3600.0
 IN_FLIGHT = 64
 CONNECTIONS = 8
-ENTRIES_OF_A_COMMIT = 50
+COMMIT_ENTRIES = 50
 MODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (RATE_NONE, LATENCY_NONE, ()),
     (RATE_OS, LATENCY_OS, ("--sync", "os")),
@@ -101,9 +101,7 @@ def _write_as_log(path: Path, entries: list[Entry]) -> None:
     disk = Directory(path)
     disk.lock()
     write_snapshot(disk, 1, 0, GENERATION, capture(Engine()))
-    frames = [
-        encode_entries(at, entries[at : at + ENTRIES_OF_A_COMMIT]) for at in range(0, len(entries), ENTRIES_OF_A_COMMIT)
-    ]
+    frames = [encode_entries(at, entries[at : at + COMMIT_ENTRIES]) for at in range(0, len(entries), COMMIT_ENTRIES)]
     begin_log(disk, 1, 0, GENERATION, b"".join(frames)).close()
     disk.close()
 
