@@ -1,13 +1,11 @@
 """The server as a process: what it is to the scheduler."""
 
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
-from rallypoint.dashboard import studio_process
 from rallypoint.errors import RallypointError
 from rallypoint.server import process
 from rallypoint.server.process import NICE, go_first
@@ -79,16 +77,3 @@ def test_command_does_it():
                 assert os.getpriority(os.PRIO_PROCESS, serving.pid) == nice
             finally:
                 serving.terminate()
-
-
-@pytest.mark.parametrize(("of_the_server", "its_own"), [(NICE, 0), (0, 0), (5, 5)])
-def test_process_that_draws_does_not_go_before_others(scheduler, monkeypatch, of_the_server, its_own):
-    one = scheduler(nice=of_the_server)
-    here, there = socket.socketpair()
-    numbers = [str(end.detach()) for end in (here, there)]
-    monkeypatch.setattr(sys, "argv", ["studio", *numbers])
-    monkeypatch.setattr(studio_process.signal, "signal", lambda number, action: None)
-    monkeypatch.setattr(studio_process, "serve", lambda *given: [end.close() for end in given])
-    monkeypatch.setattr(studio_process, "run_loop", lambda ran: None)
-    studio_process.main()
-    assert one.nice == its_own

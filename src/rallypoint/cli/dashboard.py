@@ -1,13 +1,14 @@
-"""`rallypoint dashboard`: the web page of whatever a URL leads to, as a process of its own."""
+"""`rallypoint dashboard`: the web page for the runs behind a URL."""
 
 from __future__ import annotations
 
-from types import ModuleType
+import socket
 from typing import Any
 
 import click
 
 from rallypoint.cli.common import REFUSED, Failed, OptionValue
+from rallypoint.cli.serve_limits import limit_options, limits_of
 
 _FILE = click.Path(exists=True, dir_okay=False)
 
@@ -48,6 +49,13 @@ Examples:
 )
 @click.option("--insecure", is_flag=True, help="Show it to everybody who reaches the address; nobody can act then.")
 @click.option(
+    "--from-server",
+    hidden=True,
+    metavar="ADDRESS,LINK",
+    help="The file descriptors that `rallypoint serve --http` gives its page: the bound address, and the link to it.",
+)
+@limit_options("max_pending", "hello_timeout", "max_failed_logins", "login_block", "log_interval", hidden=True)
+@click.option(
     "-o",
     "--option",
     "options",
@@ -84,40 +92,51 @@ def _show(
     tls_key: str | None,
     tls_ca: str | None,
     insecure: bool,
+    from_server: str | None,
     options: tuple[tuple[str, str], ...],
+    **limits: float,
 ) -> None:
     from rallypoint.backends.tls import TlsFiles
     from rallypoint.server.process import run_loop
 
     if tls_cert is None and (tls_key is not None or tls_ca is not None):
         raise click.UsageError("--tls-key and --tls-ca need --tls-cert, the certificate of the page")
-    code = dashboard_code()
-    from rallypoint.dashboard.places import behind
+    check_installed()
+    from rallypoint.dashboard.address import bind_page
+    from rallypoint.dashboard.process import run_page
+    from rallypoint.dashboard.server_link import ServerLink
+    from rallypoint.dashboard.source import behind
 
     given: dict[str, object] = dict(options)
     if token_file is not None:
         given["token_file"] = token_file
-    place = behind(url, **given)
-    settings = place.anything().settings
-    asked = http_token_file or settings.token_file
-    lends = any((settings.token_file, settings.tls_cert, settings.cert, settings.user, settings.password_file))
+    source = behind(url, **given)
+    settings = source.any_target().settings
+    inherited, server = None, None
+    if from_server is not None:
+        inherited, link = (socket.socket(fileno=int(number)) for number in from_server.split(","))
+        server = ServerLink(link)
+        source = source.opened_by(server.open)
     run_loop(
-        code.show_until_told(
-            place,
-            http,
+        run_page(
+            source,
+            bind_page(http, inherited),
             names=http_names,
-            token_file=asked,
+            token_file=http_token_file or settings.token_file,
             tls=TlsFiles.given(tls_ca, tls_cert, tls_key),
             insecure=insecure,
-            lends=lends,
+            lends_credentials=any(
+                (settings.token_file, settings.tls_cert, settings.cert, settings.user, settings.password_file)
+            ),
+            limits=limits_of(limits),
+            server=server,
         )
     )
 
 
-def dashboard_code() -> ModuleType:
-    """The code of the page. Ends the command if what it needs is not installed."""
-    try:
-        from rallypoint.dashboard import process
-    except ModuleNotFoundError as error:
-        raise Failed(f"the page needs {error.name}: pip install 'rallypoint[dashboard]'", 2) from None
-    return process
+def check_installed() -> None:
+    """End the command if a package that the page needs is not installed."""
+    from rallypoint.dashboard.child import missing_package
+
+    if (name := missing_package()) is not None:
+        raise Failed(f"the page needs {name}: pip install 'rallypoint[dashboard]'", 2)

@@ -73,7 +73,7 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
 )
 @click.option("--insecure", is_flag=True, help="Serve an address that others can reach without asking who they are.")
 @watching_options
-@limit_options
+@limit_options()
 @click.option("--peers", metavar="A,B,C", help="etcd: the machines of the cluster, the same list on each of them.")
 @click.option("--member", metavar="A", help="etcd: which of --peers this one is, if that cannot be seen.")
 @click.option("--etcd-binary", metavar="PATH", help="etcd: the program, if it is not in PATH.")
@@ -154,19 +154,19 @@ def _serve_ours(
     tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
     go_first(nice)
     with watched(metrics, metrics_runs, events_file, events_size, has_page=http is not None) as watch:
-        beside = None
+        page = None
         if http is not None:
-            from rallypoint.cli.dashboard import dashboard_code
+            from rallypoint.cli.dashboard import check_installed
+            from rallypoint.dashboard.child import prepare_page
 
-            prepare = dashboard_code().prepare_beside
-            beside = prepare(
+            check_installed()
+            page = prepare_page(
                 http,
                 names=http_names,
                 token_file=token_file,
                 tls=tls,
                 insecure=insecure,
-                metrics=lambda _: watch.metrics,
-                draws_apart=True,
+                exposition=watch.exposition,
             )
         run_loop(
             serve_until_told(
@@ -179,7 +179,7 @@ def _serve_ours(
                 sync=sync or "always",
                 sinks=watch.sinks,
                 attach=watch.attach,
-                beside=beside,
+                beside=page,
             )
         )
 

@@ -57,12 +57,18 @@ _OPTIONS: tuple[tuple[str, Any, str, str], ...] = (
 _IN_SECONDS = frozenset(name for name, kind, *_ in _OPTIONS if kind is _SECONDS)
 
 
-def limit_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each limit."""
-    for name, kind, default, text in reversed(_OPTIONS):
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, type=kind, default=default, show_default=True, help=text)(command)
-    return command
+def limit_options(*names: str, hidden: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add an option for each limit, or for those named."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for name, kind, default, text in reversed(_OPTIONS):
+            if not names or name in names:
+                flag = f"--{name.replace('_', '-')}"
+                option = click.option(flag, type=kind, default=default, show_default=True, help=text, hidden=hidden)
+                command = option(command)
+        return command
+
+    return add
 
 
 def limits_of(given: Mapping[str, float]) -> ServerLimits:

@@ -76,7 +76,11 @@ class Watched:
     sinks: tuple[Sink, ...] = ()
     attach: Callable[[Server], None] = field(default=lambda _: None)
     metrics: Callable[[], tuple[bytes, str]] | None = None
-    """The text for whoever serves HTTP already, once it is attached."""
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The text of all metrics and its content type, once `attach` was called."""
+        assert self.metrics is not None
+        return self.metrics()
 
 
 @contextmanager

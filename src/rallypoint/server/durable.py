@@ -35,7 +35,6 @@ from rallypoint.server.house import House
 from rallypoint.server.hub import Hub
 from rallypoint.server.journal import Journal
 from rallypoint.server.local import LocalBackend, LocalWatch
-from rallypoint.server.onlooker import Onlooker
 from rallypoint.server.pledges import Pledges
 from rallypoint.server.refusals import Refusal
 from rallypoint.server.server import Server
@@ -167,10 +166,6 @@ class DurableConnection(Connection):
         return f"the server cannot write its data, and executes nothing meanwhile: {self._journal.trouble}"
 
 
-class DurableOnlooker(Onlooker, DurableConnection):
-    """Is told what is kept."""
-
-
 class DurableWatch(LocalWatch):
     """Tells of what is kept."""
 
@@ -222,9 +217,6 @@ class DurableServer(Server):
 
     def make_connection(self) -> Connection:
         return DurableConnection(self, self.journal)
-
-    def make_onlooker(self) -> Onlooker:
-        return DurableOnlooker(self, self.journal)
 
     async def settle(self) -> None:
         await self.journal.settle()

@@ -31,7 +31,6 @@ from rallypoint.server.hub import Hub
 from rallypoint.server.limits import ServerLimits
 from rallypoint.server.local import LocalBackend
 from rallypoint.server.near import Near
-from rallypoint.server.onlooker import Onlooker
 from rallypoint.server.pledges import Pledges
 from rallypoint.server.quota import Quota
 from rallypoint.server.refusals import Refusal
@@ -164,12 +163,14 @@ class Server:
         return Connection(self) if self._awake is None else WakefulConnection(self, self._awake)
 
     async def admit(self, one: socket.socket) -> None:
-        """Take a connection that this process made itself: nothing is asked of it, and it can only look on."""
-        await self._loop.connect_accepted_socket(self.make_onlooker, one)
+        """Serve a connection of a process that this one started: without a token or TLS, and beyond the limits."""
 
-    def make_onlooker(self) -> Onlooker:
-        """What a process that was started here speaks to."""
-        return Onlooker(self)
+        def make() -> Connection:
+            connection = self.make_connection()
+            connection.is_stranger = False
+            return connection
+
+        await self._loop.connect_accepted_socket(make, one)
 
     async def stop(self, why: str = "the server stops") -> None:
         """Tell everybody, close everything. What was answered was executed; nothing more is."""

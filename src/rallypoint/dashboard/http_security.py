@@ -1,7 +1,7 @@
-"""What every request has to pass and every answer carries, whatever it is about. Pure but for the ASGI around it.
+"""Checks and headers for every HTTP request.
 
-The name in the Host header has to be one of ours: a page of somebody else whose name was made to lead to this address
-(DNS rebinding) is not served. An address as such is always right, because no name was needed for it.
+The name in the `Host` header must be one of this page's, against DNS rebinding: a foreign site whose name was made to
+lead to this address. An address is always accepted, because it involves no name.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ HEADERS = {
 
 
 def own_names(bound: str, more: Iterable[str]) -> frozenset[str]:
-    """The names that this page may be asked for by."""
+    """The host names that this page is served under."""
     host = socket.gethostname().lower()
     return frozenset({"localhost", bound.lower(), host, host.partition(".")[0], *(name.lower() for name in more)})
 
 
 def host_of(header: str) -> str:
-    """The name or address of a Host header, without its port and brackets."""
+    """The name or address in a Host header, without port and brackets."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.rpartition(":")[0] if header.count(":") == 1 else header
 
 
 def is_own(header: str, names: frozenset[str]) -> bool:
-    """Whether a Host header is an address, or one of our names."""
+    """Whether a Host header is an address or one of our names."""
     host = host_of(header).lower().rstrip(".")
     if host in names or host.endswith(".localhost"):
         return True
@@ -55,16 +55,16 @@ def is_own(header: str, names: frozenset[str]) -> bool:
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Whether a request was made by a page of ours: browsers say so with every request that changes something.
+    """Whether a request came from this page: browsers send `Origin` with every request that changes something.
 
-    Only host and port are compared: what speaks TLS for us may stand before us.
+    Only host and port are compared: a proxy in front may speak TLS for the page.
     """
     _, separator, origin = headers.get("origin", "").partition("://")
     return bool(separator) and origin.lower() == headers.get("host", "").lower()
 
 
-class Guard:
-    """Around the whole application."""
+class HttpSecurity:
+    """ASGI middleware: refuses foreign names, and sets `HEADERS` on every response."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
         self._app = app
@@ -75,7 +75,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -90,6 +90,6 @@ class Guard:
                 f"This page is not served as {shown!r}: use an address, or start it with --http-name.\n",
                 421,
             )
-            await refused(scope, receive, guarded)
+            await refused(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, guarded)
+        await self._app(scope, receive, send_with_headers)

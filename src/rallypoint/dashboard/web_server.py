@@ -1,8 +1,7 @@
-"""The port of the page: HTTP by uvicorn's protocol, behind the same door as the server's own port.
+"""The web server: uvicorn's HTTP protocol behind a `Door`, which limits and refuses connections.
 
-A connection is pending until its first request has a head, and those are bounded in number and time as those of nodes
-are; sources that were refused too often are refused here too. TLS is that of the server, with certificates as they are
-at the moment. Nothing here listens to signals or writes to a log of its own.
+A connection is pending until its first request has a head; pending connections are bounded in number and time, as those
+of nodes are. TLS uses the current certificates. Nothing here handles signals or writes a log of its own.
 """
 
 from __future__ import annotations
@@ -28,77 +27,76 @@ from rallypoint.wire.handshake import is_http
 
 MOST_CONNECTIONS = 512
 KEEP_ALIVE_S = 15
-LONGEST_HEAD = 32 * 1024
-GOODBYE_S = 1.0
+MOST_HEAD_BYTES = 32 * 1024
+STOP_S = 1.0
+"""Responses that are being sent when the server stops have so long to end."""
 STALLED_S = 15.0
-"""Whoever takes nothing of an answer for so long is gone."""
+"""A client that reads nothing of a response for so long is disconnected."""
 HTTPS_ONLY = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 29\r\nConnection: close\r\n\r\n"
     b"This page speaks https only.\n"
 )
 
 
-class Http(H11Protocol):
-    """One connection. Pending until it has asked for something."""
+class HttpConnection(H11Protocol):
+    """One connection. `Pending` for its door, until a request has a head."""
 
     def __init__(self, config: Config, state: ServerState, door: Door) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._door = door
-        self._timer: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._progress_timer: asyncio.TimerHandle | None = None
         self._peer = ("", 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
-        self.transport.set_write_buffer_limits(high=0)  # `pause_writing` means: something is not taken
+        self.transport.set_write_buffer_limits(high=0)  # so `pause_writing` means that the client does not read
         if transport.get_extra_info("ssl_object") is not None:
             self.scheme = "https"
         self._peer = peer_of(transport)
         self.client = self._peer
         refused = self._door.knocks(self, self._peer[0])
         if refused is not None:
-            self._end(refused.message, Refusal.BLOCKED)
+            self._refuse(refused.message, Refusal.BLOCKED)
         elif len(self.connections) > MOST_CONNECTIONS:
-            self._end(f"the page has {MOST_CONNECTIONS} connections, its limit", Refusal.CONNECTIONS)
+            self._refuse(f"the page has {MOST_CONNECTIONS} connections, its limit", Refusal.CONNECTIONS)
         else:
-            self._expect_head()
+            self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
-        self._door.page_asked += 1
         if not self._is_busy:
-            self._expect_head()
+            self._start_head_timer()
         super().data_received(data)
         if self._is_busy:
             self._settle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
-        self._forget_stall()
+        self._stop_progress_check()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._expect_progress()
+        self._start_progress_check()
 
     def resume_writing(self) -> None:
-        self._forget_stall()
+        self._stop_progress_check()
         super().resume_writing()
 
-    def _expect_progress(self) -> None:
+    def _start_progress_check(self) -> None:
         left = self.transport.get_write_buffer_size()
-        self._stalled = self.loop.call_later(STALLED_S, self._look_at_progress, left)
+        self._progress_timer = self.loop.call_later(STALLED_S, self._check_progress, left)
 
-    def _look_at_progress(self, before: int) -> None:
-        """Closing would wait until everything is taken: for ever, if nobody takes it."""
+    def _check_progress(self, before: int) -> None:
         if self.transport.get_write_buffer_size() < before:
-            self._expect_progress()
+            self._start_progress_check()
         else:
-            self.transport.abort()
+            self.transport.abort()  # `close` would wait until the client has read everything
 
-    def _forget_stall(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+    def _stop_progress_check(self) -> None:
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
+            self._progress_timer = None
 
     @property
     def _is_busy(self) -> bool:
@@ -106,31 +104,32 @@ class Http(H11Protocol):
         cycle: Any = self.cycle  # None before the first request
         return cycle is not None and not cycle.response_complete
 
-    def _expect_head(self) -> None:
-        if self._timer is None:
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
             within_s = self._door.limits.hello_timeout_s
-            self._timer = self.loop.call_later(within_s, self._too_late, within_s)
+            self._head_timer = self.loop.call_later(within_s, self._too_late, within_s)
 
     def _too_late(self, within_s: float) -> None:
-        self._timer = None
+        self._head_timer = None
         if not self._is_busy:
-            self._end(f"no request within {within_s:g} s", Refusal.SILENT)
+            self._refuse(f"no request within {within_s:g} s", Refusal.SILENT)
 
     def _settle(self) -> None:
+        """It is pending no more."""
         self._door.settled(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-    def _end(self, why: str, kind: Refusal) -> None:
+    def _refuse(self, why: str, kind: Refusal) -> None:
         self._settle()
         self._door.refused(self._peer, why, kind)
         self.transport.abort()
 
-    # --- as somebody who is pending -----------------------------------------------------------------------------------
+    # --- `Pending` ----------------------------------------------------------------------------------------------------
 
     def crowded_out(self) -> None:
-        self._end("it is silent, and others wait to be let in", Refusal.PENDING)
+        self._refuse("it is silent, and others wait to be let in", Refusal.PENDING)
 
     def go(self, why: str) -> None:
         self._settle()
@@ -141,7 +140,7 @@ class Http(H11Protocol):
 
 
 class HttpsDoorway(TlsDoorway):
-    """A connection before its TLS handshake is done. A browser that was told http is told https."""
+    """A connection before its TLS handshake is done. Answers plain HTTP with a hint to use HTTPS."""
 
     def _failed(self, pipe: TlsPipe, error: Exception) -> None:
         if isinstance(error, PlainText) and is_http(error.first):
@@ -152,7 +151,7 @@ class HttpsDoorway(TlsDoorway):
 
 
 class WebServer:
-    """Serves an application on a socket that is bound already, on this loop, until `stop`."""
+    """Serves an application on a bound socket, on this loop, from its creation until `stop`."""
 
     def __init__(
         self,
@@ -169,11 +168,11 @@ class WebServer:
             ws="none",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # what a request says of its source counts for nothing
+            proxy_headers=False,  # a request cannot choose its source
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            h11_max_incomplete_event_size=LONGEST_HEAD,
+            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         )
         self._config.load()
         self._state = ServerState()
@@ -187,25 +186,24 @@ class WebServer:
             return self._make()
         return HttpsDoorway(context, self._door, self._make)
 
-    def _make(self) -> Http:
-        return Http(self._config, self._state, self._door)
+    def _make(self) -> HttpConnection:
+        return HttpConnection(self._config, self._state, self._door)
 
     @property
-    def connections(self) -> int:
-        """How many there are."""
-        return len(self._state.connections)
+    def connections(self) -> list[HttpConnection]:
+        return [cast(HttpConnection, one) for one in self._state.connections]
 
     async def stop(self) -> None:
-        """Accept no more; requests that are answered have a moment."""
+        """Accept nothing more, give responses a moment to end, and close all connections."""
         self._acceptor.close()
         for one in list(self._state.connections):
             one.shutdown()
         answering = set(self._state.tasks)
         if answering:
-            await asyncio.wait(answering, timeout=GOODBYE_S)
+            await asyncio.wait(answering, timeout=STOP_S)
         for one in list(self._state.connections):
             one.transport.abort()
-        await asyncio.sleep(0)  # they are told that nobody is there any more: none waits to send then
+        await asyncio.sleep(0)  # the applications are told of the end, so none waits to send
         for task in answering:
             task.cancel()
         await asyncio.gather(*answering, return_exceptions=True)

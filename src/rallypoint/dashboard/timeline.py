@@ -1,7 +1,7 @@
-"""The time line: for every node, what it was and from when. Pure: times come in as arguments.
+"""The time line: the state of each node over time. Pure: times are arguments.
 
-A track is a row, by name: a node that comes back as a new process goes on in the row it had. Tracks only grow at the
-end, so a reader is told what was added; their number and their length are bounded.
+A track is the row of a node name: a node that comes back as a new process continues its track. Tracks only grow at
+the end, so an update contains only what was added. Their number and length are bounded.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rallypoint.observe.report import NodeReport, Standing
 
 MOST_TRACKS = 4_096
 MOST_SPANS = 256
-"""Of one track. Whoever flaps more often than that is known for it."""
+"""Of one track: older ones are dropped."""
 
 
 class State(enum.Enum):
     """What a node is during a span."""
 
-    __hash__ = object.__hash__  # there is one of each; that of an enumeration is computed anew every time
+    __hash__ = object.__hash__  # faster than the hash of an enumeration, which is computed each time
 
     JOINING = "joining"
     FORMING = "forming"
-    """It has a place in an attempt."""
+    """It has a place in a round that forms."""
     MEMBER = "member"
     WAITING = "waiting"
     SPARE = "spare"
@@ -36,9 +36,9 @@ class State(enum.Enum):
     LOST = "lost"
     LEFT = "left"
     GONE = "gone"
-    """A member that is not there, and nobody here saw how it went."""
+    """A member that went before the view began: how is not known."""
     OUT = "out"
-    """It is not there, and nothing waits for it."""
+    """It is not there, and no round misses it."""
 
 
 _STATES = {
@@ -59,7 +59,7 @@ _GONE = State.GONE
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """From `at` on, until the next one. `round` is 0 where there is none."""
+    """Lasts from `at` until the next one. `round` is 0 where there is none."""
 
     at: float
     state: State
@@ -67,7 +67,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TrackPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a reader is told of a track: everything, or what was added to it."""
+    """A track in an update: all of it, or what was added."""
 
     key: int
     name: str
@@ -78,18 +78,16 @@ class TrackPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(eq=False, slots=True)
 class Track:
-    """One row."""
-
     key: int
     name: str
     node_id: str
     rank: int | None
     spans: list[Span] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    """When each span was added."""
+    """The version that each span was added in."""
 
     def add(self, span: Span, version: int) -> bool:
-        """Whether it is another state than the last one. Times of a track never go back."""
+        """Add a span, unless its state is the last one's; whether it was added. The times of a track never go back."""
         spans = self.spans
         if spans:
             last = spans[-1]
@@ -110,63 +108,61 @@ class Track:
         return TrackPart(self.key, self.name, self.node_id, self.rank, self.spans[first:])
 
 
-class Tracks:
-    """All rows of a run."""
-
+class Timeline:
     def __init__(self) -> None:
-        self.rows: Versioned[int, Track] = Versioned()
+        self.tracks: Versioned[int, Track] = Versioned()
         self._of_id: dict[str, Track] = {}
         self._free: dict[str, list[Track]] = {}
-        """Name -> rows whose node is not there."""
+        """Name -> tracks without a present node, for the next node of that name."""
         self._next = 0
         self._shared_key: tuple[float, State, int] | None = None
         self._shared_span = Span(0.0, State.OUT, 0)
 
-    def remember(self, names: Iterable[str], number: int, from_at: float, until_at: float, version: int) -> None:
-        """Members of a round that was over before anybody looked, in rank order."""
+    def add_past_round(self, names: Iterable[str], number: int, from_at: float, until_at: float, version: int) -> None:
+        """The members, in rank order, of a round that was over before the view began."""
         for rank, name in enumerate(names):
-            track = self._row(name)
+            track = self._take_track(name)
             track.rank = rank
             track.add(_span(from_at, State.MEMBER, number), version)
             track.add(_span(until_at, State.OUT, 0), version)
-            self._let_go(track)
+            self._release(track)
 
-    def show(self, node: NodeReport, number: int, at: float, version: int, departed: Mapping[str, State]) -> None:
-        """A node as it stands, from this instant on. `departed` says how those went who did."""
+    def show(self, node: NodeReport, number: int, at: float, version: int, ways_out: Mapping[str, State]) -> None:
+        """A node's state from this instant on. `ways_out` has how nodes went, by name."""
         track = self._of_id.get(node.id)
         if track is None:
-            track = self._of_id[node.id] = self._row(node.name)
+            track = self._of_id[node.id] = self._take_track(node.name)
             track.node_id = node.id
         state = _STATES[node.standing]
         if state is _GONE:
-            state = departed.get(node.name, track.spans[-1].state if _is_down(track) else State.GONE)
+            state = ways_out.get(node.name, track.spans[-1].state if _is_down(track) else State.GONE)
         is_new_rank = node.rank is not None and node.rank != track.rank
         if is_new_rank:
             track.rank = node.rank
         if track.add(self._shared(at, state, number if state in _HAS_ROUND else 0), version) or is_new_rank:
-            self.rows.touch(track.key, version)
+            self.tracks.touch(track.key, version)
 
-    def hide(self, node_id: str, at: float, version: int, departed: Mapping[str, State]) -> None:
-        """A node is not shown any more: it went, or the round that it was missed in is over."""
+    def hide(self, node_id: str, at: float, version: int, ways_out: Mapping[str, State]) -> None:
+        """A node that went, or whose round is over without it, is not shown any more."""
         track = self._of_id.pop(node_id, None)
         if track is None:
             return
-        how = departed.get(track.name)
+        how = ways_out.get(track.name)
         if how is not None and not _is_down(track):
             track.add(_span(at, how, 0), version)
         track.add(_span(at, State.OUT, 0), version)
-        self.rows.touch(track.key, version)
-        self._let_go(track)
-        self._forget(version)
+        self.tracks.touch(track.key, version)
+        self._release(track)
+        self._drop_oldest(version)
 
     def _shared(self, at: float, state: State, number: int) -> Span:
-        """What many nodes become at one instant is one value for all of them."""
+        """One value for all nodes that change to the same state at the same time."""
         key = (at, state, number)
         if key != self._shared_key:
             self._shared_key, self._shared_span = key, _span(at, state, number)
         return self._shared_span
 
-    def _row(self, name: str) -> Track:
+    def _take_track(self, name: str) -> Track:
         free = self._free.get(name)
         if free:
             track = free.pop()
@@ -175,20 +171,20 @@ class Tracks:
             return track
         self._next += 1
         track = Track(self._next, name, "", None)
-        self.rows.put(track.key, track, 0)
+        self.tracks.put(track.key, track, 0)
         return track
 
-    def _let_go(self, track: Track) -> None:
+    def _release(self, track: Track) -> None:
         self._free.setdefault(track.name, []).append(track)
 
-    def _forget(self, version: int) -> None:
-        """Those that have been away for longest, when there are too many."""
-        while len(self.rows) > MOST_TRACKS and self._free:
+    def _drop_oldest(self, version: int) -> None:
+        """Drop the tracks that have had no node for longest, if there are too many."""
+        while len(self.tracks) > MOST_TRACKS and self._free:
             name, free = next(iter(self._free.items()))
             track = free.pop(0)
             if not free:
                 del self._free[name]
-            self.rows.remove(track.key, version)
+            self.tracks.remove(track.key, version)
 
 
 def _span(at: float, state: State, number: int) -> Span:
