@@ -18,8 +18,8 @@ from rallypoint.backends.tls import TlsFiles
 from rallypoint.dashboard.process import prepare_beside
 from rallypoint.dashboard.serving import Http
 from rallypoint.events import Emitter, Event
-from rallypoint.server.credentials import Credentials
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.credentials import Credentials
+from rallypoint.server.admission.limits import ServerLimits
 from rallypoint.server.server import Server
 from tests.patience import PATIENCE_S
 

@@ -10,7 +10,7 @@ import pytest
 from rallypoint.dashboard import app as dashboard_app
 from rallypoint.dashboard.app import PAGE
 from rallypoint.dashboard.guard import CONTENT_SECURITY_POLICY
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.limits import ServerLimits
 from tests.dashboard.kit import RUN, House, phase
 from tests.patience import PATIENCE_S, until
 
@@ -282,7 +282,7 @@ def test_looking_makes_no_run(house):
         assert "does not exist" in message["state"]["why"]
     with house.browser().stream("/api/runs") as stream:
         assert stream.next()[1].get("runs", []) == []
-    assert house.ask(lambda: len(house.server.hub.engine.items)) == 0
+    assert house.ask(lambda: len(house.server.engine_host.engine.items)) == 0
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -314,14 +314,14 @@ def test_stream_that_cannot_be_resumed_begins_anew(house, last):
 
 def test_all_who_look_share_one_follower(house):
     house.join("a")
-    before = house.ask(lambda: house.server.hub.watch_count)
+    before = house.ask(lambda: house.server.engine_host.watch_count)
     browser = house.browser()
     with browser.stream(f"/api/run?id={RUN}") as first:
         first.until(lambda message: phase(message) == "active")
-        one = house.ask(lambda: house.server.hub.watch_count)
+        one = house.ask(lambda: house.server.engine_host.watch_count)
         with browser.stream(f"/api/run?id={RUN}") as second:
             second.until(lambda message: phase(message) == "active")
-            assert house.ask(lambda: house.server.hub.watch_count) == one
+            assert house.ask(lambda: house.server.engine_host.watch_count) == one
     assert one > before
 
 

@@ -21,13 +21,13 @@ from rallypoint.dashboard.watching import Channel, Watching
 from rallypoint.errors import RallypointError
 from rallypoint.events import ServerTrouble
 from rallypoint.kv.types import Put
-from rallypoint.server.durable import DurableConnection
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.limits import ServerLimits
+from rallypoint.server.durability.server import DurableConnection
 from rallypoint.server.onlooker import Onlooker
 from rallypoint.testing.disk import MemoryDisk
 from tests.dashboard.kit import RUN, Browser, House, lives, phase, studios
 from tests.patience import PATIENCE_S, until
-from tests.server.durable_kit import serving_from
+from tests.server.durability.kit import serving_from
 from tests.server.kit import eventually, run, serving
 
 

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rallypoint.server.door import Door
-from rallypoint.server.refusals import Refusal, source_of
+from rallypoint.server.admission.admission import Admission
+from rallypoint.server.admission.refusals import Refusal, source_of
 
 LONGEST_TOKEN = 8 * 1024
 MOST_SESSIONS = 256
@@ -67,10 +67,15 @@ class Access:
     """`tokens` are those that count now; none: nobody is asked (`acts_openly`: and may act all the same)."""
 
     def __init__(
-        self, tokens: Callable[[], tuple[str, ...]], door: Door, clock: Callable[[], float], *, acts_openly: bool
+        self,
+        tokens: Callable[[], tuple[str, ...]],
+        admission: Admission,
+        clock: Callable[[], float],
+        *,
+        acts_openly: bool,
     ) -> None:
         self._tokens = tokens
-        self._door = door
+        self._admission = admission
         self._clock = clock
         self._acts_openly = acts_openly
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
@@ -137,14 +142,14 @@ class Access:
 
     def _check(self, token: str, peer: tuple[str, int]) -> bytes | None:
         """The digest of a right token. As long whatever is given: digests are of one length, and all are compared."""
-        blocked_s = self._door.logins.blocked_s(source_of(peer[0]), self._clock())
+        blocked_s = self._admission.logins.blocked_s(source_of(peer[0]), self._clock())
         if blocked_s > 0:
             raise Blocked(blocked_s)
         digest = _digest(token[: LONGEST_TOKEN + 1])
         if self._is_right(digest):
             return digest
         said = "a wrong token" if token else "no token"
-        self._door.refused(peer, f"{said} was given to the dashboard", Refusal.TOKEN)
+        self._admission.refused(peer, f"{said} was given to the dashboard", Refusal.TOKEN)
         return None
 
     def _is_right(self, digest: bytes) -> bool:

@@ -20,9 +20,9 @@ from rallypoint.dashboard.serving import WebServer
 from rallypoint.dashboard.studio import Studio
 from rallypoint.dashboard.watching import Watching
 from rallypoint.events import DashboardListens, Emitter, SecurityNotice, ServerTrouble
-from rallypoint.server.credentials import Credentials
-from rallypoint.server.door import Door
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.admission import Admission
+from rallypoint.server.admission.credentials import Credentials
+from rallypoint.server.admission.limits import ServerLimits
 from rallypoint.server.process import BindError, bind_to, print_event
 from rallypoint.server.server import Server
 from rallypoint.urls import format_endpoint, parse_endpoint
@@ -83,7 +83,7 @@ async def _page(
     credentials: Credentials,
     tokens: Callable[[], tuple[str, ...]],
     tls: Callable[[], ssl.SSLContext | None],
-    door: Door,
+    admission: Admission,
     emit: Emitter,
     *,
     acts_openly: bool,
@@ -92,14 +92,17 @@ async def _page(
 ) -> AsyncIterator[None]:
     is_mutual = credentials.tls is not None and credentials.tls.ca is not None
     access = Access(
-        tokens, door, asyncio.get_running_loop().time, acts_openly=is_mutual or (acts_openly and address.is_loopback)
+        tokens,
+        admission,
+        asyncio.get_running_loop().time,
+        acts_openly=is_mutual or (acts_openly and address.is_loopback),
     )
     watching = Watching(place, elsewhere=studio)
     dashboard = Dashboard(watching, access, names=address.names, port=address.port, metrics=metrics)
     web = WebServer(
         dashboard.app,
         address.sock,
-        door,
+        admission,
         tls,
         _trouble(emit),
     )
@@ -126,7 +129,8 @@ def prepare_beside(
     metrics: Callable[[Server], Metrics | None] | None = None,
     draws_apart: bool = False,
 ) -> Callable[[Server, Credentials], AbstractAsyncContextManager[None]]:
-    """The page of a server in this process, with the server's token, certificates and door. BindError: it cannot be.
+    """The page of a server in this process, with the server's token, certificates and admission. BindError: it cannot
+    be.
 
     `draws_apart`: runs are drawn in a process of its own, so that looking at large ones costs the server little.
     """
@@ -145,7 +149,7 @@ def prepare_beside(
             credentials,
             lambda: server.tokens,
             lambda: server.tls,
-            server.door,
+            server.admission,
             server.emit,
             acts_openly=True,
             metrics=None if metrics is None else metrics(server),
@@ -196,7 +200,7 @@ async def show_until_told(
             credentials,
             lambda: fresh.tokens,
             lambda: fresh.tls,
-            Door(ServerLimits(), emit, NAME),
+            Admission(ServerLimits(), emit, NAME),
             emit,
             acts_openly=not lends,
             metrics=metrics,

@@ -1,4 +1,4 @@
-"""The port of the page: HTTP by uvicorn's protocol, behind the same door as the server's own port.
+"""The port of the page: HTTP by uvicorn's protocol, behind the same admission as the server's own port.
 
 A connection is pending until its first request has a head, and those are bounded in number and time as those of nodes
 are; sources that were refused too often are refused here too. TLS is that of the server, with certificates as they are
@@ -21,9 +21,9 @@ from uvicorn.server import ServerState
 from rallypoint.backends.forks import fileno_of
 from rallypoint.backends.tls import PlainText
 from rallypoint.backends.tls_pipe import TlsPipe
-from rallypoint.server.accepting import Acceptor
-from rallypoint.server.door import Door, TlsDoorway, peer_of
-from rallypoint.server.refusals import Refusal
+from rallypoint.server.acceptor import Acceptor
+from rallypoint.server.admission.admission import Admission, TlsAdmission, peer_of
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.wire.handshake import is_http
 
 MOST_CONNECTIONS = 512
@@ -41,9 +41,9 @@ HTTPS_ONLY = (
 class Http(H11Protocol):
     """One connection. Pending until it has asked for something."""
 
-    def __init__(self, config: Config, state: ServerState, door: Door) -> None:
+    def __init__(self, config: Config, state: ServerState, admission: Admission) -> None:
         super().__init__(config=config, server_state=state, app_state={})
-        self._door = door
+        self._admission = admission
         self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._peer = ("", 0)
@@ -55,7 +55,7 @@ class Http(H11Protocol):
             self.scheme = "https"
         self._peer = peer_of(transport)
         self.client = self._peer
-        refused = self._door.knocks(self, self._peer[0])
+        refused = self._admission.accepted(self, self._peer[0])
         if refused is not None:
             self._end(refused.message, Refusal.BLOCKED)
         elif len(self.connections) > MOST_CONNECTIONS:
@@ -64,7 +64,7 @@ class Http(H11Protocol):
             self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        self._door.page_asked += 1
+        self._admission.page_asked += 1
         if not self._is_busy:
             self._expect_head()
         super().data_received(data)
@@ -108,7 +108,7 @@ class Http(H11Protocol):
 
     def _expect_head(self) -> None:
         if self._timer is None:
-            within_s = self._door.limits.hello_timeout_s
+            within_s = self._admission.limits.hello_timeout_s
             self._timer = self.loop.call_later(within_s, self._too_late, within_s)
 
     def _too_late(self, within_s: float) -> None:
@@ -117,14 +117,14 @@ class Http(H11Protocol):
             self._end(f"no request within {within_s:g} s", Refusal.SILENT)
 
     def _settle(self) -> None:
-        self._door.settled(self)
+        self._admission.settled(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _end(self, why: str, kind: Refusal) -> None:
         self._settle()
-        self._door.refused(self._peer, why, kind)
+        self._admission.refused(self._peer, why, kind)
         self.transport.abort()
 
     # --- as somebody who is pending -----------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Http(H11Protocol):
         return fileno_of(self.transport)
 
 
-class HttpsDoorway(TlsDoorway):
+class HttpsAdmission(TlsAdmission):
     """A connection before its TLS handshake is done. A browser that was told http is told https."""
 
     def _failed(self, pipe: TlsPipe, error: Exception) -> None:
@@ -158,7 +158,7 @@ class WebServer:
         self,
         app: ASGIApp,
         sock: socket.socket,
-        door: Door,
+        admission: Admission,
         tls: Callable[[], ssl.SSLContext | None],
         on_trouble: Callable[[str], None],
     ) -> None:
@@ -177,18 +177,18 @@ class WebServer:
         )
         self._config.load()
         self._state = ServerState()
-        self._door = door
+        self._admission = admission
         self._tls = tls
-        self._acceptor = Acceptor(sock, self._connect, on_trouble, door.has_room)
+        self._acceptor = Acceptor(sock, self._connect, on_trouble, admission.has_room)
 
     def _connect(self) -> asyncio.Protocol:
         context = self._tls()
         if context is None:
             return self._make()
-        return HttpsDoorway(context, self._door, self._make)
+        return HttpsAdmission(context, self._admission, self._make)
 
     def _make(self) -> Http:
-        return Http(self._config, self._state, self._door)
+        return Http(self._config, self._state, self._admission)
 
     @property
     def connections(self) -> int:

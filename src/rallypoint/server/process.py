@@ -17,8 +17,8 @@ from typing import Any
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.errors import RallypointError
 from rallypoint.events import Emitter, Event, SecurityNotice, Sink
-from rallypoint.server.credentials import Credentials
-from rallypoint.server.limits import ServerLimits, fit_open_files
+from rallypoint.server.admission.credentials import Credentials
+from rallypoint.server.admission.limits import ServerLimits, fit_open_files
 from rallypoint.server.server import Server, first_revision
 from rallypoint.settings import DEFAULT_PORTS
 from rallypoint.urls import parse_endpoint
@@ -108,10 +108,10 @@ def _exposed(one: socket.socket, credentials: Credentials, insecure: bool) -> li
 
 def _with_data(data: str, sync: str, emit: Emitter) -> Callable[..., Server]:
     """A server that goes on from a directory. DataError says why it cannot."""
-    from rallypoint.server.data import open_data
-    from rallypoint.server.disk import Directory
-    from rallypoint.server.durable import DurableServer
-    from rallypoint.server.journal import Sync
+    from rallypoint.server.durability.data import open_data
+    from rallypoint.server.durability.disk import Directory
+    from rallypoint.server.durability.journal import Sync
+    from rallypoint.server.durability.server import DurableServer
 
     engine, journal = open_data(Directory(data), sync=Sync(sync), emit=emit, first_revision=first_revision())
     return partial(DurableServer, engine, journal)
