@@ -21,9 +21,9 @@ from rallypoint.dashboard.process import serve_page
 from rallypoint.dashboard.source import behind
 from rallypoint.dashboard.web_server import WebServer
 from rallypoint.events import DashboardListens, Emitter, Event
-from rallypoint.server.credentials import Credentials
-from rallypoint.server.door import Door
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.admission import Admission
+from rallypoint.server.admission.credentials import Credentials
+from rallypoint.server.admission.limits import ServerLimits
 from rallypoint.server.server import Server
 from tests.patience import PATIENCE_S, until
 
@@ -36,7 +36,7 @@ class Site:
 
     server: Server
     web: WebServer
-    door: Door
+    admission: Admission
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class Site:
         address = bind_page("127.0.0.1:0")
         self.port = address.port
         emit = Emitter(self.events.append)
-        self.door = Door(self.limits, emit, "dashboard")
+        self.admission = Admission(self.limits, emit, "dashboard")
         context = self.tls.server_context() if self.tls is not None else None
         self.web = await self._stack.enter_async_context(
             serve_page(
-                behind(f"tcp://{self.server.addresses[0]}"), address, self.door, emit, names=self.names,
+                behind(f"tcp://{self.server.addresses[0]}"), address, self.admission, emit, names=self.names,
                 tokens=lambda: self.tokens, tls=lambda: context, may_act_openly=True, metrics=self._metrics,
             )
         )  # fmt: skip

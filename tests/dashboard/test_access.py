@@ -7,8 +7,8 @@ import pytest
 from rallypoint.dashboard.access import IDLE_S, MOST_SESSIONS, SESSION_S, Access, LoginBlocked, LoginMethod
 from rallypoint.dashboard.http_security import host_of, is_own, own_names
 from rallypoint.events import Emitter
-from rallypoint.server.door import Door
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.admission import Admission
+from rallypoint.server.admission.limits import ServerLimits
 
 PEER = ("10.0.0.7", 1234)
 
@@ -31,9 +31,9 @@ def access(clock, *tokens, may_act_openly=True, **limits):
 
 def access_by(clock, tokens, may_act_openly=True, **limits):
     async def make():
-        door = Door(ServerLimits(**limits), Emitter(), "test")
-        door._loop = type("Loop", (), {"time": staticmethod(clock)})()
-        return Access(tokens, door, clock, may_act_openly=may_act_openly)
+        admission = Admission(ServerLimits(**limits), Emitter(), "test")
+        admission._loop = type("Loop", (), {"time": staticmethod(clock)})()
+        return Access(tokens, admission, clock, may_act_openly=may_act_openly)
 
     return asyncio.run(make())
 

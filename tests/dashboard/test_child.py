@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.dashboard import child as module
 from rallypoint.dashboard.child import PageError
 from rallypoint.events import ClientRefused, ServerTrouble
 from rallypoint.kv.types import Put
-from rallypoint.server.durable import DurableConnection
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.limits import ServerLimits
+from rallypoint.server.durability.server import DurableConnection
 from rallypoint.testing.disk import MemoryDisk
 from tests.dashboard.kit import RUN, Browser, ChildSite, is_running, page_processes, phase
 from tests.patience import PATIENCE_S, until
-from tests.server.durable_kit import serving_from
+from tests.server.durability.kit import serving_from
 from tests.server.kit import eventually, run, serving
 from tests.server.tls_kit import Town, files
 

@@ -10,7 +10,7 @@ import pytest
 from rallypoint.dashboard import app as dashboard_app
 from rallypoint.dashboard.app import PAGE
 from rallypoint.dashboard.http_security import CONTENT_SECURITY_POLICY
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.limits import ServerLimits
 from tests.dashboard.kit import RUN, Site, phase
 from tests.patience import PATIENCE_S, until
 
@@ -89,7 +89,7 @@ def test_wrong_token_is_refused_counted_and_logged(guarded):
     assert answer.status == 403
     assert "not the server's token" in answer.json["error"]
     assert "set-cookie" not in answer.headers
-    assert guarded.door.refusals.describe() == {"refused_token": "1"}
+    assert guarded.admission.refusals.describe() == {"refused_token": "1"}
     assert any("dashboard" in str(event) and "127.0.0.1" in str(event) for event in guarded.events)
     assert TOKEN not in str(guarded.events)
     assert "barley" not in str(guarded.events)
@@ -129,7 +129,7 @@ def test_blocked_source_is_refused_even_with_the_right_token():
             assert browser.login(f"guess {number}").status == 403
         with pytest.raises(ConnectionError):  # not even read
             browser.login(TOKEN)
-        assert int(site.door.refusals.describe()["refused_blocked"]) >= 1
+        assert int(site.admission.refusals.describe()["refused_blocked"]) >= 1
 
 
 def test_blocked_source_is_refused_on_an_open_connection_too():
@@ -281,7 +281,7 @@ def test_looking_at_a_run_does_not_make_it(site):
         assert "does not exist" in message["state"]["why"]
     with site.browser().stream("/api/runs") as stream:
         assert stream.next()[1].get("runs", []) == []
-    assert site.ask(lambda: len(site.server.hub.engine.items)) == 0
+    assert site.ask(lambda: len(site.server.engine_host.engine.items)) == 0
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -313,14 +313,14 @@ def test_stream_that_cannot_be_resumed_gets_everything(site, last):
 
 def test_all_readers_of_a_run_share_one_follower(site):
     site.join("a")
-    before = site.ask(lambda: site.server.hub.watch_count)
+    before = site.ask(lambda: site.server.engine_host.watch_count)
     browser = site.browser()
     with browser.stream(f"/api/run?id={RUN}") as first:
         first.until(lambda message: phase(message) == "active")
-        one = site.ask(lambda: site.server.hub.watch_count)
+        one = site.ask(lambda: site.server.engine_host.watch_count)
         with browser.stream(f"/api/run?id={RUN}") as second:
             second.until(lambda message: phase(message) == "active")
-            assert site.ask(lambda: site.server.hub.watch_count) == one
+            assert site.ask(lambda: site.server.engine_host.watch_count) == one
     assert one > before
 
 
@@ -362,7 +362,7 @@ def test_silent_connection_is_closed():
                 with contextlib.suppress(ConnectionResetError):
                     assert one.recv(100) == b""
                 assert time.monotonic() - began < PATIENCE_S
-        assert site.door.refusals.describe() == {"refused_silent": "3"}
+        assert site.admission.refusals.describe() == {"refused_silent": "3"}
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from rallypoint.backends.dial import dial
 from rallypoint.backends.session import FIRST_DRAWN
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import dial
 from rallypoint.bench.helper import end_all
 from rallypoint.bench.plan import (
     FROM_LOG,
@@ -37,8 +37,8 @@ from rallypoint.kv.engine import Engine
 from rallypoint.kv.log import Entry, encode_entries
 from rallypoint.kv.parts import capture
 from rallypoint.kv.types import Grant, Origin, Put, Txn
-from rallypoint.server.disk import Directory
-from rallypoint.server.files import begin_log, write_snapshot
+from rallypoint.server.durability.disk import Directory
+from rallypoint.server.durability.files import begin_log, write_snapshot
 
 GENERATION = "be" * 8
 VALUE = b"v" * 64

@@ -65,12 +65,6 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
     metavar="NAME",
     help="With --http: a name that the page may be asked for by, besides addresses and this machine's.",
 )
-@click.option(
-    "--nice",
-    type=click.IntRange(-20, 19),
-    help="How this process is to be scheduled: below 0 before others, which takes the right to it.  "
-    "[default: -10 where that is allowed and nobody has chosen otherwise]",
-)
 @click.option("--insecure", is_flag=True, help="Serve an address that others can reach without asking who they are.")
 @watching_options
 @limit_options()
@@ -133,7 +127,6 @@ def _serve_ours(
     sync: str | None,
     http: str | None,
     http_names: tuple[str, ...],
-    nice: int | None,
     insecure: bool,
     metrics: str | None,
     metrics_runs: int,
@@ -143,7 +136,7 @@ def _serve_ours(
 ) -> None:
     from rallypoint.backends.tls import TlsFiles
     from rallypoint.cli.serve_limits import limits_of
-    from rallypoint.server.process import go_first, run_loop, serve_until_told
+    from rallypoint.server.process import run_loop, serve_until_told
 
     if tls_cert is None and (tls_key is not None or tls_ca is not None):
         raise click.UsageError("--tls-key and --tls-ca need --tls-cert, the certificate of this server")
@@ -152,7 +145,6 @@ def _serve_ours(
     if http_names and http is None:
         raise click.UsageError("--http-name is for the page: give its address with --http, too")
     tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
-    go_first(nice)
     with watched(metrics, metrics_runs, events_file, events_size, has_page=http is not None) as watch:
         page = None
         if http is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rallypoint.server.limits import ServerLimits
+    from rallypoint.server.admission.limits import ServerLimits
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -73,7 +73,7 @@ def limit_options(*names: str, hidden: bool = False) -> Callable[[Callable[..., 
 
 def limits_of(given: Mapping[str, float]) -> ServerLimits:
     """The limits that the options say."""
-    from rallypoint.server.limits import ServerLimits
+    from rallypoint.server.admission.limits import ServerLimits
 
     fields: dict[str, Any] = {f"{name}_s" if name in _IN_SECONDS else name: value for name, value in given.items()}
     return ServerLimits(**fields)

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rallypoint.server.door import Door
-from rallypoint.server.refusals import Refusal, source_of
+from rallypoint.server.admission.admission import Admission
+from rallypoint.server.admission.refusals import Refusal, source_of
 
 MOST_TOKEN_BYTES = 8 * 1024
 MOST_SESSIONS = 256
@@ -66,10 +66,15 @@ class Access:
     """`tokens` are the valid ones now. Without any, everybody is let in, and may act if `may_act_openly`."""
 
     def __init__(
-        self, tokens: Callable[[], tuple[str, ...]], door: Door, clock: Callable[[], float], *, may_act_openly: bool
+        self,
+        tokens: Callable[[], tuple[str, ...]],
+        admission: Admission,
+        clock: Callable[[], float],
+        *,
+        may_act_openly: bool,
     ) -> None:
         self._tokens = tokens
-        self._door = door
+        self._admission = admission
         self._clock = clock
         self._may_act_openly = may_act_openly
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
@@ -134,14 +139,14 @@ class Access:
 
     def _check(self, token: str, peer: tuple[str, int]) -> bytes | None:
         """The digest of a right token. Takes the same time for every token of the same length. LoginBlocked."""
-        blocked_s = self._door.logins.blocked_s(source_of(peer[0]), self._clock())
+        blocked_s = self._admission.logins.blocked_s(source_of(peer[0]), self._clock())
         if blocked_s > 0:
             raise LoginBlocked(blocked_s)
         digest = _digest(token[: MOST_TOKEN_BYTES + 1])
         if self._is_right(digest):
             return digest
         said = "a wrong token" if token else "no token"
-        self._door.refused(peer, f"{said} was given to the dashboard", Refusal.TOKEN)
+        self._admission.refused(peer, f"{said} was given to the dashboard", Refusal.TOKEN)
         return None
 
     def _is_right(self, digest: bytes) -> bool:

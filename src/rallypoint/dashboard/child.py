@@ -24,8 +24,8 @@ from rallypoint.dashboard.address import Address, bind_page, check_exposure
 from rallypoint.dashboard.server_link import Exposition, PageLink
 from rallypoint.errors import RallypointError
 from rallypoint.events import DashboardListens, SecurityNotice, ServerTrouble
-from rallypoint.server.credentials import Credentials
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.credentials import Credentials
+from rallypoint.server.admission.limits import ServerLimits
 from rallypoint.server.server import Server
 from rallypoint.urls import format_endpoint
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.dashboard.access import Access
@@ -18,11 +18,11 @@ from rallypoint.dashboard.server_link import ServerLink
 from rallypoint.dashboard.source import RunSource
 from rallypoint.dashboard.web_server import WebServer
 from rallypoint.events import DashboardListens, Emitter, SecurityNotice, ServerTrouble
-from rallypoint.server.credentials import Credentials
-from rallypoint.server.door import Door
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.admission import Admission
+from rallypoint.server.admission.credentials import Credentials
+from rallypoint.server.admission.limits import ServerLimits
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.server.process import print_event
-from rallypoint.server.refusals import Refusal
 
 NAME = "dashboard"
 
@@ -31,7 +31,7 @@ NAME = "dashboard"
 async def serve_page(
     source: RunSource,
     address: Address,
-    door: Door,
+    admission: Admission,
     emit: Emitter,
     *,
     names: Sequence[str] = (),
@@ -44,11 +44,11 @@ async def serve_page(
 
     `may_act_openly`: without a token, everybody who can connect may change runs.
     """
-    access = Access(tokens, door, asyncio.get_running_loop().time, may_act_openly=may_act_openly)
+    access = Access(tokens, admission, asyncio.get_running_loop().time, may_act_openly=may_act_openly)
     allowed = own_names(address.host, names)
     dashboard = Dashboard(Feeds(source), access, names=allowed, port=address.port, metrics=metrics)
     trouble: Callable[[str], None] = lambda why: emit(ServerTrouble(run_id="", by=NAME, reason=why))  # noqa: E731
-    web = WebServer(dashboard.app, address.sock, door, tls, trouble)
+    web = WebServer(dashboard.app, address.sock, admission, tls, trouble)
     try:
         yield web
     finally:
@@ -81,49 +81,50 @@ async def run_page(
             loop.add_signal_handler(number, stopped.set)
         else:
             signal.signal(number, signal.SIG_IGN)
-    credentials = Credentials(token_file, tls, is_client=False)
-    loop.add_signal_handler(signal.SIGHUP, credentials.read_soon)
     emit = Emitter(print_event)
-    exposure = check_exposure(
-        address, authenticates=credentials.authenticates, has_tls=tls is not None, insecure=insecure
-    )
-    if server is None:  # else the server has said this
-        notices = credentials.warnings() + exposure
-        if lends_credentials and not credentials.authenticates:
-            notices.append("whoever reaches this page sees what this process may see, without logging in")
-        for notice in notices:
-            emit(SecurityNotice(run_id="", by=NAME, reason=notice))
-    door = Door(limits, emit, NAME) if server is None else _ReportingDoor(limits, server)
-    is_mutual = tls is not None and tls.ca is not None
-    current = _CurrentCredentials(credentials, emit)
-    refresher = credentials.keep_fresh(current)
-    try:
-        async with serve_page(
-            source,
-            address,
-            door,
-            emit,
-            names=names,
-            tokens=lambda: current.tokens,
-            tls=lambda: current.tls,
-            may_act_openly=is_mutual or (address.is_loopback and not lends_credentials),
-            metrics=None if server is None else server.metrics,
-        ):
-            if server is None:
-                url = address.url(has_tls=tls is not None)
-                emit(DashboardListens(run_id="", by=NAME, url=url, where=source.where))
-                await stopped.wait()
-            else:
-                server.ready()
-                await server.wait_closed()
-    finally:
-        if refresher is not None:
-            refresher.cancel()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(address.sock)
         if server is not None:
-            await server.close()
+            stack.push_async_callback(server.close)
+        credentials = Credentials(token_file, tls, is_client=False)
+        loop.add_signal_handler(signal.SIGHUP, credentials.read_soon)
+        exposure = check_exposure(
+            address, authenticates=credentials.authenticates, has_tls=tls is not None, insecure=insecure
+        )
+        if server is None:  # else the server has said this
+            notices = credentials.warnings() + exposure
+            if lends_credentials and not credentials.authenticates:
+                notices.append("whoever reaches this page sees what this process may see, without logging in")
+            for notice in notices:
+                emit(SecurityNotice(run_id="", by=NAME, reason=notice))
+        current = _CurrentCredentials(credentials, emit)
+        refresher = credentials.keep_fresh(current)
+        if refresher is not None:
+            stack.callback(refresher.cancel)
+        is_mutual = tls is not None and tls.ca is not None
+        await stack.enter_async_context(
+            serve_page(
+                source,
+                address,
+                Admission(limits, emit, NAME) if server is None else _ReportingAdmission(limits, server),
+                emit,
+                names=names,
+                tokens=lambda: current.tokens,
+                tls=lambda: current.tls,
+                may_act_openly=is_mutual or (address.is_loopback and not lends_credentials),
+                metrics=None if server is None else server.metrics,
+            )
+        )
+        if server is None:
+            url = address.url(has_tls=tls is not None)
+            emit(DashboardListens(run_id="", by=NAME, url=url, where=source.where))
+            await stopped.wait()
+        else:
+            server.ready()
+            await server.wait_closed()
 
 
-class _ReportingDoor(Door):
+class _ReportingAdmission(Admission):
     """Has the server count and log what it refuses. Blocks sources by itself."""
 
     def __init__(self, limits: ServerLimits, server: ServerLink) -> None:

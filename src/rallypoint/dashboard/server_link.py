@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from rallypoint.backends.contract import Backend
-from rallypoint.backends.tcp import TcpBackend
-from rallypoint.backends.tcp_link import Link
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.connection import ClientConnection
 from rallypoint.observe.opening import Target
-from rallypoint.server.refusals import Refusal
+from rallypoint.server.admission.refusals import Refusal
 
 if TYPE_CHECKING:
     from rallypoint.server.server import Server
@@ -107,7 +107,7 @@ class ServerLink:
         with suppress(OSError):
             self._send(ReportRefusal(*peer, why, kind))
 
-    async def _connect(self, make: Callable[[], Link]) -> None:
+    async def _connect(self, make: Callable[[], ClientConnection]) -> None:
         await asyncio.get_running_loop().create_unix_connection(make, sock=self._request(Connect()))
 
     def _request(self, request: Request) -> socket.socket:
@@ -179,7 +179,7 @@ class PageLink:
             case GetMetrics():
                 self._start(self._send_metrics(self._next_socket()), "metrics for the page")
             case ReportRefusal(host, port, why, kind):
-                self._server.door.refused((host, port), why, kind)
+                self._server.admission.refused((host, port), why, kind)
 
     def _next_socket(self) -> socket.socket:
         one = self._sockets.pop(0)

@@ -1,4 +1,4 @@
-"""The web server: uvicorn's HTTP protocol behind a `Door`, which limits and refuses connections.
+"""The web server: uvicorn's HTTP protocol behind a `Admission`, which limits and refuses connections.
 
 A connection is pending until its first request has a head; pending connections are bounded in number and time, as those
 of nodes are. TLS uses the current certificates. Nothing here handles signals or writes a log of its own.
@@ -20,9 +20,9 @@ from uvicorn.server import ServerState
 from rallypoint.backends.forks import fileno_of
 from rallypoint.backends.tls import PlainText
 from rallypoint.backends.tls_pipe import TlsPipe
-from rallypoint.server.accepting import Acceptor
-from rallypoint.server.door import Door, TlsDoorway, peer_of
-from rallypoint.server.refusals import Refusal
+from rallypoint.server.acceptor import Acceptor
+from rallypoint.server.admission.admission import Admission, TlsAdmission, peer_of
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.wire.handshake import is_http
 
 MOST_CONNECTIONS = 512
@@ -39,11 +39,11 @@ HTTPS_ONLY = (
 
 
 class HttpConnection(H11Protocol):
-    """One connection. `Pending` for its door, until a request has a head."""
+    """One connection. `Pending` for its admission, until a request has a head."""
 
-    def __init__(self, config: Config, state: ServerState, door: Door) -> None:
+    def __init__(self, config: Config, state: ServerState, admission: Admission) -> None:
         super().__init__(config=config, server_state=state, app_state={})
-        self._door = door
+        self._admission = admission
         self._head_timer: asyncio.TimerHandle | None = None
         self._progress_timer: asyncio.TimerHandle | None = None
         self._peer = ("", 0)
@@ -55,7 +55,7 @@ class HttpConnection(H11Protocol):
             self.scheme = "https"
         self._peer = peer_of(transport)
         self.client = self._peer
-        refused = self._door.knocks(self, self._peer[0])
+        refused = self._admission.accepted(self, self._peer[0])
         if refused is not None:
             self._refuse(refused.message, Refusal.BLOCKED)
         elif len(self.connections) > MOST_CONNECTIONS:
@@ -106,7 +106,7 @@ class HttpConnection(H11Protocol):
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
-            within_s = self._door.limits.hello_timeout_s
+            within_s = self._admission.limits.hello_timeout_s
             self._head_timer = self.loop.call_later(within_s, self._too_late, within_s)
 
     def _too_late(self, within_s: float) -> None:
@@ -116,14 +116,14 @@ class HttpConnection(H11Protocol):
 
     def _settle(self) -> None:
         """It is pending no more."""
-        self._door.settled(self)
+        self._admission.settled(self)
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
     def _refuse(self, why: str, kind: Refusal) -> None:
         self._settle()
-        self._door.refused(self._peer, why, kind)
+        self._admission.refused(self._peer, why, kind)
         self.transport.abort()
 
     # --- `Pending` ----------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class HttpConnection(H11Protocol):
         return fileno_of(self.transport)
 
 
-class HttpsDoorway(TlsDoorway):
+class HttpsAdmission(TlsAdmission):
     """A connection before its TLS handshake is done. Answers plain HTTP with a hint to use HTTPS."""
 
     def _failed(self, pipe: TlsPipe, error: Exception) -> None:
@@ -157,7 +157,7 @@ class WebServer:
         self,
         app: ASGIApp,
         sock: socket.socket,
-        door: Door,
+        admission: Admission,
         tls: Callable[[], ssl.SSLContext | None],
         on_trouble: Callable[[str], None],
     ) -> None:
@@ -176,18 +176,18 @@ class WebServer:
         )
         self._config.load()
         self._state = ServerState()
-        self._door = door
+        self._admission = admission
         self._tls = tls
-        self._acceptor = Acceptor(sock, self._connect, on_trouble, door.has_room)
+        self._acceptor = Acceptor(sock, self._connect, on_trouble, admission.has_room)
 
     def _connect(self) -> asyncio.Protocol:
         context = self._tls()
         if context is None:
             return self._make()
-        return HttpsDoorway(context, self._door, self._make)
+        return HttpsAdmission(context, self._admission, self._make)
 
     def _make(self) -> HttpConnection:
-        return HttpConnection(self._config, self._state, self._door)
+        return HttpConnection(self._config, self._state, self._admission)
 
     @property
     def connections(self) -> list[HttpConnection]:

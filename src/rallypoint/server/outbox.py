@@ -1,23 +1,20 @@
-"""The connections that have something to send, until they send it: all of them in one go.
+"""The connections that have something to send, and the encoded form of what goes to many of them.
 
-When a round is decided every node is told, and all of them wait for it. So whoever has caused that (a coordinator, in
-`local.py`) has it sent at once; otherwise it goes out when the loop has run everything that is due. Either way it is
-one thing to do, however many connections there are.
+All of them are flushed by one callback, when the loop has run everything that is due: a connection writes once a turn,
+however much it has to send.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from rallypoint.kv.types import Batch
-from rallypoint.wire.messages import Push, PushRaw, SentMessage, encoder
+from rallypoint.wire.messages import encoder
 
-give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 MOST_KNOWN = 8
 """Of so many batches it is remembered how they are encoded: one that goes to many is encoded once."""
 
@@ -41,17 +38,6 @@ class Outbox:
         if not self._due:
             self._loop.call_soon(self.flush)
         self._due.append(one)
-
-    def deliver(self) -> None:
-        """The same at once. Then those who were told have the core, if they wait for this very one.
-
-        A kernel may leave them in its queue while others are idle: seen for a quarter of a millisecond, with a server
-        that took in meanwhile what the rest had answered.
-        """
-        several = len(self._due) > 1
-        self.flush()
-        if several:
-            give_way()
 
     def flush(self) -> None:
         """Everybody sends what is to be sent."""
@@ -81,8 +67,3 @@ def raw_of(batch: Batch) -> msgspec.Raw:
     raw = msgspec.Raw(encoder.encode(batch))
     _known[id(batch)] = (batch, raw)  # which is kept, so that no other one can have its id
     return raw
-
-
-def settled(messages: list[SentMessage]) -> list[SentMessage]:
-    """The messages as they are sent: what was pushed while it could wait is encoded now."""
-    return [PushRaw(one.watch, raw_of(one.batch)) if type(one) is Push else one for one in messages]
