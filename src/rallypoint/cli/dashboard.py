@@ -32,22 +32,26 @@ Examples:
     "http_names",
     multiple=True,
     metavar="NAME",
-    help="A name that the page may be asked for by, besides addresses and this machine's. May be repeated.",
+    help="A host name that the page is served under, besides addresses and this machine's. May be repeated.",
 )
 @click.option(
     "--token-file",
     metavar="FILE",
-    help="The file with the server's token, as token_file=FILE. Who looks at the page must give it, too.",
+    help="The file with the server's token, as token_file=FILE. Users log in to the page with it, too.",
 )
 @click.option(
-    "--http-token-file", type=_FILE, help="A file with the token that who looks must give, instead of the server's."
+    "--http-token-file", type=_FILE, help="A file with the token that users log in with, instead of the server's."
 )
 @click.option("--tls-cert", type=_FILE, help="A PEM file with the page's certificate: HTTPS only.")
 @click.option("--tls-key", type=_FILE, help="A PEM file with the key of --tls-cert, if it is not in the same file.")
 @click.option(
-    "--tls-ca", type=_FILE, help="A PEM file: who looks must show a certificate of these authorities (mutual TLS)."
+    "--tls-ca", type=_FILE, help="A PEM file: browsers must show a certificate of these authorities (mutual TLS)."
 )
-@click.option("--insecure", is_flag=True, help="Show it to everybody who reaches the address; nobody can act then.")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Serve it without a login on an address that other machines can reach; nobody can act then.",
+)
 @click.option(
     "--from-server",
     hidden=True,
@@ -64,10 +68,10 @@ Examples:
     help="An option of the URL, for example tls_ca=FILE; wins over the URL. May be repeated.",
 )
 def dashboard(url: str, http: str, **how: Any) -> None:
-    """Serve a web page that shows runs live: who is in, who waits, what is waited for, a time line, the last rounds.
+    """Serve a web page that shows runs live: nodes and their states, waiting reasons, a time line, rounds.
 
-    With a run id in the URL, that run only; otherwise all runs of the server or cluster. Works on every backend. Who
-    has logged in can close and reopen runs and drain nodes. It stops on SIGTERM and Ctrl-C.
+    With a run id in the URL, that run only; otherwise all runs of the server or cluster. Works on every backend. Users
+    who have logged in can close and reopen runs and drain nodes. It stops on SIGTERM and Ctrl-C.
     """
     from rallypoint.errors import RallypointError, Rejected, SettingsError
 

@@ -72,7 +72,7 @@ def limit_options(*names: str, hidden: bool = False) -> Callable[[Callable[..., 
 
 
 def limits_of(given: Mapping[str, float]) -> ServerLimits:
-    """The limits that the options say."""
+    """The limits from the values of the options."""
     from rallypoint.server.admission.limits import ServerLimits
 
     fields: dict[str, Any] = {f"{name}_s" if name in _IN_SECONDS else name: value for name, value in given.items()}

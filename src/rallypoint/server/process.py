@@ -42,9 +42,9 @@ async def serve_until_told(
     sync: str = "always",
     sinks: Iterable[Sink] = (),
     attach: Callable[[Server], None] = lambda _: None,
-    beside: Callable[[Server, Credentials], AbstractAsyncContextManager[None]] | None = None,
+    page: Callable[[Server, Credentials], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again. `beside` runs meanwhile.
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again. `page` serves its web page.
 
     `sinks` get its events beside stderr; `attach` is called with the server before it listens.
 
@@ -81,7 +81,7 @@ async def serve_until_told(
     for notice in [*notices, *([too_few] if too_few else [])]:
         server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
     keeps_fresh = credentials.keep_fresh(server)
-    async with beside(server, credentials) if beside is not None else nullcontext():
+    async with page(server, credentials) if page is not None else nullcontext():
         await told.wait()
     if keeps_fresh is not None:
         keeps_fresh.cancel()

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import rallypoint
 from rallypoint.cli import main
-from rallypoint.cli.serve_watching import metrics_address
+from rallypoint.cli.serve_observing import metrics_address
 from rallypoint.errors import SettingsError
 from tests.observe.metrics_kit import Scraped
 from tests.patience import until

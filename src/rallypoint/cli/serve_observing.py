@@ -1,4 +1,4 @@
-"""How `rallypoint serve` is watched: `--metrics` and `--events` as options, and what they start."""
+"""The options `--metrics` and `--events` of `rallypoint serve`, and what they start."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ METRICS_PORT = 9400
 LOOPBACK = "127.0.0.1"
 
 
-def watching_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options."""
+def observing_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(
         (
             click.option(
@@ -36,14 +35,14 @@ def watching_options(command: Callable[..., None]) -> Callable[..., None]:
                 default=200,
                 show_default=True,
                 metavar="N",
-                help="With --metrics or --http: so many runs are shown by name, the others together.",
+                help="With --metrics or --http: the number of runs with metrics of their own; the others share theirs.",
             ),
             click.option(
                 "--events",
                 "events_file",
                 type=click.Path(dir_okay=False),
                 metavar="FILE",
-                help="Write every event to this file, a JSON object a line, beside what is said on stderr; it is "
+                help="Write every event to this file, a JSON object a line, besides the log on stderr; it is "
                 "rotated, and five old ones are kept.",
             ),
             click.option(
@@ -51,7 +50,7 @@ def watching_options(command: Callable[..., None]) -> Callable[..., None]:
                 type=Size(),
                 default="16MiB",
                 show_default=True,
-                help="With --events: the largest file.",
+                help="With --events: the size at which the file is rotated.",
             ),
         )
     ):
@@ -70,8 +69,8 @@ def metrics_address(given: str) -> tuple[str, int]:
 
 
 @dataclass(slots=True)
-class Watched:
-    """What a server is given: sinks for its events, and `attach`, to be called before it listens."""
+class Observers:
+    """For a server: sinks for its events, and `attach`, to be called before it listens."""
 
     sinks: tuple[Sink, ...] = ()
     attach: Callable[[Server], None] = field(default=lambda _: None)
@@ -84,25 +83,25 @@ class Watched:
 
 
 @contextmanager
-def watched(
+def observed(
     metrics: str | None, metrics_runs: int, events_file: str | None, events_size: int, *, has_page: bool = False
-) -> Iterator[Watched]:
-    """For as long as the server runs. RallypointError if a file or an address cannot be used."""
+) -> Iterator[Observers]:
+    """Closed on exit. RallypointError if a file or an address cannot be used."""
     with ExitStack() as stack:
-        watch = Watched()
+        observers = Observers()
         if events_file is not None:
             from rallypoint.observe.sinks import JsonLines
             from rallypoint.server.process import print_event
 
             events = JsonLines(events_file, max_bytes=events_size, tell=print_event)
             stack.callback(events.close)
-            watch.sinks = (events,)
+            observers.sinks = (events,)
         if metrics is not None or has_page:
-            watch.attach = _attaching(watch, metrics, metrics_runs, stack)
-        yield watch
+            observers.attach = _attaching(observers, metrics, metrics_runs, stack)
+        yield observers
 
 
-def _attaching(watch: Watched, metrics: str | None, most_runs: int, stack: ExitStack) -> Callable[[Server], None]:
+def _attaching(observers: Observers, metrics: str | None, most_runs: int, stack: ExitStack) -> Callable[[Server], None]:
     try:
         from rallypoint.observe.metrics import exposition, serve_metrics, server_registry
     except ImportError as error:
@@ -113,7 +112,7 @@ def _attaching(watch: Watched, metrics: str | None, most_runs: int, stack: ExitS
 
     def attach(server: Server) -> None:
         registry = server_registry(server, most_runs=most_runs)
-        watch.metrics = partial(exposition, registry)
+        observers.metrics = partial(exposition, registry)
         if address is not None:
             listener = serve_metrics(registry, *address)
             stack.callback(listener.close)
