@@ -1,8 +1,8 @@
 """The page of `rallypoint serve --http`: a child process that runs `rallypoint dashboard`, supervised by the server.
 
-The server binds the page's address, so what is wrong with it is known before anything is served, and browsers only wait
+The server binds the page's address: errors in it are known before anything is served, and browsers wait in its backlog
 while a child that died is replaced. The child inherits that socket and a link to the server (`server_link.py`), and
-ends with the link. Nothing here imports the web framework.
+ends with the link. Nothing here imports the web framework. Once the page was served, no failure of it ends the server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rallypoint.urls import format_endpoint
 
 NAME = "dashboard"
 STOP_S = 3.0
-"""So long the child may say goodbye to its browsers."""
+"""The child has so long to end its streams; then it is killed."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
 LIVED_S = 60.0
 """A child that lived for so long is replaced without a growing pause."""
@@ -64,9 +64,9 @@ def prepare_page(
     insecure: bool,
     exposition: Exposition,
 ) -> Callable[[Server, Credentials], AbstractAsyncContextManager[None]]:
-    """Bind the page's address; what is returned serves the page for as long as it is entered. BindError.
+    """Bind the page's address. The context manager that is returned serves the page. BindError.
 
-    It raises PageError, into what runs inside it, if the first child ends before it serves anything.
+    Its body is cancelled, and PageError raised, if the first child ends before it has served anything.
     """
     address = bind_page(http)
     authenticates = token_file is not None or (tls is not None and tls.ca is not None)
@@ -123,21 +123,22 @@ class _Child:
             await asyncio.sleep(pause_s)
 
     async def _run(self) -> str:
-        """Start a child and wait for its end; how it ended."""
-        mine, its = socket.socketpair()
-        link = PageLink(mine, self._server, self._exposition, self._serves)
+        """Start a child and wait for its end; how it ended, or why it could not be started."""
         try:
-            with its:
-                process = await self._start(its)
+            mine, its = socket.socketpair()
+            link = PageLink(mine, self._server, self._exposition, self._serves)
             try:
-                return _ending(await process.wait())
+                with its:
+                    process = await self._start(its)
+                try:
+                    return _ending(await process.wait())
+                finally:
+                    link.close()
+                    await _stop(process)
             finally:
                 link.close()
-                await _stop(process)
         except OSError as error:
             return f"cannot be started with {sys.executable}: {error}"
-        finally:
-            link.close()
 
     async def _start(self, link: socket.socket) -> asyncio.subprocess.Process:
         inherited = (self._address.sock.fileno(), link.fileno())

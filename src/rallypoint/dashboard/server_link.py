@@ -71,7 +71,8 @@ class ServerLink:
         self._backend: TcpBackend | None = None
 
     def ready(self) -> None:
-        self._send(Ready())
+        with suppress(OSError):  # the server has ended, as `wait_closed` will say
+            self._send(Ready())
 
     async def wait_closed(self) -> None:
         """Return when the server has closed its end, or its process has ended."""
