@@ -38,7 +38,7 @@ EventSource.prototype.addEventListener = function (kind, handle) {
     const began = performance.now();
     handle(event);
     document.body.getBoundingClientRect();
-    if (kind !== 'picture') return;
+    if (kind !== 'update') return;
     window.probe.updates.push([performance.now() - began, event.data.length]);
     requestAnimationFrame(() => setTimeout(() => {
       const shown = document.querySelector('.tile .number')?.textContent.replace(',', '');

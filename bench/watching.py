@@ -10,7 +10,7 @@ processor time, of all its threads, from the command to join until the end of th
 too. A sample of a pair is the mean of eight turns. Every five seconds each node renews its session, which costs half as
 much as a round: the eight turns are spread evenly over those five seconds. The scraper reads `/metrics` every five
 seconds, too. Followers are connections that draw the whole run, each for itself, as `rallypoint watch` does; pages read
-the events that browsers read. The processor time of `rallypoint dashboard`, or of the process that draws for
+the events that browsers read. The processor time of `rallypoint dashboard`, or of the page process of
 `rallypoint serve --http`, is printed beside the ratio and not part of it.
 """
 
@@ -290,7 +290,7 @@ def main() -> int:
         print(f"watched  {statistics.median(watched):.3f} s a round ({min(watched):.3f} to {max(watched):.3f})")
         beside = found["beside_s"]
         if isinstance(beside, list):
-            print(f"beside   {statistics.median(beside):.3f} s a round, of the process that draws")
+            print(f"beside   {statistics.median(beside):.3f} s a round, of the process of the page")
         print(f"ratio    {found['ratio']:.3f}; of pairs {spread['least']:.3f} to {spread['most']:.3f}")
         print(f"target   at most {TARGET}: {'met' if found['met'] else 'missed'}")
     return 1 if given.assert_target and not found["met"] else 0

@@ -143,7 +143,7 @@ class AsyncHandler:
             async with asyncio.timeout(self.settings.read_timeout_s):
                 node = await self._open_within(self.settings.read_timeout_s)
                 node.observe()
-                await node.sight.wait_synced()
+                await node.view.wait_synced()
         except (TimeoutError, RendezvousConnectionError):
             return
 
@@ -155,7 +155,7 @@ class AsyncHandler:
     def closed_now(self) -> bool | None:
         """Whether the run is closed, from what was pushed last; None: nothing was yet."""
         node = self._node
-        return node.sight.is_closed if node is not None and node.sight.is_synced else None
+        return node.view.is_closed if node is not None and node.view.is_synced else None
 
     async def is_closed(self) -> bool:
         """Whether the run is closed; False for one that does not exist, or that could not be read yet."""
@@ -261,7 +261,7 @@ class AsyncHandler:
         node, self._node = self._node, None
         backend, self._backend = self._backend, None
         if node is not None:
-            self.last_closed = node.sight.is_closed
+            self.last_closed = node.view.is_closed
         if self._dropped is not None:
             self._dropped.detach()
             self._dropped = None

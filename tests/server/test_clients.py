@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.kv.types import Grant, KeepAlive, LeaseResult, Put, Revoke, Txn
 from rallypoint.server.clients import MASS_SESSIONS, Clients
-from rallypoint.server.hub import Hub
+from rallypoint.server.engine_host import EngineHost
 from rallypoint.testing.loop import run as run_virtual
 from rallypoint.wire.frames import GREETING, frame
 from rallypoint.wire.messages import Do, Held, Hello, Hold, Welcome, encoder, welcome_decoder
@@ -28,15 +28,15 @@ class Line:
         self.is_replaced = True
 
 
-class House:
+class ClientsOnAHost:
     """Clients of an engine on virtual time."""
 
     def __init__(self) -> None:
-        self.hub = Hub()
-        self.clients = Clients(self.hub)
+        self.engine_host = EngineHost()
+        self.clients = Clients(self.engine_host)
 
     def grant(self) -> int:
-        result = self.hub.execute(Grant(TTL_S))
+        result = self.engine_host.execute(Grant(TTL_S))
         assert isinstance(result, LeaseResult)
         return result.lease
 
@@ -47,7 +47,7 @@ class House:
         return client, line
 
     def lives(self, lease: int) -> bool:
-        return self.hub.engine.leases.get(lease) is not None
+        return self.engine_host.engine.leases.get(lease) is not None
 
     def left_s(self, lease: int) -> float:
         """How long a session has to live."""
@@ -55,7 +55,7 @@ class House:
 
 
 def lease_of(server, lease: int):
-    return server.hub.engine.leases.get(lease)
+    return server.engine_host.engine.leases.get(lease)
 
 
 def left_s(server, lease: int) -> float:
@@ -74,7 +74,7 @@ async def with_session(server, name: str, grace_s: float, ttl_s: float = TTL_S) 
 
 async def passes(server, seconds: float) -> None:
     """Wait until a lease that is granted now has ended."""
-    lease = server.hub.execute(Grant(seconds)).lease
+    lease = server.engine_host.execute(Grant(seconds)).lease
     await eventually(lambda: lease_of(server, lease) is None, "a lease ends")
 
 
@@ -92,7 +92,7 @@ def test_session_ends_a_grace_after_its_peer_closed_and_not_before(how):
         loop = asyncio.get_running_loop()
         async with serving() as server:
             raw, _, lease = await with_session(server, "a", grace_s=0.3)
-            server.hub.execute(Txn((), (Put("/node", b"", lease),)))
+            server.engine_host.execute(Txn((), (Put("/node", b"", lease),)))
             if how == "reset":
                 one = raw.writer.get_extra_info("socket")
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -102,7 +102,7 @@ def test_session_ends_a_grace_after_its_peer_closed_and_not_before(how):
             assert lease_of(server, lease) is not None
             await eventually(lambda: lease_of(server, lease) is None, "the session ends")
             assert 0.29 <= loop.time() - closed_at < TTL_S / 2
-            assert "/node" not in server.hub.engine.items
+            assert "/node" not in server.engine_host.engine.items
 
     run(main())
 
@@ -129,7 +129,7 @@ def test_client_that_comes_back_too_late_is_told_which_sessions_have_ended():
     async def main():
         async with serving() as server:
             raw, welcome, lease = await with_session(server, "a", grace_s=0.05)
-            kept = server.hub.execute(Grant(TTL_S)).lease
+            kept = server.engine_host.execute(Grant(TTL_S)).lease
             raw.close()
             await eventually(lambda: lease_of(server, lease) is None, "the session ends")
             held = (Held(lease, 0.05), Held(kept, 0.05), Held(1, 0.05))
@@ -195,44 +195,44 @@ def test_client_that_came_back_while_the_server_stood_still_keeps_its_session():
 
 def test_grace_that_was_over_while_the_server_stood_still_begins_again():
     async def main():
-        house = House()
-        lease = house.grant()
-        client, line = house.come("a", lease)
-        house.clients.gone(client, line, by_peer=True)
+        host = ClientsOnAHost()
+        lease = host.grant()
+        client, line = host.come("a", lease)
+        host.clients.gone(client, line, by_peer=True)
         asyncio.get_running_loop().pause(5.0)
-        house.hub.execute(KeepAlive(house.grant()))  # whoever is heard first ends nobody's session
+        host.engine_host.execute(KeepAlive(host.grant()))  # whoever is heard first ends nobody's session
         await asyncio.sleep(0.999)
-        assert house.lives(lease)
+        assert host.lives(lease)
         await asyncio.sleep(0.002)
-        assert not house.lives(lease)
+        assert not host.lives(lease)
 
     run_virtual(main())
 
 
 def test_server_that_stands_still_again_and_again_keeps_no_session_beyond_its_time_to_live():
     async def main():
-        house = House()
-        lease = house.grant()
-        client, line = house.come("a", lease)
-        house.clients.gone(client, line, by_peer=True)
+        host = ClientsOnAHost()
+        lease = host.grant()
+        client, line = host.come("a", lease)
+        host.clients.gone(client, line, by_peer=True)
         for _ in range(int(TTL_S / 1.5) + 1):
             asyncio.get_running_loop().pause(1.5)
             await asyncio.sleep(0.0)
-        assert not house.lives(lease)
+        assert not host.lives(lease)
 
     run_virtual(main())
 
 
 def test_renewal_within_the_grace_lifts_it():
     async def main():
-        house = House()
-        lease = house.grant()
-        client, line = house.come("a", lease)
-        house.clients.gone(client, line, by_peer=True)
+        host = ClientsOnAHost()
+        lease = host.grant()
+        client, line = host.come("a", lease)
+        host.clients.gone(client, line, by_peer=True)
         await asyncio.sleep(0.5)
-        house.hub.execute(KeepAlive(lease))
+        host.engine_host.execute(KeepAlive(lease))
         await asyncio.sleep(1.0)
-        assert house.left_s(lease) == TTL_S - 1.0
+        assert host.left_s(lease) == TTL_S - 1.0
 
     run_virtual(main())
 
@@ -285,7 +285,7 @@ def test_what_a_replaced_connection_sent_late_is_not_executed():
             first.close()
             second.send(Do(10, Txn((), (Put("/new", b""),))))
             await second.answer(10)
-            assert set(server.hub.engine.items) == {"/new"}
+            assert set(server.engine_host.engine.items) == {"/new"}
             second.close()
 
     run(main())
@@ -293,46 +293,46 @@ def test_what_a_replaced_connection_sent_late_is_not_executed():
 
 def test_late_close_of_a_replaced_line_means_nothing():
     async def main():
-        house = House()
-        lease = house.grant()
-        client, old = house.come("a", lease)
-        same, new = house.come("a", lease)
+        host = ClientsOnAHost()
+        lease = host.grant()
+        client, old = host.come("a", lease)
+        same, new = host.come("a", lease)
         assert same is client
         assert old.is_replaced
         assert not new.is_replaced
-        house.clients.gone(client, old, by_peer=True)
-        assert house.left_s(lease) == TTL_S
-        house.clients.gone(client, new, by_peer=True)
-        assert house.left_s(lease) == 1.0
+        host.clients.gone(client, old, by_peer=True)
+        assert host.left_s(lease) == TTL_S
+        host.clients.gone(client, new, by_peer=True)
+        assert host.left_s(lease) == 1.0
 
     run_virtual(main())
 
 
 def test_end_that_says_nothing_of_the_process_shortens_nothing():
     async def main():
-        house = House()
-        lease = house.grant()
-        client, line = house.come("a", lease)
-        house.clients.gone(client, line, by_peer=False)
+        host = ClientsOnAHost()
+        lease = host.grant()
+        client, line = host.come("a", lease)
+        host.clients.gone(client, line, by_peer=False)
         await asyncio.sleep(TTL_S - 0.001)
-        assert house.lives(lease)
+        assert host.lives(lease)
         await asyncio.sleep(0.002)
-        assert not house.lives(lease)
+        assert not host.lives(lease)
 
     run_virtual(main())
 
 
 def test_grace_is_exact_on_the_clock_of_the_server():
     async def main():
-        house = House()
-        lease = house.grant()
-        client, line = house.come("a", lease, grace_s=2.5)
+        host = ClientsOnAHost()
+        lease = host.grant()
+        client, line = host.come("a", lease, grace_s=2.5)
         await asyncio.sleep(10.0)
-        house.clients.gone(client, line, by_peer=True)
+        host.clients.gone(client, line, by_peer=True)
         await asyncio.sleep(2.499)
-        assert house.lives(lease)
+        assert host.lives(lease)
         await asyncio.sleep(0.002)
-        assert not house.lives(lease)
+        assert not host.lives(lease)
 
     run_virtual(main())
 
@@ -368,14 +368,14 @@ def test_three_of_a_hundred_that_close_at_once_do_not():
     run(main())
 
 
-def close_all(house: House, count: int, of: int, *, every_s: float = 0.0):
+def close_all(host: ClientsOnAHost, count: int, of: int, *, every_s: float = 0.0):
     """So many of so many clients are closed by their peers; the leases of those, one a client."""
 
     async def closing() -> list[int]:
-        here = [(house.grant(), number) for number in range(of)]
-        lines = [(lease, *house.come(f"c{number}", lease)) for lease, number in here]
+        here = [(host.grant(), number) for number in range(of)]
+        lines = [(lease, *host.come(f"c{number}", lease)) for lease, number in here]
         for _, client, line in lines[:count]:
-            house.clients.gone(client, line, by_peer=True)
+            host.clients.gone(client, line, by_peer=True)
             if every_s:
                 await asyncio.sleep(every_s)
         return [lease for lease, _, _ in lines[:count]]
@@ -398,42 +398,42 @@ def close_all(house: House, count: int, of: int, *, every_s: float = 0.0):
 )
 def test_mass_is_more_than_twenty_and_more_than_a_tenth(count, of, is_mass):
     async def main():
-        house = House()
-        leases = await close_all(house, count, of)
-        assert [house.left_s(lease) for lease in leases] == [TTL_S if is_mass else 1.0] * count
+        host = ClientsOnAHost()
+        leases = await close_all(host, count, of)
+        assert [host.left_s(lease) for lease in leases] == [TTL_S if is_mass else 1.0] * count
 
     run_virtual(main())
 
 
 def test_mass_within_the_window_spares_those_who_went_first():
     async def main():
-        house = House()
-        leases = await close_all(house, 30, 30, every_s=0.02)
-        assert all(house.left_s(lease) > TTL_S - 1 for lease in leases)
+        host = ClientsOnAHost()
+        leases = await close_all(host, 30, 30, every_s=0.02)
+        assert all(host.left_s(lease) > TTL_S - 1 for lease in leases)
 
     run_virtual(main())
 
 
 def test_many_who_go_one_after_the_other_are_no_mass():
     async def main():
-        house = House()
-        leases = await close_all(house, 100, 100, every_s=0.1)
-        assert sum(house.lives(lease) for lease in leases) <= 11
+        host = ClientsOnAHost()
+        leases = await close_all(host, 100, 100, every_s=0.1)
+        assert sum(host.lives(lease) for lease in leases) <= 11
 
     run_virtual(main(), limit_s=60.0)
 
 
 def test_mass_that_is_over_does_not_spare_who_goes_later():
     async def main():
-        house = House()
-        await close_all(house, 40, 40)
-        lease = house.grant()
-        client, line = house.come("later", lease)
+        host = ClientsOnAHost()
+        await close_all(host, 40, 40)
+        lease = host.grant()
+        client, line = host.come("later", lease)
         await asyncio.sleep(1.5)
-        house.clients.gone(client, line, by_peer=True)
-        assert house.left_s(lease) == 1.0
-        again = [*(await close_all(house, 40, 40))]
-        assert all(house.left_s(lease) == TTL_S for lease in again)
+        host.clients.gone(client, line, by_peer=True)
+        assert host.left_s(lease) == 1.0
+        again = [*(await close_all(host, 40, 40))]
+        assert all(host.left_s(lease) == TTL_S for lease in again)
 
     run_virtual(main(), limit_s=60.0)
 
@@ -443,69 +443,69 @@ def test_mass_that_is_over_does_not_spare_who_goes_later():
 
 def test_sessions_are_counted_from_hold_to_end():
     async def main():
-        house = House()
-        one, other = house.grant(), house.grant()
-        client, line = house.come("a", one)
-        house.clients.hold(client, other, 1.0)
-        house.clients.hold(client, other, 2.0)
-        assert house.clients.session_count == 2
-        house.hub.execute(Revoke(one))
-        house.clients.gone(client, line, by_peer=True)
-        assert house.clients.session_count == 1
+        host = ClientsOnAHost()
+        one, other = host.grant(), host.grant()
+        client, line = host.come("a", one)
+        host.clients.hold(client, other, 1.0)
+        host.clients.hold(client, other, 2.0)
+        assert host.clients.session_count == 2
+        host.engine_host.execute(Revoke(one))
+        host.clients.gone(client, line, by_peer=True)
+        assert host.clients.session_count == 1
         await asyncio.sleep(5.0)
-        house.clients.sweep()
-        assert (house.clients.session_count, len(house.clients)) == (0, 0)
+        host.clients.sweep()
+        assert (host.clients.session_count, len(host.clients)) == (0, 0)
 
     run_virtual(main())
 
 
 def test_sessions_that_ended_while_their_client_stayed_are_forgotten():
     async def main():
-        house = House()
-        client, _ = house.come("a")
+        host = ClientsOnAHost()
+        client, _ = host.come("a")
         for _ in range(50):
-            lease = house.grant()
-            house.clients.hold(client, lease, 1.0)
-            house.hub.execute(Revoke(lease))
-        house.clients.sweep()
+            lease = host.grant()
+            host.clients.hold(client, lease, 1.0)
+            host.engine_host.execute(Revoke(lease))
+        host.clients.sweep()
         # Bug that this found: who opens sessions one after the other made the sum grow, so that no loss was a mass.
-        assert house.clients.session_count == 0
-        assert len(house.clients) == 1
+        assert host.clients.session_count == 0
+        assert len(host.clients) == 1
 
     run_virtual(main())
 
 
 def test_lease_that_has_ended_cannot_be_held():
     async def main():
-        house = House()
-        client, line = house.come("a")
+        host = ClientsOnAHost()
+        client, line = host.come("a")
         for lease in (7, 8, 9):
-            house.clients.hold(client, lease, 1.0)
-        house.clients.gone(client, line, by_peer=True)
+            host.clients.hold(client, lease, 1.0)
+        host.clients.gone(client, line, by_peer=True)
         # Bug that this found: the sum went down by what had never been added, and with it what counts as a mass.
-        assert house.clients.session_count == 0
-        assert len(house.clients) == 0
+        assert host.clients.session_count == 0
+        assert len(host.clients) == 0
 
     run_virtual(main())
 
 
 def test_run_is_alive_while_one_session_of_it_lives():
     async def main():
-        house = House()
+        host = ClientsOnAHost()
         told = []
-        house.clients.on_alive = lambda: told.append(house.clients.runs_alive.copy())
-        one, other = house.grant(), house.grant()
-        first, line = house.come("a", one, run="r1")
-        house.come("b", other, run="r2")
-        house.come("c", run="r3")
+        host.clients.on_alive = lambda: told.append(host.clients.runs_alive.copy())
+        one, other = host.grant(), host.grant()
+        first, line = host.come("a", one, run="r1")
+        host.come("b", other, run="r2")
+        host.come("c", run="r3")
         assert told == [{"r1"}, {"r1", "r2"}]
-        assert house.clients.present_runs() == {"r1", "r2", "r3"}
-        assert house.clients.live_runs() == {"r1", "r2"}
-        house.clients.gone(first, line, by_peer=True)
-        assert house.clients.present_runs() == {"r2", "r3"}
-        assert house.clients.live_runs() == {"r1", "r2"}
+        assert host.clients.present_runs() == {"r1", "r2", "r3"}
+        assert host.clients.live_runs() == {"r1", "r2"}
+        host.clients.gone(first, line, by_peer=True)
+        assert host.clients.present_runs() == {"r2", "r3"}
+        assert host.clients.live_runs() == {"r1", "r2"}
         await asyncio.sleep(2.0)
-        assert house.clients.live_runs() == {"r2"}
+        assert host.clients.live_runs() == {"r2"}
 
     run_virtual(main())
 

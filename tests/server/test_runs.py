@@ -64,7 +64,7 @@ async def close(*nodes):
 
 def keys_under(server, run_id):
     prefix = RunKeys("rallypoint", run_id).config.removesuffix("config")
-    return [key for key in server.hub.engine.items if key.startswith(prefix)]
+    return [key for key in server.engine_host.engine.items if key.startswith(prefix)]
 
 
 # --- who makes a run --------------------------------------------------------------------------------------------------
@@ -107,8 +107,8 @@ def test_session_that_was_given_up_while_it_was_asked_for_is_not_held(monkeypatc
             monkeypatch.setattr(one, "_welcomed", lambda *of: (welcomed(*of), opening.cancel()))
             await asyncio.gather(opening, return_exceptions=True)
             assert opening.cancelled()
-            await eventually(lambda: sum(server.hub.executed.values()) >= 2, "the lease was there")
-            await eventually(lambda: len(server.hub.engine.leases) == 0, "the lease is gone")
+            await eventually(lambda: sum(server.engine_host.executed.values()) >= 2, "the lease was there")
+            await eventually(lambda: len(server.engine_host.engine.leases) == 0, "the lease is gone")
             assert not one._ungranted
 
     run(main())
@@ -234,7 +234,7 @@ def test_observer_without_a_run_makes_none():
             status = await backend.status()
             assert status.details["runs"] == "0"
             assert status.details["connections"] == "1"
-            assert server.hub.engine.items == {}
+            assert server.engine_host.engine.items == {}
 
     run(main())
 
@@ -266,10 +266,10 @@ def test_run_lives_while_one_session_of_it_does():
         async with serving() as server:
             one = node(server, "run", "a", reopen_after=0.6)
             await one.next_rendezvous()
-            config = server.hub.engine.items[RunKeys("rallypoint", "run").config]
+            config = server.engine_host.engine.items[RunKeys("rallypoint", "run").config]
             marker = await asyncio.wait_for(_lease(server, 2.0), 10)
-            await eventually(lambda: server.hub.engine.leases.get(marker) is None, "more than its time passes")
-            assert server.hub.engine.items[RunKeys("rallypoint", "run").config] == config
+            await eventually(lambda: server.engine_host.engine.leases.get(marker) is None, "more than its time passes")
+            assert server.engine_host.engine.items[RunKeys("rallypoint", "run").config] == config
             await one.aclose()
 
     run(main())
@@ -292,8 +292,8 @@ def test_run_that_is_made_while_the_server_rests_is_renewed_in_time():
             )
             await put(backend, RunKeys("rallypoint", "run").config, encode(config), lease)
             marker = await backend.grant(ttl_s + 1)
-            await eventually(lambda: server.hub.engine.leases.get(marker) is None, "more than its time passes")
-            assert RunKeys("rallypoint", "run").config in server.hub.engine.items
+            await eventually(lambda: server.engine_host.engine.leases.get(marker) is None, "more than its time passes")
+            assert RunKeys("rallypoint", "run").config in server.engine_host.engine.items
             await session.close()
 
     run(main())
@@ -307,14 +307,14 @@ def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again(monkeypa
             first, second = (node(server, "run", name, 2) for name in ("a", "b"))
             waiting = asyncio.create_task(first.next_rendezvous())
             config = RunKeys("rallypoint", "run").config
-            await eventually(lambda: config in server.hub.engine.items, "the run is made")
-            before = decode(ConfigRecord, server.hub.engine.items[config])
-            server.hub.execute(Revoke(before.data_lease))
+            await eventually(lambda: config in server.engine_host.engine.items, "the run is made")
+            before = decode(ConfigRecord, server.engine_host.engine.items[config])
+            server.engine_host.execute(Revoke(before.data_lease))
             worlds = await asyncio.wait_for(asyncio.gather(waiting, second.next_rendezvous()), PROCESS_PATIENCE_S)
             assert {world.round for world in worlds} == {1}
             for number, world in enumerate(worlds):
                 await world.store.set(f"k{number}", b"1")  # bug that this found: who had joined before kept the old one
-            after = decode(ConfigRecord, server.hub.engine.items[config])
+            after = decode(ConfigRecord, server.engine_host.engine.items[config])
             assert after.data_lease != before.data_lease
             assert after.incarnation == before.incarnation
             await close(first, second)
@@ -327,7 +327,7 @@ def test_server_that_is_started_again_still_waits_for_those_of_an_earlier_life()
         async with serving() as server:
             server.runs.claimed("run", "c", encode(ClaimRecord(id="x", round=7, size=2, floor=9, ttl_s=60.0)))
             server.runs.claimed("other", "c", b"junk")
-            engine = server.hub.engine
+            engine = server.engine_host.engine
         async with serving(engine=engine, generation=server.generation) as again:
             returning = again.runs.attend("run").returning
             assert returning.holds_until(asyncio.get_running_loop().time()) is not None
@@ -342,7 +342,7 @@ def test_server_that_is_started_again_waits_for_those_who_had_come_back_and_not_
         async with serving() as server:
             raw, _ = await Raw.welcomed(server, "back", run="run", generation="an earlier life")
             assert server.runs.attend("run").returning.holds_until(asyncio.get_running_loop().time()) is not None
-            engine = server.hub.engine
+            engine = server.engine_host.engine
             raw.close()
         async with serving(engine=engine, generation=server.generation) as again:
             # Bug that this found: only what had been said was kept, and it died before.
@@ -356,7 +356,7 @@ def test_onlooker_that_comes_back_keeps_nobody_waiting_after_a_restart():
         async with serving() as server:
             await Raw.welcomed(server, "onlooker", run="run", generation="an earlier life")
             server.runs.claimed("run", "onlooker", b"")
-            engine = server.hub.engine
+            engine = server.engine_host.engine
             assert RunKeys("rallypoint", "run").returned not in engine.items
         async with serving(engine=engine, generation=server.generation) as again:
             assert again.runs.attend("run").returning.holds_until(asyncio.get_running_loop().time()) is None
@@ -378,7 +378,7 @@ def test_client_claims_until_the_server_has_heard_it():
             proxy.limits = lambda number: (hello + 1, float("inf"))  # room for the hello, and for nothing else
             async with serving(port=port) as second:
                 await eventually(lambda: backend._generation == second.generation, "it is welcome")
-                engine = second.hub.engine
+                engine = second.engine_host.engine
             assert first.generation != second.generation
             proxy.limits = lambda number: (float("inf"), float("inf"))
             async with serving(port=port, engine=engine, generation=second.generation) as third:
@@ -501,7 +501,7 @@ def test_server_that_stops_does_not_wait_for_one_who_reads_nothing():
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as writer:
             raw, _ = await Raw.welcomed(server, "deaf")
-            raw.send(WatchStart(1, "/w/", server.hub.engine.revision))
+            raw.send(WatchStart(1, "/w/", server.engine_host.engine.revision))
             for _ in range(60):
                 await put(writer, "/w/a", bytes(256 * 1024))
             began_at = asyncio.get_running_loop().time()
@@ -563,7 +563,7 @@ def test_server_describes_itself_in_figures():
             await backend.grant(5.0)
             watch = backend.watch("/a", 1 << 60)
             waiting = asyncio.create_task(anext(watch))
-            await eventually(lambda: server.hub.watch_count > 1, "it watches")
+            await eventually(lambda: server.engine_host.watch_count > 1, "it watches")
             told = (await backend.status()).details
             assert told["generation"] == server.generation
             assert (told["connections"], told["runs"], told["leases"]) == ("1", "1", "1")

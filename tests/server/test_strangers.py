@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.events import ClientRefused, Emitter
 from rallypoint.kv.types import Get, Grant, Put, Txn, TxnResult
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.limits import ServerLimits
 from rallypoint.wire.frames import GREETING, HELLO_LIMIT, frame
 from rallypoint.wire.handshake import Versions
 from rallypoint.wire.messages import (
@@ -231,7 +231,7 @@ def test_frames_that_come_with_a_refused_hello_are_not_looked_at():
             raw.send(Do(1, Txn((), (Put("/a", b""),))))
             refused_with(await raw.rest())
             raw.close()
-            assert server.hub.engine.items == {}
+            assert server.engine_host.engine.items == {}
 
     run(main())
 
@@ -245,7 +245,7 @@ def test_requests_may_come_together_with_the_hello():
             raw.send_bytes(GREETING + hello + request)
             welcome_decoder.decode(await raw.next_frame())
             assert isinstance(await raw.answer(1), TxnResult)
-            assert "/a" in server.hub.engine.items
+            assert "/a" in server.engine_host.engine.items
             raw.close()
 
     run(main())
@@ -296,7 +296,7 @@ def test_frame_that_cannot_be_read_is_answered_in_one_sentence_and_closed(what):
             assert going_with(await raw.rest()).startswith("a frame could not be read: ")
             raw.close()
             await eventually(lambda: len(server.connections) == 1, "only the other one is left")
-            assert "/b" not in server.hub.engine.items
+            assert "/b" not in server.engine_host.engine.items
             await put(other, "/a")
 
     run(main())
@@ -326,7 +326,7 @@ def test_message_before_one_that_cannot_be_read_counts():
             raw.send_bytes(frame(b"\xc1"))
             await raw.rest()
             raw.close()
-            assert server.hub.engine.items["/a"].value == b"kept"
+            assert server.engine_host.engine.items["/a"].value == b"kept"
 
     run(main())
 

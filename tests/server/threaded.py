@@ -21,7 +21,7 @@ from tests.server.proxy import Proxy
 T = TypeVar("T")
 
 
-class House:
+class ThreadedServer:
     """Server and proxy. `ask` runs a coroutine or a function there."""
 
     server: Server
@@ -73,11 +73,11 @@ class House:
     @property
     def items(self) -> dict[str, Any]:
         """What the server holds. Look, and copy nothing while somebody writes."""
-        return self.server.hub.engine.items
+        return self.server.engine_host.engine.items
 
     @property
     def watches(self) -> int:
-        return self.server.hub.watch_count
+        return self.server.engine_host.watch_count
 
     @property
     def awaiting(self) -> int:

@@ -19,19 +19,19 @@ from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.kv import log, parts
 from rallypoint.kv.engine import Engine
 from rallypoint.rendezvous import attempt, decide, ranks
-from rallypoint.rendezvous.candidate import Candidate
 from rallypoint.rendezvous.coordinator import Coordinator
-from rallypoint.rendezvous.entry import Entry
-from rallypoint.rendezvous.fenced import FencedWriter
+from rallypoint.rendezvous.election import Election
+from rallypoint.rendezvous.fenced_writer import FencedWriter
+from rallypoint.rendezvous.join_deadline import JoinDeadline
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.presence import Presence
-from rallypoint.rendezvous.sight import Sight
+from rallypoint.rendezvous.node_session import NodeSession
+from rallypoint.rendezvous.node_view import NodeView
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.rendezvous.view import View
 from rallypoint.server.clients import Clients
-from rallypoint.server.durable import DurableConnection
-from rallypoint.server.journal import Journal
+from rallypoint.server.durability.journal import Journal
+from rallypoint.server.durability.server import DurableConnection
 from rallypoint.store import AsyncStore
 from rallypoint.testing.exhaustive import Budget, Setup
 from tests.sim.edits import Edit, edited
@@ -132,7 +132,7 @@ MUTANTS = (
         ("Barrier",),
         (
             Edit(
-                Presence,
+                NodeSession,
                 "write",
                 "ModRevisionIs(self._key, self.revision)",
                 'ModRevisionIs(self._key + "nowhere", 0)',
@@ -146,7 +146,7 @@ MUTANTS = (
         ("Barrier",),
         (
             Edit(
-                Presence,
+                NodeSession,
                 "write",
                 "ModRevisionIs(self._key, self.revision)",
                 'ModRevisionIs(self._key + ("" if self.revision else "nowhere"), self.revision)',
@@ -160,7 +160,7 @@ MUTANTS = (
         ("Completion", "Detection"),
         (
             Edit(
-                Presence,
+                NodeSession,
                 "end",
                 "await session.close()\n    except TimeoutError:\n        pass  # time ends the lease\n"
                 "    finally:\n        session.abandon()",
@@ -201,8 +201,8 @@ MUTANTS = (
             Edit(
                 Node,
                 "_advance",
-                "sight.closed_revision > door.closed_revision",
-                "sight.closed_revision > self._presence.revision",
+                "view.closed_revision > door.closed_revision",
+                "view.closed_revision > self._node_session.revision",
             ),
         ),
         rule=8,
@@ -229,7 +229,7 @@ MUTANTS = (
         ("Completion",),
         (
             Edit(
-                Sight,
+                NodeView,
                 "what_changed",
                 "if self.round is None or self.round.number != current.number or is_forgotten:",
                 "if self.round is not None and self.round.number > current.number:",
@@ -323,7 +323,7 @@ MUTANTS = (
     Mutant(
         "those who wait are not told of a close",
         ("Finality",),
-        (Edit(Node, "_advance", "sight.closed_revision > door.closed_revision", "False"),),
+        (Edit(Node, "_advance", "view.closed_revision > door.closed_revision", "False"),),
     ),
     Mutant(
         "a broken attempt is never given up",
@@ -338,7 +338,7 @@ MUTANTS = (
     Mutant(
         "nobody stands for election again",
         ("Completion", "Detection"),
-        (Edit(Candidate, "_await_vacancy", "change.item is None", "False"),),
+        (Edit(Election, "_await_vacancy", "change.item is None", "False"),),
     ),
     Mutant(
         "lost members are not counted",
@@ -353,12 +353,12 @@ MUTANTS = (
     Mutant(
         "a node has no deadline",
         ("Release",),
-        (Edit(Patience, "update", "None if is_spare else self._deadline", "None"),),
+        (Edit(JoinDeadline, "update", "None if is_spare else self._deadline", "None"),),
     ),
     Mutant(
         "a time-out does not say who is missing",
         ("Release",),
-        (Edit(Patience, "error", "reason or", '"" or'),),
+        (Edit(JoinDeadline, "error", "reason or", '"" or'),),
     ),
     Mutant(
         "one missed renewal is the end of the session",
@@ -391,7 +391,7 @@ MUTANTS = (
     Mutant(
         "the nodes of a run do not renew its lease",
         ("OutageTolerance", "Completion"),
-        (Edit(Entry, "keep_alive", "await self._backend.keep_alive(config().run_lease)", "pass"),),
+        (Edit(RunConfig, "keep_alive", "await self._backend.keep_alive(config().run_lease)", "pass"),),
     ),
     # --- the server and its client ------------------------------------------------------------------------------------
     Mutant(
@@ -402,7 +402,7 @@ MUTANTS = (
                 Clients,
                 "came",
                 "client = self._clients.get(client_id)",
-                "client = self._clients.get(client_id)\n    self._hub.engine.dedupe.clients.pop(client_id, None)",
+                "client = self._clients.get(client_id)\n    self._host.engine.dedupe.clients.pop(client_id, None)",
             ),
         ),
         is_wired=True,
@@ -456,7 +456,7 @@ MUTANTS = (
                 Clients,
                 "_shorten",
                 "self._begin_grace(lease, grace_s)",
-                "self._hub.execute(Shorten(lease, grace_s))",
+                "self._host.execute(Shorten(lease, grace_s))",
             ),
         ),
         is_wired=True,
@@ -499,7 +499,7 @@ MUTANTS = (
     Mutant(
         "the end of a lease by time is not kept",
         ("OutageTolerance", "Monotonicity", "Exclusivity", "Agreement", "Freshness", "Barrier"),
-        (Edit(log, "perform", "entries.append(Entry(Revoke(lease)))", "pass"),),
+        (Edit(log, "perform", "entries.append(RunConfig(Revoke(lease)))", "pass"),),
         has_data=True,
     ),
     Mutant(

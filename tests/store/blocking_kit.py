@@ -15,7 +15,7 @@ from rallypoint.store.blocking import Store
 from rallypoint.testing.conformance.store_kit import StoreKit
 from tests.patience import in_thread
 from tests.server.proxy import Proxy
-from tests.server.threaded import House
+from tests.server.threaded import ThreadedServer
 
 CALLS = [
     "set",
@@ -79,14 +79,14 @@ class Waited:
 class BlockingKit(StoreKit):
     """On a server in a thread; each member has a proxy of its own."""
 
-    house: Any = None
+    served: Any = None
 
     @asynccontextmanager
     async def members(self, count: int) -> AsyncIterator[Any]:
         async with AsyncExitStack() as stack:
-            group = BlockingGroup(self, self.house)
+            group = BlockingGroup(self, self.served)
             stack.push_async_callback(group.leave)
-            endpoint = f"127.0.0.1:{self.house.port}"
+            endpoint = f"127.0.0.1:{self.served.port}"
             group.backend = TcpBackend(endpoint, dial(endpoint, 1))
             stack.push_async_callback(group.backend.close)
             for index in range(count):
@@ -100,10 +100,10 @@ class BlockingGroup:
 
     backend: TcpBackend
 
-    def __init__(self, kit: StoreKit, house: House) -> None:
+    def __init__(self, kit: StoreKit, served: ThreadedServer) -> None:
         self.stores: list[Waited] = []
         self._kit = kit
-        self._house = house
+        self._house = served
         self._members: list[tuple[rallypoint.RendezvousHandler, Proxy]] = []
 
     def add(self, index: int, size: int) -> None:
@@ -129,7 +129,7 @@ class BlockingGroup:
         key = self.stores[rank].store._store._fence.key
         item = (await self.backend.get(key)).item
         assert item is not None
-        self._house.ask(lambda: self._house.server.hub.execute(Revoke(item.lease)))
+        self._house.ask(lambda: self._house.server.engine_host.execute(Revoke(item.lease)))
 
     @contextmanager
     def outage(self, rank: int, *, hanging: bool = False) -> Iterator[None]:

@@ -18,7 +18,7 @@ from rallypoint.testing.conformance import store_rounds
 from rallypoint.testing.conformance.store import STORE_CHECKS, run_store_checks
 from rallypoint.wire.handshake import Versions
 from tests.patience import PATIENCE_S, in_thread, result_of, script, unique, until
-from tests.server.threaded import House, sockets
+from tests.server.threaded import ThreadedServer, sockets
 from tests.store.blocking_kit import OPTIONS, BlockingKit, threads
 
 SOON_S = 5.0
@@ -26,18 +26,18 @@ SOON_S = 5.0
 
 
 @pytest.fixture
-def house():
-    with House() as one:
+def served():
+    with ThreadedServer() as one:
         yield one
 
 
-def url_of(house, *, port: int = 0, run: str = "run", more: str = "") -> str:
-    return f"tcp://127.0.0.1:{port or house.port}/{run}?min_nodes=1&{OPTIONS}{more}"
+def url_of(served, *, port: int = 0, run: str = "run", more: str = "") -> str:
+    return f"tcp://127.0.0.1:{port or served.port}/{run}?min_nodes=1&{OPTIONS}{more}"
 
 
 @contextmanager
-def world_of(house, **options):
-    handler = rallypoint.create_handler(url_of(house, **options))
+def world_of(served, **options):
+    handler = rallypoint.create_handler(url_of(served, **options))
     try:
         yield handler.next_rendezvous()
     finally:
@@ -45,9 +45,9 @@ def world_of(house, **options):
 
 
 @contextmanager
-def two_of(house):
+def two_of(served):
     """The stores of two members."""
-    url = url_of(house).replace("min_nodes=1", "min_nodes=2")
+    url = url_of(served).replace("min_nodes=1", "min_nodes=2")
     handlers = [rallypoint.create_handler(url, name=f"n{number}") for number in range(2)]
     calls = [in_thread(handler.next_rendezvous) for handler in handlers]
     try:
@@ -64,8 +64,8 @@ NOT_HERE = {store_rounds.check_who_is_taken_for_dead_is_fenced}
 
 
 @pytest.mark.parametrize("check", [check for check in STORE_CHECKS if check not in NOT_HERE])
-def test_blocking_store_conforms_on_tcp(house, check):
-    kit = BlockingKit(None, asyncio.sleep, run_id="run", lease_slack_s=0.7, late_s=4.0, house=house)
+def test_blocking_store_conforms_on_tcp(served, check):
+    kit = BlockingKit(None, asyncio.sleep, run_id="run", lease_slack_s=0.7, late_s=4.0, served=served)
     report = asyncio.run(asyncio.wait_for(run_store_checks(kit, [check]), 90.0))
     assert report.conforming, str(report)
     assert len(report.passed) == 1
@@ -75,8 +75,8 @@ def test_blocking_store_conforms_on_tcp(house, check):
 # --- one trip ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_familiar_call_is_one_frame_there_and_one_back(house):
-    with world_of(house) as world:
+def test_every_familiar_call_is_one_frame_there_and_one_back(served):
+    with world_of(served) as world:
         store = world.store
         store.multi_set(["a", "b"], [b"1", b"2"])
 
@@ -100,41 +100,41 @@ def test_every_familiar_call_is_one_frame_there_and_one_back(house):
         }
         for name, call in calls.items():
             for attempt in range(20):  # a renewal of the session may come between
-                before = house.frames
+                before = served.frames
                 call()
-                if house.frames == (before[0] + 1, before[1] + 1):
+                if served.frames == (before[0] + 1, before[1] + 1):
                     break
                 assert attempt < 10, name
 
 
-def test_get_that_waits_is_one_trip_and_is_released_by_another_process(house):
-    with world_of(house) as world:
+def test_get_that_waits_is_one_trip_and_is_released_by_another_process(served):
+    with world_of(served) as world:
         world.store.set("there", b"")
         waiting = in_thread(world.store.get, "later", 60.0)
-        until(lambda: house.awaiting == 1, "it waits")
+        until(lambda: served.awaiting == 1, "it waits")
         key = world.store._store._path("later")
         script(
             f"""
             from tests.server.threaded import pool_to, do, put
-            with pool_to({house.port}) as pool:
+            with pool_to({served.port}) as pool:
                 do(pool, put({key!r}, b"from afar"))
             """
         )
         assert result_of(waiting) == b"from afar"
-        assert house.awaiting == 0
+        assert served.awaiting == 0
 
 
-def test_fifty_threads_that_wait_do_not_hold_up_one_that_sets(house):
-    with two_of(house) as (one, other):
+def test_fifty_threads_that_wait_do_not_hold_up_one_that_sets(served):
+    with two_of(served) as (one, other):
         waiting = [in_thread(one.get, f"k{number}", 60.0) for number in range(50)]
-        until(lambda: house.awaiting == 50, "all wait")
+        until(lambda: served.awaiting == 50, "all wait")
         for number in range(50):
             (one if number % 2 else other).set(f"k{number}", f"{number}")
         assert [result_of(call) for call in waiting] == [b"%d" % number for number in range(50)]
 
 
-def test_key_lists_longer_than_the_backend_takes_are_asked_for_in_parts(house):
-    with world_of(house) as world:
+def test_key_lists_longer_than_the_backend_takes_are_asked_for_in_parts(served):
+    with world_of(served) as world:
         store = world.store
         keys = [f"k{number}" for number in range(20)]
         store.multi_set(keys, [key.encode() for key in keys])
@@ -151,8 +151,8 @@ def test_key_lists_longer_than_the_backend_takes_are_asked_for_in_parts(house):
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_errors_are_those_of_the_asynchronous_store_word_for_word(house):
-    with world_of(house) as world:
+def test_errors_are_those_of_the_asynchronous_store_word_for_word(served):
+    with world_of(served) as world:
         store, core = world.store, world.store._store
         store.multi_set(["a", "text"], ["1", "no number"])
         calls = [
@@ -177,8 +177,8 @@ def test_errors_are_those_of_the_asynchronous_store_word_for_word(house):
             assert getattr(mine.value, "missing", None) == getattr(theirs.value, "missing", None)
 
 
-def test_errors_after_the_end_are_those_of_the_asynchronous_store(house):
-    with world_of(house) as world:
+def test_errors_after_the_end_are_those_of_the_asynchronous_store(served):
+    with world_of(served) as world:
         store, core = world.store, world.store._store
         store.set("a", "1")
     calls = [
@@ -245,17 +245,17 @@ def test_server_that_is_stopped_is_waited_for_no_longer_than_asked():
         handler.close()
 
 
-def test_write_of_unknown_outcome_is_told_and_whoever_lost_its_place_is_fenced(house):
-    with world_of(house, port=house.proxy.port) as world:
+def test_write_of_unknown_outcome_is_told_and_whoever_lost_its_place_is_fenced(served):
+    with world_of(served, port=served.proxy.port) as world:
         store = world.store
         store.add("n", 1)
         key = store._store._path("n")
-        house.proxy.swallows = True
+        served.proxy.swallows = True
         adding = in_thread(store.add, "n", 1)
-        until(lambda: house.items[key].value == b"2", "it is executed")
-        house.restart()
-        house.proxy.swallows = False
-        house.ask(house.proxy.cut)
+        until(lambda: served.items[key].value == b"2", "it is executed")
+        served.restart()
+        served.proxy.swallows = False
+        served.ask(served.proxy.cut)
         with pytest.raises(OutcomeUnknown):
             result_of(adding)
         store.set_timeout(10.0)
@@ -269,13 +269,13 @@ def test_write_of_unknown_outcome_is_told_and_whoever_lost_its_place_is_fenced(h
         ):
             with pytest.raises(StoreFencedError):
                 call()
-        assert not [name for name in list(house.items) if "/store/" in name]
+        assert not [name for name in list(served.items) if "/store/" in name]
 
 
-def test_server_that_asks_for_another_token_is_told_at_once(house):
-    with world_of(house) as world:
+def test_server_that_asks_for_another_token_is_told_at_once(served):
+    with world_of(served) as world:
         world.store.set("a", b"1")
-        house.restart(token="a token")
+        served.restart(token="a token")
         for call in (lambda: world.store.get("a"), lambda: world.store.add("n", 1), lambda: world.store.check(["a"])):
             started_at = time.monotonic()
             with pytest.raises((StoreError, OutcomeUnknown), match="token"):
@@ -287,7 +287,7 @@ def test_server_that_asks_for_another_token_is_told_at_once(house):
 
 
 def test_old_server_is_asked_in_the_ordinary_way():
-    with House(versions=Versions(1, 1)) as house, two_of(house) as (one, other):
+    with ThreadedServer(versions=Versions(1, 1)) as served, two_of(served) as (one, other):
         one.set("a", "1")
         assert other.get("a") == b"1"
         waiting = in_thread(one.multi_get, ["a", "later"], 60.0)
@@ -307,11 +307,11 @@ def test_old_server_is_asked_in_the_ordinary_way():
 # --- interruptions ----------------------------------------------------------------------------------------------------
 
 
-def test_interrupted_get_ends_at_once_and_the_store_works_on(house):
+def test_interrupted_get_ends_at_once_and_the_store_works_on(served):
     source = f"""
         import os, signal, threading, time
         import rallypoint
-        handler = rallypoint.create_handler({url_of(house)!r})
+        handler = rallypoint.create_handler({url_of(served)!r})
         store = handler.next_rendezvous().store
         store.set("a", b"1")
         for turn in range(3):
@@ -329,15 +329,15 @@ def test_interrupted_get_ends_at_once_and_the_store_works_on(house):
         handler.close()
         """
     script(source)
-    until(lambda: not house.server.connections, "it has gone")
-    assert house.awaiting == 0
+    until(lambda: not served.server.connections, "it has gone")
+    assert served.awaiting == 0
 
 
-def test_child_of_a_fork_is_refused_and_the_parent_goes_on(house):
+def test_child_of_a_fork_is_refused_and_the_parent_goes_on(served):
     source = f"""
         import os, threading
         import rallypoint
-        handler = rallypoint.create_handler({url_of(house)!r})
+        handler = rallypoint.create_handler({url_of(served)!r})
         store = handler.next_rendezvous().store
         store.set("a", b"1")
         got = []
@@ -371,11 +371,11 @@ def test_child_of_a_fork_is_refused_and_the_parent_goes_on(house):
     script(source)
 
 
-def test_child_of_a_fork_is_refused_a_store_that_was_never_used(house):
+def test_child_of_a_fork_is_refused_a_store_that_was_never_used(served):
     source = f"""
         import os
         import rallypoint
-        handler = rallypoint.create_handler({url_of(house)!r})
+        handler = rallypoint.create_handler({url_of(served)!r})
         store = handler.next_rendezvous().store
         child = os.fork()
         if child == 0:
@@ -392,7 +392,7 @@ def test_child_of_a_fork_is_refused_a_store_that_was_never_used(house):
     script(source)
 
 
-def test_call_on_the_background_loop_is_refused_and_blocks_nobody(house):
+def test_call_on_the_background_loop_is_refused_and_blocks_nobody(served):
     said = []
     first = []
 
@@ -404,7 +404,7 @@ def test_call_on_the_background_loop_is_refused_and_blocks_nobody(house):
                 except RuntimeError as error:
                     said.append(str(error))
 
-    handler = rallypoint.create_handler(url_of(house), sinks=[sink])
+    handler = rallypoint.create_handler(url_of(served), sinks=[sink])
     first.append(handler.next_rendezvous().store)
     handler.next_rendezvous()
     # Bug that this found: it blocked the loop, which for a node that hosts the server is the server.
@@ -426,10 +426,10 @@ ENDS = {
 
 @pytest.mark.parametrize("scheme", ["tcp", "memory"])
 @pytest.mark.parametrize("end", ENDS)
-def test_who_waits_for_a_key_is_told_when_the_node_goes(house, end, scheme):
+def test_who_waits_for_a_key_is_told_when_the_node_goes(served, end, scheme):
     if scheme == "memory" and end == "abandon":
         pytest.skip("the store of a node that is dead without a word waits on")
-    url = url_of(house) if scheme == "tcp" else f"memory://{unique()}/run?min_nodes=1&last_call_timeout=0.1"
+    url = url_of(served) if scheme == "tcp" else f"memory://{unique()}/run?min_nodes=1&last_call_timeout=0.1"
     handler = rallypoint.create_handler(url)
     store = handler.next_rendezvous().store
     store.set("a", b"1")
@@ -438,7 +438,7 @@ def test_who_waits_for_a_key_is_told_when_the_node_goes(house, end, scheme):
         in_thread(store.wait, ["a", "never"]),
         in_thread(store.multi_get, ["never", "a"], 200.0),
     ]
-    until(lambda: (house.awaiting if scheme == "tcp" else len(store._store._waits)) == 3, "all wait")
+    until(lambda: (served.awaiting if scheme == "tcp" else len(store._store._waits)) == 3, "all wait")
     ENDS[end](handler)
     for call in waiting:
         # Bug that this found: whoever waited for a key of a round that its node had left waited for its time-out.
@@ -452,30 +452,30 @@ def test_who_waits_for_a_key_is_told_when_the_node_goes(house, end, scheme):
         with pytest.raises(StoreFencedError):
             store.set("a", b"2")
     handler.close()
-    until(lambda: house.awaiting == 0, "the server waits for nothing")
+    until(lambda: served.awaiting == 0, "the server waits for nothing")
 
 
-def test_no_socket_is_left_of_many_worlds(house):
+def test_no_socket_is_left_of_many_worlds(served):
     def world(number: int) -> None:
-        with world_of(house, run=f"run-{number}") as one:
+        with world_of(served, run=f"run-{number}") as one:
             one.store.set("a", b"1")
             assert one.store.get("a") == b"1"
 
     world(0)
-    until(lambda: not house.server.connections, "nobody is connected")
+    until(lambda: not served.server.connections, "nobody is connected")
     before = sockets()
     for number in range(1, 200):
         world(number)
-    until(lambda: not house.server.connections, "nobody is connected")
+    until(lambda: not served.server.connections, "nobody is connected")
     until(lambda: sockets() <= before, f"no more than {before} sockets are open")
 
 
-def test_answers_of_many_threads_through_a_proxy_that_cuts_are_their_own(house):
+def test_answers_of_many_threads_through_a_proxy_that_cuts_are_their_own(served):
     over = threading.Event()
 
     def cut() -> None:
         while not over.wait(0.05):
-            house.ask(house.proxy.cut)
+            served.ask(served.proxy.cut)
 
     def work(number: int) -> int:
         for turn in range(25):
@@ -484,7 +484,7 @@ def test_answers_of_many_threads_through_a_proxy_that_cuts_are_their_own(house):
             assert store.add(f"n{number}", 1) == turn + 1
         return store.add("all", 1)
 
-    with world_of(house, port=house.proxy.port) as world:
+    with world_of(served, port=served.proxy.port) as world:
         store = world.store
         cutting = in_thread(cut)
         calls = [in_thread(work, number) for number in range(8)]

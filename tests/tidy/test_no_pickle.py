@@ -20,7 +20,7 @@ WALL_CLOCKS = frozenset(
 # Where a wall clock may be read, "module:qualified name of the function" -> reason. To show a person the time is a
 # reason; to decide anything is not. "module:" is the top of the module.
 WALL_CLOCK_ALLOWED: dict[str, str] = {
-    "rallypoint.dashboard.watching:wall": "when something was shown, for people",
+    "rallypoint.dashboard.feeds:wall": "when something was shown, for people",
     "rallypoint.cli.show:wall": "what people are shown, and read in records",
     "rallypoint.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
     "rallypoint.aio:AsyncHandler._open": "times in records that people read; nothing compares them",

@@ -72,7 +72,7 @@ class RallypointEtcdSide:
         for name in (
             "rallypoint.aio",
             "rallypoint.backends.etcd.backend",
-            "rallypoint.rendezvous.candidate",
+            "rallypoint.rendezvous.election",
             "rallypoint.handler",
         ):
             importlib.import_module(name)

@@ -37,8 +37,8 @@ from rallypoint.kv.engine import Engine
 from rallypoint.kv.log import Entry, encode_entries
 from rallypoint.kv.parts import capture
 from rallypoint.kv.types import Grant, Origin, Put, Txn
-from rallypoint.server.disk import Directory
-from rallypoint.server.files import begin_log, write_snapshot
+from rallypoint.server.durability.disk import Directory
+from rallypoint.server.durability.files import begin_log, write_snapshot
 
 GENERATION = "be" * 8
 VALUE = b"v" * 64

@@ -8,7 +8,7 @@ import msgspec
 
 from rallypoint.kv.types import DeleteRange, Put
 from rallypoint.rendezvous.decide import Form, active_sentence, forming_sentence
-from rallypoint.rendezvous.fenced import Writes
+from rallypoint.rendezvous.fenced_writer import Writes
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
     AssignRecord,

@@ -50,8 +50,7 @@ from rallypoint.rendezvous.decide import (
     decide,
     summarise,
 )
-from rallypoint.rendezvous.feed import Feed
-from rallypoint.rendezvous.fenced import OTHER_COMPARES, Deposed, FencedWriter, LookAgain, Writes
+from rallypoint.rendezvous.fenced_writer import OTHER_COMPARES, Deposed, FencedWriter, LookAgain, Writes
 from rallypoint.rendezvous.history import Reports
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
@@ -64,8 +63,9 @@ from rallypoint.rendezvous.records import (
     encode,
     join_roster,
 )
-from rallypoint.rendezvous.returning import Returning
+from rallypoint.rendezvous.returning_nodes import ReturningNodes
 from rallypoint.rendezvous.view import Departure, View
+from rallypoint.rendezvous.watch_reader import WatchReader
 
 TELL_EVERY_S = 0.25
 RETELL_EVERY_S = 1.0
@@ -90,7 +90,7 @@ class Coordinator:
         emit: Emitter,
         backoff: Backoff,
         wall: Callable[[], float],
-        returning: Returning | None = None,
+        returning: ReturningNodes | None = None,
     ) -> None:
         self._backend = backend
         self._keys = keys
@@ -102,7 +102,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._view = View(keys, self._loop.time())
         self._view.returning = returning
-        self._feed: Feed | None = None
+        self._feed: WatchReader | None = None
         self._writer = FencedWriter(backend, keys, term)
         self._told: WaitingRecord | None = None
         self._told_revision = 0
@@ -151,7 +151,7 @@ class Coordinator:
         scanned = await self._backend.scan(self._keys.control)
         self._view.load(scanned.items, scanned.revision, self._loop.time())
         watch = self._backend.watch(self._keys.control, scanned.revision)
-        self._feed = Feed(watch, f"coordinator watch of {self._keys.run_id}")
+        self._feed = WatchReader(watch, f"coordinator watch of {self._keys.run_id}")
         await self._load_roster()
         self._announce(self._view.round)
         if not self._knows_the_past:

@@ -38,7 +38,7 @@ from rallypoint.rendezvous.records import (
     WaitingRecord,
     decode,
 )
-from rallypoint.rendezvous.returning import Returning
+from rallypoint.rendezvous.returning_nodes import ReturningNodes
 from rallypoint.rendezvous.rules import Rules
 
 FEW = 5
@@ -135,7 +135,7 @@ class View:
         self.roster_number = 0
         self.last_ranks: dict[str, tuple[int, str]] = {}
         """name -> (rank, id) in the last active round"""
-        self.returning: Returning | None = None
+        self.returning: ReturningNodes | None = None
         """Whoever comes back to a server that has lost its memory."""
         self.plan: Plan | None = None
         self.minimum_since: float | None = None

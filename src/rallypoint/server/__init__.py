@@ -1,6 +1,6 @@
 """The embedded server: the engine behind our wire protocol, with the coordinator of each of its runs inside.
 
-- `hub`: the engine on this process's clock, and who is told of changes.
+- `engine_host`: the engine on this process's clock, and who is told of changes.
 - `clients`: which client has which sessions on which connection; what a closed connection means for them.
 - `connection`: one TCP connection: handshake, frames, bounded buffers.
 - `local`: the backend contract inside the server's own process, for its coordinators.

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from rallypoint._marks import mark
 from rallypoint.kv.types import KeepAlive, LeaseResult, Shorten, Tick
-from rallypoint.server.hub import Hub
+from rallypoint.server.engine_host import EngineHost
 from rallypoint.wire.messages import Held
 
 MASS_SESSIONS = 20
@@ -61,8 +61,8 @@ class Client:
 class Clients:
     """All clients of a server."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, engine_host: EngineHost) -> None:
+        self._host = engine_host
         self._loop = asyncio.get_running_loop()
         self._clients: dict[str, Client] = {}
         self._session_count = 0
@@ -81,7 +81,7 @@ class Clients:
         """Clients that came back: those that were known, or that had sessions to go on with."""
         self._how: dict[int, Ended] = {}
         """How leases ended that may be sessions, until the next sweep."""
-        hub.on_revoked = self._revoked
+        engine_host.on_revoked = self._revoked
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -110,7 +110,7 @@ class Clients:
         ended = []
         for session in held:
             self._lift(session.lease)
-            result = self._hub.execute(KeepAlive(session.lease))
+            result = self._host.execute(KeepAlive(session.lease))
             assert isinstance(result, LeaseResult)
             if result.alive:
                 self.hold(client, session.lease, session.grace_s)
@@ -121,7 +121,7 @@ class Clients:
 
     def hold(self, client: Client, lease: int, grace_s: float) -> bool:
         """The lease is a session of this client; False: it has ended, or never was."""
-        if self._hub.engine.leases.get(lease) is None:
+        if self._host.engine.leases.get(lease) is None:
             return False
         if lease not in client.sessions:
             self._session_count += 1
@@ -150,7 +150,7 @@ class Clients:
 
     def ends_at(self, lease: int) -> float:
         """When a session that lives will end, unless its client comes back or renews it."""
-        alive, grace = self._hub.engine.leases.get(lease), self._graces.get(lease)
+        alive, grace = self._host.engine.leases.get(lease), self._graces.get(lease)
         assert alive is not None
         return alive.deadline if grace is None else min(alive.deadline, grace[0])
 
@@ -160,7 +160,7 @@ class Clients:
 
     def live_runs(self) -> set[str]:
         """The runs in which some session lives."""
-        leases = self._hub.engine.leases
+        leases = self._host.engine.leases
         self.runs_alive = {
             client.run
             for client in self._clients.values()
@@ -177,7 +177,7 @@ class Clients:
         self._how.clear()
 
     def _forget_ended(self, client: Client) -> None:
-        leases = self._hub.engine.leases
+        leases = self._host.engine.leases
         for lease in [lease for lease in client.sessions if leases.get(lease) is None]:
             del client.sessions[lease]
             self._session_count -= 1
@@ -201,11 +201,11 @@ class Clients:
             self._is_mass = True
             for _, spared in closed:
                 self._lift(spared)
-                self._hub.execute(KeepAlive(spared))
+                self._host.execute(KeepAlive(spared))
 
     def _begin_grace(self, lease: int, grace_s: float) -> None:
         self._lift(lease)
-        if (alive := self._hub.engine.leases.get(lease)) is not None:
+        if (alive := self._host.engine.leases.get(lease)) is not None:
             # Not every loop's timers can be asked when they are due.
             due = self._loop.time() + grace_s
             self._graces[lease] = due, self._loop.call_at(due, self._grace_over, lease, grace_s, alive.deadline)
@@ -217,7 +217,7 @@ class Clients:
 
     def _grace_over(self, lease: int, grace_s: float, deadline: float) -> None:
         due, _ = self._graces.pop(lease)
-        alive = self._hub.engine.leases.get(lease)
+        alive = self._host.engine.leases.get(lease)
         if alive is None or alive.deadline > deadline:
             return  # it has ended, or was renewed
         if self._loop.time() > due + LATE_S:
@@ -225,5 +225,5 @@ class Clients:
             self._begin_grace(lease, grace_s)
         else:
             self._how.setdefault(lease, Ended.DISCONNECTED)
-            self._hub.execute(Shorten(lease, 0.0))
-            self._hub.execute(Tick())
+            self._host.execute(Shorten(lease, 0.0))
+            self._host.execute(Tick())

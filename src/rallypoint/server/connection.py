@@ -17,14 +17,14 @@ from rallypoint.backends.forks import fileno_of
 from rallypoint.backends.ops import changes_something
 from rallypoint.backends.tcp.dial import tune
 from rallypoint.kv.types import Batch, KeepAlive, Origin, WatchStarted, WatchTooOld
-from rallypoint.server.awaiting import Awaiting
+from rallypoint.server.admission.admission import Admission, is_silent, peer_of, shown
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.server.clients import Client
-from rallypoint.server.door import Door, is_silent, peer_of, shown
-from rallypoint.server.gallery import Pushed
-from rallypoint.server.house import House, welcome_by
+from rallypoint.server.connection_context import ConnectionContext, welcome_by
+from rallypoint.server.frame_splitting import SEVERAL, pushed_bytes, split_frames
+from rallypoint.server.key_waits import KeyWaits
+from rallypoint.server.observer_watches import Pushed
 from rallypoint.server.outbox import raw_of
-from rallypoint.server.parcels import SEVERAL, parcels, pushed_bytes
-from rallypoint.server.refusals import Refusal
 from rallypoint.wire.frames import GREETING, HEADER_BYTES, FrameError, Framer, FrameTooLarge, NotRallypoint, frame
 from rallypoint.wire.handshake import judge, stranger_line
 from rallypoint.wire.messages import (
@@ -60,15 +60,15 @@ class Connection(asyncio.Protocol):
     is_stranger = True
     """Whoever is at the other side has to show that it may come in."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, context: ConnectionContext) -> None:
+        self._context = context
         self._loop = asyncio.get_running_loop()
         self._framer = Framer()
         self._transport: asyncio.Transport | None = None
         self._client: Client | None = None
         self._watches: dict[int, Pushed] = {}
-        self._looks_on = False
-        self._awaiting: Awaiting | None = None
+        self._is_observer = False
+        self._awaiting: KeyWaits | None = None
         self._out: list[SentMessage] = []
         self._flush_due = False
         self._is_taking = False
@@ -86,18 +86,18 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
-        self._house.connections[self] = None
-        door = self._house.door
-        refused = door.knocks(self, peer_of(transport)[0])
+        self._context.connections[self] = None
+        admission = self._context.admission
+        refused = admission.accepted(self, peer_of(transport)[0])
         if refused is not None:
             self._refuse(refused)
             return
-        self._hello_timer = self._loop.call_later(door.limits.hello_timeout_s, self._no_hello)
+        self._hello_timer = self._loop.call_later(admission.limits.hello_timeout_s, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        traffic = self._house.traffic
+        traffic = self._context.traffic
         traffic.bytes_in += len(data)
         self._is_taking = True
         try:
@@ -138,8 +138,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over = True
-        self._house.connections.pop(self, None)
-        self._house.door.settled(self)
+        self._context.connections.pop(self, None)
+        self._context.admission.settled(self)
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         for watch in self._watches.values():
@@ -149,38 +149,38 @@ class Connection(asyncio.Protocol):
             self._awaiting.end()
         self._out.clear()
         if self._client is not None:
-            self._house.door.inside -= 1
-            self._house.clients.gone(self._client, self, by_peer=not self._dropped_here and not is_silent(error))
+            self._context.admission.inside -= 1
+            self._context.clients.gone(self._client, self, by_peer=not self._dropped_here and not is_silent(error))
 
     # --- the handshake ------------------------------------------------------------------------------------------------
 
     def _greet(self, payload: bytes) -> None:
-        house = self._house
-        verdict = judge(payload, house.tokens if self.is_stranger else None, house.versions)
+        context = self._context
+        verdict = judge(payload, context.tokens if self.is_stranger else None, context.versions)
         if isinstance(verdict, Refused):
             self._refuse(verdict)
             return
         hello = verdict.hello
-        lack = house.lacks_room(hello.client, hello.run) if self.is_stranger else None
+        lack = context.lacks_room(hello.client, hello.run) if self.is_stranger else None
         if lack is not None:
             self._refuse(Refused(RefusalCode.LIMIT, lack[1]), lack[0])
             return
-        house.door.settled(self)
-        house.door.inside += 1
+        context.admission.settled(self)
+        context.admission.inside += 1
         if self._hello_timer is not None:
             self._hello_timer.cancel()
-        is_returning = hello.generation not in ("", house.generation)
+        is_returning = hello.generation not in ("", context.generation)
         held = () if is_returning else hello.sessions
-        self._client, ended = house.clients.came(hello.client, hello.run, self, held)
-        self._framer.limit = house.max_frame
+        self._client, ended = context.clients.came(hello.client, hello.run, self, held)
+        self._framer.limit = context.max_frame
         if hello.run:
-            house.attend(hello.run, is_returning, hello.client)
-        makes_run = not hello.run or (bool(self._client.sessions) and house.is_to_make(hello.run, hello.client))
-        welcome = welcome_by(house, verdict.version, ended, makes_run)
+            context.attend(hello.run, is_returning, hello.client)
+        makes_run = not hello.run or (bool(self._client.sessions) and context.is_to_make(hello.run, hello.client))
+        welcome = welcome_by(context, verdict.version, ended, makes_run)
         self._write(GREETING + frame(encoder.encode(welcome)))
 
     def _no_hello(self) -> None:
-        within_s = self._house.door.limits.hello_timeout_s
+        within_s = self._context.admission.limits.hello_timeout_s
         self._refuse(Refused(RefusalCode.MALFORMED, f"no hello within {within_s:g} s"), Refusal.SILENT)
 
     def crowded_out(self) -> None:
@@ -189,12 +189,12 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, refused: Refused, kind: Refusal | None = None) -> None:
         words = GREETING + frame(encoder.encode(refused))
-        self._send_away(words, refused.message, kind or Door.kind_of(refused))
+        self._send_away(words, refused.message, kind or Admission.kind_of(refused))
 
     def _send_away(self, last_words: bytes, why: str, kind: Refusal) -> None:
-        self._house.traffic.refused += 1
-        self._house.door.settled(self)
-        self._house.door.refused(peer_of(self._transport), why, kind)
+        self._context.traffic.refused += 1
+        self._context.admission.settled(self)
+        self._context.admission.refused(peer_of(self._transport), why, kind)
         self._is_over = self._dropped_here = True
         if self._transport is not None:
             self._write(last_words)
@@ -235,7 +235,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, payload: bytes, client: Client) -> None:
         received = client_decoder.decode(payload)
-        length, quota = len(payload), self._house.quota
+        length, quota = len(payload), self._context.quota
         quota.room -= length
         is_tight = (quota.room < 0 or length > quota.max_value) and quota.is_tight(length)
         for message in received.messages:
@@ -247,58 +247,58 @@ class Connection(asyncio.Protocol):
 
     def _is_refused(self, message: Do, client: Client, acked: int) -> bool:
         """Whether a quota keeps a request from being executed; then that was its answer."""
-        house = self._house
-        found = house.quota.refusal(message.op, Origin(client.id, message.seq, acked))
+        context = self._context
+        found = context.quota.refusal(message.op, Origin(client.id, message.seq, acked))
         if found is None:
             return False
         kind, failure = found
-        house.door.refused(peer_of(self._transport), failure.message, kind)
+        context.admission.refused(peer_of(self._transport), failure.message, kind)
         self.send(Answer(message.seq, failure))
         return True
 
     def _handle(self, message: ClientMessage, client: Client, acked: int) -> None:
-        house = self._house
+        context = self._context
         if type(message) is Do:  # most often
             op = message.op
             origin = Origin(client.id, message.seq, acked) if changes_something(op) else None
-            answer = Answer(message.seq, house.hub.execute(op, origin))
+            answer = Answer(message.seq, context.engine_host.execute(op, origin))
             if origin is None and type(op) is KeepAlive:
-                house.traffic.renewals += 1
+                context.traffic.renewals += 1
             self.send(answer)
             return
         match message:
             case Await():
                 if self._awaiting is None:
-                    self._awaiting = Awaiting(house.hub, self, house.door, peer_of(self._transport))
+                    self._awaiting = KeyWaits(context.engine_host, self, context.admission, peer_of(self._transport))
                 self._awaiting.take(message)
             case WatchStart(number, prefix, after):
                 self._start_watch(number, prefix, after)
             case WatchStop(number):
                 self._stop_watch(number)
             case Hold(lease, grace_s):
-                is_held = house.clients.hold(client, lease, grace_s)
-                if is_held and house.is_to_make(client.run, client.id):
+                is_held = context.clients.hold(client, lease, grace_s)
+                if is_held and context.is_to_make(client.run, client.id):
                     self.send(MakeRun())
             case Claim(claim):
-                house.claimed(client.run, client.id, claim)
+                context.claimed(client.run, client.id, claim)
             case AskStatus(seq):
-                self.send(Status(seq, house.hub.engine.revision, house.describe()))
+                self.send(Status(seq, context.engine_host.engine.revision, context.describe()))
 
     def _start_watch(self, number: int, prefix: str, after: int) -> None:
         self._stop_watch(number)
-        most = self._house.door.limits.max_watches
+        most = self._context.admission.limits.max_watches
         if len(self._watches) >= most:
             self._refuse_frame(f"a connection may watch {most} prefixes at most (--max-watches)", Refusal.WATCHES)
             return
         watch = Pushed(self, number, prefix)
-        hub = self._house.hub
-        after = hub.engine.revision if after == NOW else after
+        engine_host = self._context.engine_host
+        after = engine_host.engine.revision if after == NOW else after
         started: WatchStarted | WatchTooOld
-        if self._client is not None and not self._client.run and after <= hub.engine.revision:
-            self._looks_on = True
-            started = self._house.gallery.enter(self, number, prefix, after)
+        if self._client is not None and not self._client.run and after <= engine_host.engine.revision:
+            self._is_observer = True
+            started = self._context.observer_watches.enter(self, number, prefix, after)
         else:
-            watch.id, started = hub.watch(watch, prefix, after)
+            watch.id, started = engine_host.watch(watch, prefix, after)
         if isinstance(started, WatchTooOld):
             self.send(WatchRefused(number, started.oldest))
             return
@@ -313,9 +313,9 @@ class Connection(asyncio.Protocol):
 
     def _unwatch(self, watch: Pushed) -> None:
         if watch.id:
-            self._house.hub.unwatch(watch.id)
+            self._context.engine_host.unwatch(watch.id)
         else:
-            self._house.gallery.leave(self, watch.number, watch.prefix)
+            self._context.observer_watches.leave(self, watch.number, watch.prefix)
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -345,8 +345,8 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: SentMessage) -> None:
         """Send with whatever else is to be sent in this turn of the loop."""
-        if self._looks_on and not isinstance(message, PushRaw):
-            self._house.gallery.flush()
+        if self._is_observer and not isinstance(message, PushRaw):
+            self._context.observer_watches.flush()
         out = self._out
         out.append(message)
         if not self._flush_due:
@@ -356,7 +356,7 @@ class Connection(asyncio.Protocol):
                 return
             self._flush_due = True
             if not self._is_taking:
-                self._house.hub.outbox.add(self)
+                self._context.engine_host.outbox.add(self)
 
     def flush(self) -> None:
         """Send what is to be sent, unless the peer has to read first or it was told elsewhere."""
@@ -367,7 +367,7 @@ class Connection(asyncio.Protocol):
         self._out = []
         payload = encoder.encode(out) if len(out) <= SEVERAL else b""
         length = len(payload)
-        if 0 < length <= self._house.max_frame:
+        if 0 < length <= self._context.max_frame:
             self._write(length.to_bytes(HEADER_BYTES, "big") + payload)
             self._waiting_bytes = 0
         else:
@@ -376,7 +376,9 @@ class Connection(asyncio.Protocol):
     def _flush_in_parts(self, out: list[SentMessage]) -> None:
         """Send what may not fit into one frame, as far as the peer reads; the rest waits as it is."""
         start = 0
-        for payload, count in parcels(out, self._house.max_frame, self._stop_watch, self._house.hub.engine):
+        for payload, count in split_frames(
+            out, self._context.max_frame, self._stop_watch, self._context.engine_host.engine
+        ):
             self._write(frame(payload))
             self._waiting_bytes -= pushed_bytes(out[start : start + count])
             start += count
@@ -387,7 +389,7 @@ class Connection(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         assert self._transport is not None
-        traffic = self._house.traffic
+        traffic = self._context.traffic
         traffic.bytes_out += len(data)
         traffic.frames_out += 1
         self._transport.write(data)
@@ -409,9 +411,9 @@ class Connection(asyncio.Protocol):
 
     def _drop_slow(self) -> None:
         mark("server.slow")
-        self._house.traffic.slow += 1
+        self._context.traffic.slow += 1
         why = "it does not read what it is sent; it may come back and resume"
-        self._house.door.refused(peer_of(self._transport), why, Refusal.SLOW)
+        self._context.admission.refused(peer_of(self._transport), why, Refusal.SLOW)
         self._abort()
 
     def _abort(self) -> None:

@@ -26,7 +26,7 @@ from rallypoint.backends.tcp.direct import IDLE_S, DirectPool, connect
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.errors import Rejected
 from rallypoint.events import Emitter, Event, Hosting, NobodyServes, SecurityNotice
-from rallypoint.server.credentials import Credentials
+from rallypoint.server.admission.credentials import Credentials
 from rallypoint.settings import Settings
 from rallypoint.urls import DEFAULT_PORTS, format_endpoint, parse_endpoint
 from rallypoint.wire.messages import Welcome

@@ -17,8 +17,8 @@ from typing import Any
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.errors import RallypointError
 from rallypoint.events import Emitter, Event, SecurityNotice, Sink
-from rallypoint.server.credentials import Credentials
-from rallypoint.server.limits import ServerLimits, fit_open_files
+from rallypoint.server.admission.credentials import Credentials
+from rallypoint.server.admission.limits import ServerLimits, fit_open_files
 from rallypoint.server.server import Server, first_revision
 from rallypoint.settings import DEFAULT_PORTS
 from rallypoint.urls import parse_endpoint
@@ -42,9 +42,9 @@ async def serve_until_told(
     sync: str = "always",
     sinks: Iterable[Sink] = (),
     attach: Callable[[Server], None] = lambda _: None,
-    beside: Callable[[Server, Credentials], AbstractAsyncContextManager[None]] | None = None,
+    page: Callable[[Server, Credentials], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again. `beside` runs meanwhile.
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again. `page` serves its web page.
 
     `sinks` get its events beside stderr; `attach` is called with the server before it listens.
 
@@ -81,7 +81,7 @@ async def serve_until_told(
     for notice in [*notices, *([too_few] if too_few else [])]:
         server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
     keeps_fresh = credentials.keep_fresh(server)
-    async with beside(server, credentials) if beside is not None else nullcontext():
+    async with page(server, credentials) if page is not None else nullcontext():
         await told.wait()
     if keeps_fresh is not None:
         keeps_fresh.cancel()
@@ -108,10 +108,10 @@ def _exposed(one: socket.socket, credentials: Credentials, insecure: bool) -> li
 
 def _with_data(data: str, sync: str, emit: Emitter) -> Callable[..., Server]:
     """A server that goes on from a directory. DataError says why it cannot."""
-    from rallypoint.server.data import open_data
-    from rallypoint.server.disk import Directory
-    from rallypoint.server.durable import DurableServer
-    from rallypoint.server.journal import Sync
+    from rallypoint.server.durability.data import open_data
+    from rallypoint.server.durability.disk import Directory
+    from rallypoint.server.durability.journal import Sync
+    from rallypoint.server.durability.server import DurableServer
 
     engine, journal = open_data(Directory(data), sync=Sync(sync), emit=emit, first_revision=first_revision())
     return partial(DurableServer, engine, journal)

@@ -19,7 +19,6 @@ from rallypoint.errors import RendezvousStateError
 from rallypoint.events import CoordinatorDeposed, CoordinatorElected, Emitter
 from rallypoint.kv.types import Delete, Exists, Grant, Item, KeepAlive, LeaseResult, Put, Txn
 from rallypoint.rendezvous.coordinator import Coordinator
-from rallypoint.rendezvous.entry import DATA_TTL_S
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
     ClaimRecord,
@@ -32,11 +31,12 @@ from rallypoint.rendezvous.records import (
     encode,
     prepare,
 )
-from rallypoint.rendezvous.returning import Returning
+from rallypoint.rendezvous.returning_nodes import ReturningNodes
+from rallypoint.rendezvous.run_config import DATA_TTL_S
 from rallypoint.rendezvous.view import View
 from rallypoint.server.clients import Clients
-from rallypoint.server.hub import Hub
-from rallypoint.server.local import LocalBackend
+from rallypoint.server.engine_host import EngineHost
+from rallypoint.server.local_backend import LocalBackend
 
 PREFIX = "rallypoint"
 MOST_PAUSE_S = 5.0
@@ -52,7 +52,7 @@ _claim_decoder = msgspec.json.Decoder(ClaimRecord)
 class Run:
     """One run that is attended to."""
 
-    def __init__(self, run_id: str, returning: Returning, task: asyncio.Task[None]) -> None:
+    def __init__(self, run_id: str, returning: ReturningNodes, task: asyncio.Task[None]) -> None:
         self.keys = RunKeys(PREFIX, run_id)
         self.returning = returning
         self.task = task
@@ -83,7 +83,7 @@ class Runs:
 
     def __init__(
         self,
-        hub: Hub,
+        engine_host: EngineHost,
         clients: Clients,
         name: str,
         emit: Emitter,
@@ -91,7 +91,7 @@ class Runs:
         wall: Callable[[], float],
         backend: LocalBackend,
     ) -> None:
-        self._hub = hub
+        self._host = engine_host
         self._clients = clients
         self._backend = backend
         self._name = name
@@ -118,7 +118,7 @@ class Runs:
     def start(self) -> None:
         """Begin to look after runs, those included that a restored store knows."""
         control = f"/{PREFIX}/"
-        for key in list(self._hub.engine.items):
+        for key in list(self._host.engine.items):
             run, _, name = key.removeprefix(control).partition("/")
             if key.startswith(control) and name == "config" and not run.startswith(":"):
                 self.attend(unquote(run))
@@ -133,7 +133,7 @@ class Runs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for run in self._runs.values():
-            self._hub.execute(Txn((), (Delete(run.keys.coordinator),)))
+            self._host.execute(Txn((), (Delete(run.keys.coordinator),)))
         self._runs.clear()
         await self._backend.close()
 
@@ -141,7 +141,7 @@ class Runs:
         """See to it that the run has a coordinator."""
         run = self._runs.get(run_id)
         if run is None:
-            returning = Returning(self._started_at)
+            returning = ReturningNodes(self._started_at)
             keys = RunKeys(PREFIX, run_id)
             if (told := self._told(keys)) is not None:
                 returning.claim("", told)
@@ -167,20 +167,20 @@ class Runs:
         """Keep what those who came back have told: who goes on from this data must know that others may be at work."""
         summary, told = run.returning.summary(), self._told(run.keys)
         if not summary.ttl_s and told is not None:
-            self._hub.execute(Txn((), (Delete(run.keys.returned),)))
+            self._host.execute(Txn((), (Delete(run.keys.returned),)))
         elif summary.ttl_s and told != summary:
-            granted = self._hub.execute(Grant(summary.ttl_s))
+            granted = self._host.execute(Grant(summary.ttl_s))
             assert isinstance(granted, LeaseResult)
-            self._hub.execute(Txn((), (Put(run.keys.returned, encode(summary), granted.lease),)))
+            self._host.execute(Txn((), (Put(run.keys.returned, encode(summary), granted.lease),)))
 
     def _told(self, keys: RunKeys) -> ClaimRecord | None:
-        item = self._hub.engine.items.get(keys.returned)
+        item = self._host.engine.items.get(keys.returned)
         try:
             return decode(ClaimRecord, item) if item is not None else None
         except RendezvousStateError:
             return None  # somebody else wrote there
 
-    async def _coordinate(self, keys: RunKeys, returning: Returning) -> None:
+    async def _coordinate(self, keys: RunKeys, returning: ReturningNodes) -> None:
         """Hold the office for as long as the run is attended to."""
         prepare(NodeRecord, RoundRecord, WaitingRecord)
         backoff = Backoff(self._rng)
@@ -229,7 +229,7 @@ class Runs:
         present, alive = self._clients.present_runs(), self._clients.live_runs()
         pause_s = MOST_PAUSE_S
         for run_id, run in list(self._runs.items()):
-            config = run.config(self._hub.engine.items.get(run.keys.config))
+            config = run.config(self._host.engine.items.get(run.keys.config))
             if config is None:
                 if run_id in present or run_id in alive:
                     pause_s = min(pause_s, UNMADE_PAUSE_S)
@@ -238,21 +238,21 @@ class Runs:
                 continue
             pause_s = min(pause_s, config.run_ttl_s / 3)
             if run_id in alive:
-                self._hub.execute(KeepAlive(config.run_lease))
-                renewed = self._hub.execute(KeepAlive(config.data_lease))
+                self._host.execute(KeepAlive(config.run_lease))
+                renewed = self._host.execute(KeepAlive(config.data_lease))
                 if isinstance(renewed, LeaseResult) and not renewed.alive:
                     self._replace_data_lease(run.keys.config, config)
         return max(LEAST_PAUSE_S, pause_s)
 
     def _replace_data_lease(self, key: str, config: ConfigRecord) -> None:
         """Nothing can be decided without the lease of rosters, reports and stores."""
-        granted = self._hub.execute(Grant(DATA_TTL_S))
+        granted = self._host.execute(Grant(DATA_TTL_S))
         assert isinstance(granted, LeaseResult)
         config = msgspec.structs.replace(config, data_lease=granted.lease)
-        self._hub.execute(Txn((), (Put(key, encode(config), config.run_lease),)))
+        self._host.execute(Txn((), (Put(key, encode(config), config.run_lease),)))
 
     def _let_go(self, run_id: str, run: Run) -> None:
         mark("server.collected")
         del self._runs[run_id]
         run.task.cancel()
-        self._hub.execute(Txn((), (Delete(run.keys.coordinator),)))
+        self._host.execute(Txn((), (Delete(run.keys.coordinator),)))

@@ -19,17 +19,16 @@ from rallypoint.backends.forks import guard
 from rallypoint.backends.tcp.client import LIMITS
 from rallypoint.events import Emitter, ServerListens, ServerStopped, ServerTrouble
 from rallypoint.kv.engine import DEFAULT_HISTORY, Engine
-from rallypoint.server.accepting import Acceptor
+from rallypoint.server.acceptor import Acceptor
+from rallypoint.server.admission.admission import Admission, TlsAdmission
+from rallypoint.server.admission.limits import ServerLimits
+from rallypoint.server.admission.quota import Quota
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.server.clients import Clients
 from rallypoint.server.connection import Connection
-from rallypoint.server.door import Door, TlsDoorway
-from rallypoint.server.gallery import Gallery
-from rallypoint.server.hub import Hub
-from rallypoint.server.limits import ServerLimits
-from rallypoint.server.local import LocalBackend
-from rallypoint.server.onlooker import Onlooker
-from rallypoint.server.quota import Quota
-from rallypoint.server.refusals import Refusal
+from rallypoint.server.engine_host import EngineHost
+from rallypoint.server.local_backend import LocalBackend
+from rallypoint.server.observer_watches import ObserverWatches
 from rallypoint.server.runs import Runs
 from rallypoint.server.traffic import Traffic
 from rallypoint.urls import format_endpoint
@@ -79,7 +78,7 @@ class Server:
         """Used for every connection that comes from now on; None: plain text."""
         self.emit = emit or Emitter()
         self.limits = limits or ServerLimits()
-        self.door = Door(self.limits, self.emit, name)
+        self.admission = Admission(self.limits, self.emit, name)
         self.versions = versions or Versions()
         self.generation = generation or new_generation(rng)
         self.software = SOFTWARE
@@ -88,13 +87,19 @@ class Server:
         self.max_txn_bytes = LIMITS.max_txn_bytes
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
-        self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
-        self.first_revision = self.hub.engine.revision
-        self.gallery = Gallery(self.hub, self.max_frame)
-        self.quota = Quota(self.hub.engine, self.limits)
-        self.clients = Clients(self.hub)
+        self.engine_host = self.make_engine_host(engine or Engine(history, first=first_revision(wall)))
+        self.first_revision = self.engine_host.engine.revision
+        self.observer_watches = ObserverWatches(self.engine_host, self.max_frame)
+        self.quota = Quota(self.engine_host.engine, self.limits)
+        self.clients = Clients(self.engine_host)
         self.runs = Runs(
-            self.hub, self.clients, name, self.emit, rng or random.Random(secrets.randbits(64)), wall, self.make_local()
+            self.engine_host,
+            self.clients,
+            name,
+            self.emit,
+            rng or random.Random(secrets.randbits(64)),
+            wall,
+            self.make_local(),
         )
         self.runs.start()
         self._loop = asyncio.get_running_loop()
@@ -103,19 +108,19 @@ class Server:
         self._sockets: tuple[socket.socket, ...] = ()
         self.addresses: tuple[str, ...] = ()
 
-    def make_hub(self, engine: Engine) -> Hub:
+    def make_engine_host(self, engine: Engine) -> EngineHost:
         """The store on this loop's clock."""
-        return Hub(engine)
+        return EngineHost(engine)
 
     def make_local(self) -> LocalBackend:
         """What the coordinators work on."""
-        return LocalBackend(self.hub)
+        return LocalBackend(self.engine_host)
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets that are bound already."""
         for one in sockets:
             one.listen(BACKLOG)
-            self._listening.append(Acceptor(one, self.connect, self._say_trouble, self.door.has_room))
+            self._listening.append(Acceptor(one, self.connect, self._say_trouble, self.admission.has_room))
         self._sockets = tuple(sockets)
         self.addresses = tuple(format_endpoint(*one.getsockname()[:2]) for one in sockets)
         guard(self)
@@ -132,28 +137,32 @@ class Server:
 
     def connect(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        return self.make_connection() if self.tls is None else TlsDoorway(self.tls, self.door, self.make_connection)
+        return (
+            self.make_connection() if self.tls is None else TlsAdmission(self.tls, self.admission, self.make_connection)
+        )
 
     def make_connection(self) -> Connection:
         """What a client speaks to."""
         return Connection(self)
 
     async def admit(self, one: socket.socket) -> None:
-        """Take a connection that this process made itself: nothing is asked of it, and it can only look on."""
-        await self._loop.connect_accepted_socket(self.make_onlooker, one)
+        """Serve a connection of a process that this one started: without a token or TLS, and beyond the limits."""
 
-    def make_onlooker(self) -> Onlooker:
-        """What a process that was started here speaks to."""
-        return Onlooker(self)
+        def make() -> Connection:
+            connection = self.make_connection()
+            connection.is_stranger = False
+            return connection
+
+        await self._loop.connect_accepted_socket(make, one)
 
     async def stop(self, why: str = "the server stops") -> None:
         """Tell everybody, close everything. What was answered was executed; nothing more is."""
         for listening in self._listening:
             listening.close()
-        self.door.shut(why)
+        self.admission.shut(why)
         await self.runs.stop()
         await self.settle()
-        self.gallery.flush()
+        self.observer_watches.flush()
         for connection in list(self.connections):
             connection.go(why)
         for _ in range(round(GOODBYE_S / LOOK_S)):
@@ -163,7 +172,7 @@ class Server:
         for connection in list(self.connections):
             connection.replaced()
         self.clients.stop()
-        self.hub.stop()
+        self.engine_host.stop()
         if self.addresses:
             self.emit(ServerStopped(run_id="", by=self.name, reason=why))
 
@@ -183,7 +192,7 @@ class Server:
     def filenos(self) -> list[int]:
         """Every socket it has open."""
         listening = [one.fileno() for one in self._sockets if one.fileno() >= 0]
-        return listening + [number for one in (*self.connections, *self.door.pending) for number in one.filenos()]
+        return listening + [number for one in (*self.connections, *self.admission.pending) for number in one.filenos()]
 
     @property
     def has_company(self) -> bool:
@@ -203,7 +212,9 @@ class Server:
         if not run:
             return False
         attended = self.runs.attend(run)
-        return attended.keys.config not in self.hub.engine.items and attended.takes_turn(client, self._loop.time())
+        return attended.keys.config not in self.engine_host.engine.items and attended.takes_turn(
+            client, self._loop.time()
+        )
 
     def claimed(self, run: str, client: str, claim: bytes) -> None:
         """A client of an earlier generation says where the run stood."""
@@ -213,7 +224,7 @@ class Server:
     def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
         """Why somebody who may come in cannot. Who was here before may always come back."""
         limits = self.limits
-        if self.door.inside >= limits.max_connections and client not in self.clients:
+        if self.admission.inside >= limits.max_connections and client not in self.clients:
             return Refusal.CONNECTIONS, (
                 f"the server has {limits.max_connections} clients, its limit: raise --max-connections"
             )
@@ -226,7 +237,7 @@ class Server:
 
     def describe(self) -> dict[str, str]:
         """The server in a few words and figures."""
-        engine, traffic = self.hub.engine, self.traffic
+        engine, traffic = self.engine_host.engine, self.traffic
         return {
             "software": self.software,
             "generation": self.generation,
@@ -235,14 +246,14 @@ class Server:
             "runs": str(len(self.runs)),
             "keys": str(len(engine.items)),
             "leases": str(len(engine.leases)),
-            "watches": str(self.hub.watch_count),
+            "watches": str(self.engine_host.watch_count),
             "bytes_in": str(traffic.bytes_in),
             "bytes_out": str(traffic.bytes_out),
             "frames_in": str(traffic.frames_in),
             "frames_out": str(traffic.frames_out),
-            "refused": str(sum(self.door.refusals.counts.values())),
+            "refused": str(sum(self.admission.refusals.counts.values())),
             "dropped_as_slow": str(traffic.slow),
-            "pending": str(len(self.door.pending)),
+            "pending": str(len(self.admission.pending)),
             "key_bytes": str(engine.usage.size),
-            **self.door.refusals.describe(),
+            **self.admission.refusals.describe(),
         }

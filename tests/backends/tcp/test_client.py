@@ -32,7 +32,7 @@ from rallypoint.wire.messages import (
 from tests.ports import free_port
 from tests.server.kit import PATIENCE_S, client_of, eventually, put, run, serving, take
 from tests.server.proxy import through
-from tests.server.threaded import House
+from tests.server.threaded import ThreadedServer
 
 LATE_S = 5.0
 """How much later than asked for a time-out may come on a busy machine."""
@@ -186,7 +186,7 @@ def test_connection_on_which_nothing_is_heard_is_given_up_for_a_new_one():
             await backend.get("/a")
             proxy.swallows = True
             adding = asyncio.create_task(backend.add("/n", 1))
-            await eventually(lambda: "/n" in server.hub.engine.items, "the server executes it")
+            await eventually(lambda: "/n" in server.engine_host.engine.items, "the server executes it")
             proxy.swallows = False  # for those who come anew: what was swallowed is gone
             assert (await adding).value == 1
             assert proxy.connections == 2
@@ -214,26 +214,26 @@ def test_process_that_stood_still_hears_first_what_was_answered_meanwhile(kind):
     """uvloop calls what is due before it reads."""
     factory = None if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 
-    async def main(house):
-        async with client_of(house.proxy.endpoint, stall_s=0.3) as backend:
+    async def main(served):
+        async with client_of(served.proxy.endpoint, stall_s=0.3) as backend:
             await backend.get("/a")
-            house.proxy.delay_s = 0.05
+            served.proxy.delay_s = 0.05
             asking = asyncio.create_task(backend.get("/a"))
             await asyncio.sleep(0)
             await asyncio.sleep(0.02)
             time.sleep(1.0)  # noqa: ASYNC251
             await asking
 
-    with House() as house, asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main(house))
-        assert house.proxy.connections == 1
+    with ThreadedServer() as served, asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main(served))
+        assert served.proxy.connections == 1
 
 
 def test_silence_is_no_reason_to_give_up_a_connection_that_owes_nothing():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint, stall_s=0.05) as backend:
             lease = await backend.grant(0.4)
-            await eventually(lambda: server.hub.engine.leases.get(lease) is None, "time passes")
+            await eventually(lambda: server.engine_host.engine.leases.get(lease) is None, "time passes")
             await backend.get("/a")
             assert proxy.connections == 1
 
@@ -312,7 +312,7 @@ def test_call_that_was_sent_waits_for_a_server_that_can_be_reached_again():
             await backend.get("/a")
             proxy.swallows = True
             adding = asyncio.create_task(backend.add("/n", 1))
-            await eventually(lambda: "/n" in server.hub.engine.items, "the server executes it")
+            await eventually(lambda: "/n" in server.engine_host.engine.items, "the server executes it")
             told = []
             backend.listen(told.append)
             proxy.refuse()
@@ -481,7 +481,7 @@ def test_request_that_was_sent_before_the_client_was_refused_may_have_happened()
             proxy.swallows = True
             adding = asyncio.create_task(backend.add("/n", 1))
             reading = asyncio.create_task(backend.get("/n"))
-            await eventually(lambda: "/n" in server.hub.engine.items, "the server executes it")
+            await eventually(lambda: "/n" in server.engine_host.engine.items, "the server executes it")
             server.token = "new"
             proxy.swallows = False
             proxy.cut()
@@ -511,7 +511,7 @@ def test_request_that_is_too_large_is_rejected_with_the_limit_and_the_connection
                 )
                 assert isinstance(results[1], Rejected)
                 assert "too large: the server takes 10000 at most" in str(results[1])
-                assert sorted(server.hub.engine.items) == ["/a", "/b", "/d"]
+                assert sorted(server.engine_host.engine.items) == ["/a", "/b", "/d"]
                 assert (await backend.get("/d")).item.mod_revision == results[2]
                 assert (proxy.connections, server.traffic.refused) == (1, 0)
 
@@ -523,7 +523,7 @@ def test_requests_that_are_too_large_together_are_sent_apart():
         async with serving() as server, client_of(server.addresses[0]) as backend:
             server.max_frame = 10_000
             await asyncio.gather(*(put(backend, f"/{number}", bytes(800)) for number in range(100)))
-            assert len(server.hub.engine.items) == 100
+            assert len(server.engine_host.engine.items) == 100
             assert server.traffic.refused == 0
 
     run(main())
@@ -551,7 +551,7 @@ def test_new_generation_means_lost_sessions_and_watches_that_scan_again():
                 again = backend.watch("/w", scanned.revision)
                 written = await put(backend, "/w", b"new")
                 assert await take(again, 1) == [written]
-                assert len(server.hub.engine.leases) == 0
+                assert len(server.engine_host.engine.leases) == 0
                 assert server.clients.session_count == 0
 
     run(main())
@@ -676,7 +676,7 @@ def test_node_claims_a_round_that_it_left_until_it_has_another_session():
             assert claimed() == (1, True)
             await node.leave("for a while")
             assert claimed() == (1, True)
-            await node._presence.ensure()
+            await node._node_session.ensure()
             assert claimed() == (1, False)
             await handler.aclose()
 
@@ -806,7 +806,7 @@ def test_call_that_is_cancelled_before_there_is_a_connection_is_never_sent():
             putting.cancel()
             await asyncio.wait([putting])
             await put(backend, "/b")
-            assert set(server.hub.engine.items) == {"/b"}
+            assert set(server.engine_host.engine.items) == {"/b"}
 
     run(main())
 
@@ -817,11 +817,11 @@ def test_closing_fails_what_is_pending_and_leaves_no_task():
             before = others()
             async with client_of(proxy.endpoint) as backend:
                 await backend.open_session(60.0)
-                watch = backend.watch("/", server.hub.engine.revision)
+                watch = backend.watch("/", server.engine_host.engine.revision)
                 proxy.swallows = True
                 reading = asyncio.create_task(anext(watch, "over"))
                 calls = {name: asyncio.create_task(CALLS[name](backend)) for name in ("get", "add", "status")}
-                await eventually(lambda: "/a" in server.hub.engine.items, "the server executes them")
+                await eventually(lambda: "/a" in server.engine_host.engine.items, "the server executes them")
                 await backend.close()
                 async with asyncio.timeout(PATIENCE_S):
                     assert await reading == "over"
@@ -876,6 +876,6 @@ def test_closing_delivers_what_was_sent_in_the_same_turn():
             await backend.close()
             with pytest.raises(OutcomeUnknown):
                 await sending
-            await eventually(lambda: "/a" in server.hub.engine.items, "it arrives all the same")
+            await eventually(lambda: "/a" in server.engine_host.engine.items, "it arrives all the same")
 
     run(main())

@@ -16,7 +16,7 @@ import pytest
 
 from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.backends.tcp.dial import dial
-from rallypoint.server.credentials import Credentials
+from rallypoint.server.admission.credentials import Credentials
 from rallypoint.server.server import Server
 from rallypoint.testing.conformance.backend import BACKEND_CHECKS, BackendKit, backend_checks, run_checks
 from rallypoint.testing.conformance.backend_random import check_random_history

@@ -16,15 +16,15 @@ from rallypoint.wire.frames import GREETING, frame
 from rallypoint.wire.messages import RefusalCode, Refused, encoder
 from tests.patience import until
 from tests.ports import free_port
-from tests.server.threaded import House, add, do, listening, pool_to, put, soon, values
+from tests.server.threaded import ThreadedServer, add, do, listening, pool_to, put, soon, values
 
 SLOW_S = 2.0
 """What this machine may add to anything."""
 
 
 @pytest.fixture
-def house():
-    with House() as one:
+def served():
+    with ThreadedServer() as one:
         yield one
 
 
@@ -61,22 +61,22 @@ def test_peer_that_never_welcomes_is_waited_for_no_longer_than_asked(accepts):
 
 @pytest.mark.parametrize("request_", REQUESTS)
 @pytest.mark.parametrize("switch", ["swallows", "deafens"])
-def test_peer_that_goes_silent_is_waited_for_no_longer_than_asked(house, switch, request_):
-    with house.pool() as pool:
+def test_peer_that_goes_silent_is_waited_for_no_longer_than_asked(served, switch, request_):
+    with served.pool() as pool:
         add(pool, "/n")
-        setattr(house.proxy, switch, True)
+        setattr(served.proxy, switch, True)
         is_late(pool, request_)
         is_late(pool, request_)
-        setattr(house.proxy, switch, False)
+        setattr(served.proxy, switch, False)
         assert add(pool, "/m") == 1
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_peer_that_takes_nothing_more_is_waited_for_no_longer_than_asked(house, request_):
-    with house.pool(house.port) as pool:
+def test_peer_that_takes_nothing_more_is_waited_for_no_longer_than_asked(served, request_):
+    with served.pool(served.port) as pool:
         add(pool, "/m")
         go_on = threading.Event()
-        house._loop.call_soon_threadsafe(go_on.wait)  # as if it were stopped: nothing is read any more
+        served._loop.call_soon_threadsafe(go_on.wait)  # as if it were stopped: nothing is read any more
         try:
             # Bug that this found: what the system did not take at once was waited for longer than the call had.
             is_late(pool, request_)
@@ -86,30 +86,30 @@ def test_peer_that_takes_nothing_more_is_waited_for_no_longer_than_asked(house, 
         assert add(pool, "/m") == 2
 
 
-def test_nobody_there_is_late_at_the_deadline(house):
+def test_nobody_there_is_late_at_the_deadline(served):
     with pool_to(free_port()) as pool:
         with in_time(0.3), pytest.raises(Late) as caught:
             pool.execute(Add("/n", 1), soon(0.3))
         assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
 
-def test_deadline_that_has_passed_sends_nothing(house):
-    with house.pool(house.port) as pool:
+def test_deadline_that_has_passed_sends_nothing(served):
+    with served.pool(served.port) as pool:
         add(pool, "/n")
-        before = house.frames
+        before = served.frames
         with pytest.raises(Late):
             pool.execute(Add("/n", 1), soon(-1.0))
         assert add(pool, "/n") == 2
-        assert house.frames == (before[0] + 1, before[1] + 1)
+        assert served.frames == (before[0] + 1, before[1] + 1)
 
 
-def test_answer_that_is_there_is_taken_even_if_this_process_was_away(house, monkeypatch):
-    with house.pool(house.port) as pool:
+def test_answer_that_is_there_is_taken_even_if_this_process_was_away(served, monkeypatch):
+    with served.pool(served.port) as pool:
         add(pool, "/n")
         receive = tcp_direct.DirectConnection._receive
 
         def away(self, sock, seq, deadline, silence_s, given_up):
-            until(lambda: house.items["/n"].value == b"2", "it is executed")
+            until(lambda: served.items["/n"].value == b"2", "it is executed")
             time.sleep(max(0.0, deadline - time.monotonic()) + 0.1)
             return receive(self, sock, seq, deadline, silence_s, given_up)
 
@@ -118,9 +118,9 @@ def test_answer_that_is_there_is_taken_even_if_this_process_was_away(house, monk
         assert pool.execute(Add("/n", 1), soon(0.5)).value == 2
 
 
-def test_slow_but_steady_answer_is_not_given_up(house, monkeypatch):
+def test_slow_but_steady_answer_is_not_given_up(served, monkeypatch):
     monkeypatch.setattr(tcp_direct, "STALL_S", 0.3)
-    with house.pool(house.port) as pool:
+    with served.pool(served.port) as pool:
         do(pool, put("/big", b"x" * 300_000))
 
     class Slow:
@@ -141,7 +141,7 @@ def test_slow_but_steady_answer_is_not_given_up(house, monkeypatch):
 
     def slow(until, check):
         opened.append(1)
-        return Slow(connect("127.0.0.1", house.port, until, check))
+        return Slow(connect("127.0.0.1", served.port, until, check))
 
     opened: list[int] = []
     pool = tcp_direct.DirectPool("slow", slow, str, tcp_direct.Limits())
@@ -151,13 +151,13 @@ def test_slow_but_steady_answer_is_not_given_up(house, monkeypatch):
     pool.close("over")
 
 
-def test_half_an_answer_is_no_answer(house):
-    with house.pool() as pool:
+def test_half_an_answer_is_no_answer(served):
+    with served.pool() as pool:
         do(pool, put("/a", b"x" * 1000))
-        house.proxy.limits = lambda number: (float("inf"), 500 if number < 3 else float("inf"))
-        house.ask(house.proxy.cut)
+        served.proxy.limits = lambda number: (float("inf"), 500 if number < 3 else float("inf"))
+        served.ask(served.proxy.cut)
         assert values(pool, "/a") == [b"x" * 1000]
-        assert house.proxy.connections >= 4
+        assert served.proxy.connections >= 4
 
 
 def test_several_addresses_share_one_deadline(monkeypatch):
@@ -183,16 +183,16 @@ def test_several_addresses_share_one_deadline(monkeypatch):
 
 
 def test_wrong_token_is_told_at_once():
-    with House(token="right") as house:
+    with ThreadedServer(token="right") as served:
         for token, words in (("wrong", "the token is wrong"), ("", "none was given")):
-            with house.pool(token=lambda token=token: token) as pool:
+            with served.pool(token=lambda token=token: token) as pool:
                 with in_time(0.0), pytest.raises(Rejected, match=words):
                     do(pool, put("/a"))
                 with pytest.raises(Rejected, match="token"):
                     values(pool, "/a")
-        with house.pool(token=lambda: "right") as pool:
+        with served.pool(token=lambda: "right") as pool:
             assert add(pool, "/n") == 1
-        assert not {"/a"} & set(house.items)
+        assert not {"/a"} & set(served.items)
 
 
 @pytest.mark.parametrize(
@@ -214,16 +214,16 @@ def test_server_that_is_busy_is_asked_again_with_pauses():
         assert 2 <= len(came) <= 8
 
 
-def test_request_that_is_too_large_is_refused_and_the_next_is_not(house):
-    with house.pool() as pool:
+def test_request_that_is_too_large_is_refused_and_the_next_is_not(served):
+    with served.pool() as pool:
         with pytest.raises(Rejected, match="too large"):
             do(pool, put("/a", b"x" * 40_000_000))
         assert add(pool, "/n") == 1
-        assert house.proxy.connections == 1
+        assert served.proxy.connections == 1
 
 
-def test_garbage_in_the_place_of_an_answer_costs_the_connection(house):
-    with house.pool() as pool:
+def test_garbage_in_the_place_of_an_answer_costs_the_connection(served):
+    with served.pool() as pool:
         add(pool, "/n")
         (one,) = pool._all
         mine, other = socket.socketpair()

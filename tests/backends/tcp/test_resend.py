@@ -34,7 +34,7 @@ def test_add_whose_answer_was_lost_counts_once():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.add("/n", 5)
-            items = server.hub.engine.items
+            items = server.engine_host.engine.items
             result = await cut_before_the_answer(server, proxy, backend.add("/n", 1), lambda: items["/n"].value == b"6")
             assert (result.committed, result.value, items["/n"].value) == (True, 6, b"6")
             assert result.revision == items["/n"].mod_revision
@@ -48,7 +48,7 @@ def test_lease_whose_grant_was_not_heard_is_not_granted_twice():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
-            leases = server.hub.engine.leases
+            leases = server.engine_host.engine.leases
             lease = await cut_before_the_answer(server, proxy, backend.grant(60.0), lambda: len(leases) == 1)
             assert [one.id for one in leases] == [lease]
             assert await backend.keep_alive(lease)
@@ -60,7 +60,7 @@ def test_write_that_excludes_itself_is_still_told_as_done():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
-            items = server.hub.engine.items
+            items = server.engine_host.engine.items
             create = backend.txn([Exists("/a", False)], [Put("/a", b"mine")])
             result = await cut_before_the_answer(server, proxy, create, lambda: "/a" in items)
             assert result.committed
@@ -73,7 +73,7 @@ def test_session_whose_grant_was_not_heard_is_opened_once_and_goes_on():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint, grace_s=5.0) as backend:
             await backend.get("/a")
-            leases = server.hub.engine.leases
+            leases = server.engine_host.engine.leases
             proxy.swallows = True
             opening = asyncio.create_task(backend.open_session(60.0))
             await eventually(lambda: server.clients.session_count == 1, "the server knows it as a session")
@@ -93,7 +93,7 @@ def test_session_whose_grant_never_arrived_is_opened_on_the_next_connection():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint, grace_s=5.0) as backend:
             await backend.get("/a")
-            leases = server.hub.engine.leases
+            leases = server.engine_host.engine.leases
             proxy.deafens = True
             opening = asyncio.create_task(backend.open_session(60.0))
             writing = asyncio.create_task(backend.get("/a"))
@@ -115,7 +115,7 @@ def test_call_that_was_never_answered_twice_in_a_row_counts_once():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
-            items = server.hub.engine.items
+            items = server.engine_host.engine.items
             proxy.swallows = True
             adding = asyncio.create_task(backend.add("/n", 1))
             await eventually(lambda: "/n" in items, "the server executes it")
@@ -134,7 +134,7 @@ def test_requests_that_are_more_than_the_server_remembers_are_never_executed_twi
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
-            items = server.hub.engine.items
+            items = server.engine_host.engine.items
             proxy.swallows = True
             adding = [asyncio.create_task(backend.add("/n", 1)) for _ in range(3_000)]
             await eventually(lambda: "/n" in items and items["/n"].value == b"3000", "all are executed")
@@ -164,7 +164,7 @@ def test_request_that_was_lost_on_its_way_is_executed_after_all():
             proxy.cut()
             for sent in range(1, 51):
                 assert (await backend.add("/n", 1)).value == sent
-            assert server.hub.engine.items["/n"].value == b"50"
+            assert server.engine_host.engine.items["/n"].value == b"50"
 
     run(main())
 
@@ -192,7 +192,7 @@ async def survive(seed: int) -> int:
     async with serving() as server, through(server) as proxy:
         proxy.limits = cuts_of(seed)
         async with client_of(server.addresses[0]) as writer, client_of(proxy.endpoint, grace_s=30.0) as backend:
-            since = server.hub.engine.revision
+            since = server.engine_host.engine.revision
             written: list[tuple[str, int]] = []
 
             async def write() -> None:
@@ -231,7 +231,7 @@ async def survive(seed: int) -> int:
             assert sums == list(range(1, 41))
             assert [session.lost.reason for session in sessions] == [None] * 10
             await eventually(lambda: server.clients.session_count == 10, "the server knows all sessions")
-            assert {session.lease for session in sessions} == {lease.id for lease in server.hub.engine.leases}
+            assert {session.lease for session in sessions} == {lease.id for lease in server.engine_host.engine.leases}
             assert seen == [[revision for name, revision in written if name in of] for of in ("ab", "a", "b")]
         return proxy.connections
 

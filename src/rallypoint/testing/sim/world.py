@@ -22,13 +22,13 @@ from rallypoint.backends.session import LeaseSession
 from rallypoint.errors import BackendError, RendezvousError, RendezvousGracefulExitError, StoreError
 from rallypoint.events import Emitter, Event
 from rallypoint.kv.types import Batch, Op, Put, Revoke, Txn
-from rallypoint.rendezvous.candidate import Candidate
-from rallypoint.rendezvous.entry import Entry
-from rallypoint.rendezvous.fenced import OTHER_COMPARES
+from rallypoint.rendezvous.election import Election
+from rallypoint.rendezvous.fenced_writer import OTHER_COMPARES
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause, Identity, Joined
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.records import CoordinatorRecord, RoundPhase, RoundRecord
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.store import AsyncStore
 from rallypoint.testing.checkers import (
@@ -304,7 +304,7 @@ class SimWorld:
             try:
                 session = await backend.open_session(self.plan.ttl_s)
                 record = CoordinatorRecord(id=machine, name="server")
-                candidate = Candidate(backend, self.keys, session, record, emit, rng, lambda: 1e9, lambda: True)
+                candidate = Election(backend, self.keys, session, record, emit, rng, lambda: 1e9, lambda: True)
                 await candidate.run()
             except BackendError:
                 await backoff.sleep()
@@ -322,7 +322,7 @@ class SimWorld:
             self.server.execute(Revoke(item.lease), "", None)
 
     @asynccontextmanager
-    async def entry(self) -> AsyncIterator[Entry]:
+    async def entry(self) -> AsyncIterator[RunConfig]:
         """An operator's access to the door of the run: another one each time."""
         self._operators += 1
         who = f"operator {self._operators}"
@@ -330,7 +330,7 @@ class SimWorld:
         backend = self._connect(who, "", rng, 5.0, 128)
         settings = self.settings("n00")
         try:
-            yield Entry(backend, self.keys, settings, "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9)
+            yield RunConfig(backend, self.keys, settings, "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9)
         finally:
             await backend.close()
 
@@ -417,7 +417,7 @@ class SimWorld:
         if not self._decided_knowing:
             return
         for process in self.processes.values():
-            joined, session = process.node.current, process.node._presence.session
+            joined, session = process.node.current, process.node._node_session.session
             if joined is None or joined.own_revision >= first_revision or not isinstance(session, LeaseSession):
                 continue
             if not session.lost.is_set() and now < session.expires_at:
@@ -429,7 +429,7 @@ class SimWorld:
     def _ended_early(self, lease: int, after_s: float) -> None:
         """The server ended a session before its time, of a client that is connected: its holder must not need it."""
         for process in self.processes.values():
-            session = process.node._presence.session
+            session = process.node._node_session.session
             if session is not None and session.lease == lease and not session.lost.is_set() and self.broken is None:
                 self.broken = BrokeOutageTolerance(
                     f"the session of {process.machine} was ended {after_s:.2f} s after it was renewed, although it is "
@@ -502,7 +502,7 @@ async def _observe(node: Node) -> None:
     node.observe()
     with suppress(TimeoutError):
         async with asyncio.timeout(OBSERVE_S):
-            await node.sight.wait_synced()
+            await node.view.wait_synced()
 
 
 def _bootstrap(addr: str) -> Callable[[int, int], Coroutine[Any, Any, tuple[str, int]]]:

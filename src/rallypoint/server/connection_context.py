@@ -1,0 +1,68 @@
+"""The server, as far as a connection is concerned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from rallypoint.server.admission.admission import Admission
+from rallypoint.server.admission.quota import Quota
+from rallypoint.server.admission.refusals import Refusal
+from rallypoint.server.clients import Clients
+from rallypoint.server.engine_host import EngineHost
+from rallypoint.server.observer_watches import ObserverWatches
+from rallypoint.server.traffic import Traffic
+from rallypoint.wire.handshake import Versions
+from rallypoint.wire.messages import Welcome
+
+if TYPE_CHECKING:
+    from rallypoint.server.connection import Connection
+
+
+class ConnectionContext(Protocol):
+    """The server, as far as a connection is concerned."""
+
+    engine_host: EngineHost
+    observer_watches: ObserverWatches
+    clients: Clients
+    traffic: Traffic
+    versions: Versions
+    tokens: tuple[str, ...]
+    admission: Admission
+    quota: Quota
+    generation: str
+    software: str
+    max_frame: int
+    max_txn_ops: int
+    max_txn_bytes: int
+    is_dedicated: bool
+    connections: dict[Connection, None]
+
+    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
+        """Why somebody who may come in cannot."""
+
+    def attend(self, run: str, is_returning: bool, client: str) -> None:
+        """Somebody has come for a run."""
+
+    def is_to_make(self, run: str, client: str) -> bool:
+        """Whether the run does not exist and this client is to make it."""
+
+    def claimed(self, run: str, client: str, claim: bytes) -> None:
+        """A client of an earlier generation says where the run stood."""
+
+    def describe(self) -> dict[str, str]:
+        """For `Status`."""
+
+
+def welcome_by(context: ConnectionContext, version: int, ended: tuple[int, ...], makes_run: bool) -> Welcome:
+    """What is said to somebody who is let in."""
+    return Welcome(
+        version=version,
+        generation=context.generation,
+        software=context.software,
+        ended=ended,
+        max_frame=context.max_frame,
+        max_txn_ops=context.max_txn_ops,
+        max_txn_bytes=context.max_txn_bytes,
+        is_dedicated=context.is_dedicated,
+        makes_run=makes_run,
+    )
