@@ -162,7 +162,7 @@ MUTANTS = (
             Edit(
                 NodeSession,
                 "end",
-                "await session.close()\n    except TimeoutError:\n        pass  # time ends the lease\n"
+                "await session.close()\n    except TimeoutError:\n        pass  # the lease ends by time\n"
                 "    finally:\n        session.abandon()",
                 "pass\n    except TimeoutError:\n        pass",
             ),
