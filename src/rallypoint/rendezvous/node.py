@@ -109,7 +109,7 @@ class Node:
             wall,
             self._config,
             self._reachability,
-            self._first_in_line,
+            self._tries_first,
         )
         self._node_tasks.on_elected = self._wake.set
         self._told_cause: Cause | None = None
@@ -225,10 +225,10 @@ class Node:
         announced = 0
         while True:
             self._raise_if_left()
-            deadline.is_spare_no_more()
+            deadline.end_spare()
             if (join := self._node_session.new_join()) != announced:
                 announced = join
-                self._node_events.joins(join)
+                self._node_events.join_started(join)
             try:
                 session = await self._come()
                 self._raise_if_left()
@@ -307,7 +307,7 @@ class Node:
                 continue  # something changed meanwhile, most often to active
             is_spare, in_attempt = self.view.standing(self._node_session.record)
             deadline.update(is_spare=is_spare, in_attempt=in_attempt)
-            self._node_events.waits(self.view.reason())
+            self._node_events.waiting(self.view.reason())
             self.view.raise_if_unreadable()  # again: `state/waiting` is decoded only by the lines above
             await self._wake.wait()
 
@@ -384,7 +384,7 @@ class Node:
         )
         self.current = self._was_in = joined
         self._told_cause = None
-        self._node_events.waits_no_more()
+        self._node_events.waiting_ended()
         self._node_events.entered(joined)
         # Later changes are reported after the caller has its result, which it gets in the next turn of the loop.
         self._loop.call_soon(self._loop.call_soon, self._node_session.entered)
@@ -400,8 +400,8 @@ class Node:
             return
         lost = self._node_session.lost_reason
         cause, reason = self.view.what_changed(self.current, lost, self._is_forgotten(self.current.number))
-        reported, gravity = self._told_cause, list(Cause).index
-        if cause is None or (reported is not None and gravity(cause) >= gravity(reported)):
+        reported = self._told_cause
+        if cause is None or (reported is not None and list(Cause).index(cause) >= list(Cause).index(reported)):
             return
         self._told_cause, self._told_reason = cause, reason
         self._node_events.changed(self.current.number, cause, reason)
@@ -414,7 +414,8 @@ class Node:
         self._was_in = None
         return self._node_tasks.start(session)
 
-    def _first_in_line(self) -> bool:
+    def _tries_first(self) -> bool:
+        """The members with the lowest ranks stand for election without a pause."""
         return self.current is not None and self.current.rank < 3
 
     def _config(self) -> ConfigRecord:

@@ -161,7 +161,7 @@ class NodeSession:
                 break
             if own.lease not in self._had_leases:
                 raise RendezvousStateError(
-                    f"{own.key} is this node's own key, and something else wrote there: remove the key", key=own.key
+                    f"{own.key} is this node's own key, and another program wrote there: remove the key", key=own.key
                 )
             mark("node_session.left_behind")
             await self._backend.revoke(own.lease)  # the key of an earlier session of this node

@@ -13,7 +13,7 @@ from rallypoint.kv.types import Op, Put, Txn
 from rallypoint.rendezvous import coordinator, records
 from rallypoint.testing.exhaustive.symbols import FAR_S
 
-WORDS = frozenset({"why", "reason", "by", "ended", "broken", "_said", "_told_reason", "_error"})
+WORDS = frozenset({"why", "reason", "by", "ended", "broken", "_waiting_reason", "_told_reason", "_error"})
 """Attributes that hold a sentence: only whether there is one can matter."""
 _BLANKED = WORDS | {"formed_at", "gather_s", "last_call_s", "confirm_s", "lasted_s", "first_arrival"}
 _EMPTIED = {"last_arrivals", "last_confirmed"}
@@ -35,13 +35,13 @@ def wordless(value: bytes) -> bytes:
 def adapted() -> Iterator[None]:
     """While this lasts the real code may put symbols into records (written out they are 0: nothing reads them back),
     and does not write `state/waiting` again when nothing but its sentence has changed."""
-    before = records._encoder, coordinator.RETELL_EVERY_S
+    before = records._encoder, coordinator.REASON_EVERY_S
     records._encoder = msgspec.json.Encoder(order="deterministic", enc_hook=lambda symbol: 0)
-    coordinator.RETELL_EVERY_S = 2 * FAR_S
+    coordinator.REASON_EVERY_S = 2 * FAR_S
     try:
         yield
     finally:
-        records._encoder, coordinator.RETELL_EVERY_S = before
+        records._encoder, coordinator.REASON_EVERY_S = before
 
 
 def wordless_op(op: Op) -> Op:
