@@ -56,7 +56,7 @@ def test_closed_run_says_by_whom_and_why() -> None:
     board.close(by="ops", why="maintenance")
     assert board.why() == "the run is closed by ops: maintenance"
     board.close()
-    assert board.why() == "the run is closed by somebody: no reason given"
+    assert board.why() == "the run is closed by an unknown node: no reason given"
     board.close(closed=False)
     assert formed(board.decide()) == ["a", "b", "c", "d"]
 
@@ -77,7 +77,7 @@ def test_members_above_the_known_round_are_waited_for() -> None:
     board.join("a", "b", "c", "d")
     board.confirm(5, "x", "y")
     assert board.why() == (
-        "x, y of a round above the known one: memory was lost, nothing forms until they have left it"
+        "the run's data was lost: nothing forms until all nodes have left a round above the known one: x, y"
     )
     board.lose("x")
     board.join("y", join=2, floor=5)
@@ -89,7 +89,7 @@ def test_members_above_the_known_round_are_waited_for() -> None:
 def test_many_members_above_the_known_round_are_not_all_named() -> None:
     board = Board()
     board.confirm(5, *"abcdefgh")
-    assert board.why().startswith("a, b, c, d, e and 3 more of a round above")
+    assert board.why().endswith("a round above the known one: a, b, c, d, e and 3 more")
 
 
 # Gathering
@@ -352,7 +352,7 @@ def test_held_back_node_is_chosen_last_when_its_hold_is_over() -> None:
         "last call of 30 s: 2 of at most 3 nodes joined: b, c; more may still come; "
         "held back for 30 s: a (it was lost 3 times)"
     )
-    assert board.view.aside
+    assert board.view.excluded
     board.now += 29
     board.join("d")
     assert sorted(formed(board.decide())) == ["b", "c", "d"]
@@ -705,7 +705,7 @@ def test_node_that_is_lost_again_and_again_is_to_be_held() -> None:
     board.put(KEYS.health("a"), decision.record)
     assert isinstance(board.decide(), Wait)
     board.join("a", join=9)
-    assert set(board.view.aside) == {"a"}
+    assert set(board.view.excluded) == {"a"}
 
 
 def test_node_that_behaved_is_forgiven() -> None:

@@ -98,5 +98,5 @@ def test_new_coordinator_goes_on_with_the_reports_that_it_finds() -> None:
 def test_reports_beyond_the_last_twenty_are_surplus_once() -> None:
     reports = Reports(lambda: 0.0)
     reports.load(items(*(report(number) for number in range(1, KEPT + 4))))
-    assert reports.surplus() == [1, 2, 3]
-    assert reports.surplus() == []
+    assert reports.drop_surplus() == [1, 2, 3]
+    assert reports.drop_surplus() == []

@@ -271,9 +271,9 @@ def test_roster_comes_back_in_rank_order(count: int) -> None:
 def test_missing_chunk_is_told() -> None:
     record, items = roster(600)
     for missing in range(len(items)):
-        with pytest.raises(RendezvousStateError, match="roster of round 7 is not whole: 2 of 3 parts"):
+        with pytest.raises(RendezvousStateError, match="roster of round 7 is not complete: 2 of 3 chunks"):
             join_roster(record, items[:missing] + items[missing + 1 :])
-    with pytest.raises(RendezvousStateError, match="0 of 3 parts"):
+    with pytest.raises(RendezvousStateError, match="0 of 3 chunks"):
         join_roster(record, [])
 
 
@@ -285,14 +285,14 @@ def test_chunk_too_many_at_the_end_is_ignored() -> None:
 def test_altered_chunk_is_told() -> None:
     record, items = roster(600)
     altered = encode(RosterRecord(number=7, members=tuple(members(257)[:256][::-1])))
-    with pytest.raises(RendezvousStateError, match="not what was decided"):
+    with pytest.raises(RendezvousStateError, match="does not match the digest"):
         join_roster(record, [item(altered, items[0].key), *items[1:]])
 
 
 def test_chunks_in_another_order_are_told() -> None:
     record, items = roster(600)
     swapped = [item(items[1].value, items[0].key), item(items[0].value, items[1].key), items[2]]
-    with pytest.raises(RendezvousStateError, match="not what was decided"):
+    with pytest.raises(RendezvousStateError, match="does not match the digest"):
         join_roster(record, swapped)
 
 

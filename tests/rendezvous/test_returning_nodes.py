@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rallypoint.rendezvous.decide import Form, Wait
 from rallypoint.rendezvous.records import ClaimRecord
-from rallypoint.rendezvous.returning_nodes import LOOK_AGAIN_S, UNTOLD_TTL_S, ReturningNodes
+from rallypoint.rendezvous.returning_nodes import ASSUMED_TTL_S, LOOK_AGAIN_S, ReturningNodes
 from tests.rendezvous.board import Board
 
 START = 100.0
@@ -71,8 +71,8 @@ def test_one_who_only_looks_on_holds_nothing_once_it_has_said_so():
 def test_one_who_never_says_it_is_waited_for_as_long_as_a_time_to_live_usually_is():
     found = ReturningNodes(START)
     found.expect("silent")
-    assert found.holds_until(START + UNTOLD_TTL_S - 0.01) is not None
-    assert found.holds_until(START + UNTOLD_TTL_S) is None
+    assert found.holds_until(START + ASSUMED_TTL_S - 0.01) is not None
+    assert found.holds_until(START + ASSUMED_TTL_S) is None
 
 
 def test_longest_time_to_live_that_was_told_counts():
@@ -114,7 +114,7 @@ def test_nothing_is_formed_while_somebody_may_be_at_work():
     assert isinstance(decision, Wait)
     assert decision.why == (
         "the server was restarted without its data: nothing forms for one time to live from its start, because "
-        "somebody may still be at work in a round; 2 of 3 members of round 5 are back"
+        "nodes may still be working in a round; 2 of 3 members of round 5 are back"
     )
     assert decision.until == board.now + LOOK_AGAIN_S
 
@@ -170,5 +170,5 @@ def test_sentence_before_anybody_has_said_where_it_stood():
     board.join("a")
     assert board.why() == (
         "the server was restarted without its data: nothing forms for one time to live from its start, because "
-        "somebody may still be at work in a round"
+        "nodes may still be working in a round"
     )

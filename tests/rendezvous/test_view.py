@@ -34,7 +34,7 @@ def groups(view: View) -> dict[str, object]:
         "nodes": {node_id: (seen.record, seen.mod_revision, seen.lease) for node_id, seen in view.nodes.items()},
         "members": set(view.members),
         "candidates": set(view.candidates),
-        "aside": set(view.aside),
+        "excluded": set(view.excluded),
         "above": set(view.above),
         "rejoined": set(view.rejoined),
         "drains": view.drains,
@@ -44,7 +44,7 @@ def groups(view: View) -> dict[str, object]:
         "rules": view.rules,
         "round": (view.round, view.round_revision),
         "closed": (view.closed, view.closed_revision),
-        "told": view.told,
+        "waiting": view.waiting,
         "coordinator": view.coordinator_revision,
         "unreadable": view.unreadable,
         "active": (view.is_active, view.ever_active, view.lost, view.is_closed, view.is_gathering),
@@ -55,9 +55,9 @@ def groups(view: View) -> dict[str, object]:
 
 def assert_in_one_group_each(view: View) -> None:
     for node_id, seen in view.nodes.items():
-        count = sum(node_id in group for group in (view.members, view.candidates, view.aside))
+        count = sum(node_id in group for group in (view.members, view.candidates, view.excluded))
         assert count == (0 if seen.record.phase is NodePhase.LEFT else 1), node_id
-    for group in (view.members, view.candidates, view.aside):
+    for group in (view.members, view.candidates, view.excluded):
         assert all(view.nodes[node_id] is seen for node_id, seen in group.items())
     for named in (view.above, view.rejoined):
         assert set(named) <= set(view.nodes)
@@ -184,7 +184,7 @@ def test_node_is_in_the_group_that_its_key_says() -> None:
     board.drain("d")
     board.hold("e")
     view = board.view
-    assert (set(view.members), set(view.candidates), set(view.aside)) == ({"a", "b"}, {"c"}, {"d", "e"})
+    assert (set(view.members), set(view.candidates), set(view.excluded)) == ({"a", "b"}, {"c"}, {"d", "e"})
 
 
 def test_member_that_joins_again_is_rejoined_and_not_lost() -> None:
@@ -332,7 +332,7 @@ def test_damaged_health_record_that_vanishes_takes_the_hold_with_it() -> None:
     board = Board()
     board.join("a")
     board.hold("a")
-    assert set(board.view.aside) == {"a"}
+    assert set(board.view.excluded) == {"a"}
     board.write(Put(KEYS.health("a"), b"damaged"))
     assert set(board.view.candidates) == {"a"}
 

@@ -111,7 +111,7 @@ class RunConfig:
         record = decode(ConfigRecord, config.item)
         if config.item.lease != record.run_lease:
             raise RendezvousStateError(
-                f"{config.item.key} is not under the run's own lease, so it would never go away. Something else wrote "
+                f"{config.item.key} is not under the run's own lease, so it would never expire. Another program wrote "
                 f"there: remove the key, or use another run id or prefix",
                 key=config.item.key,
             )
@@ -382,7 +382,7 @@ def differences_sentence(different: Differences) -> str:
 def closed_sentence(run_id: str, closed: ClosedRecord, reopen_after_s: float) -> str:
     """What someone who wanted in is told."""
     return (
-        f"run {run_id!r} was closed by {closed.by or 'somebody'}: {closed.why or 'no reason given'}. "
+        f"run {run_id!r} was closed by {closed.by or 'an unknown node'}: {closed.why or 'no reason given'}. "
         f"It can be reopened, and its id is free again {reopen_after_s:g} s after its last node has gone"
     )
 
