@@ -143,7 +143,7 @@ def test_page_whose_connection_is_dropped_connects_again(tmp_path):
         with browser.stream(f"/api/run?id={RUN}") as stream:
             stream.until(lambda message: phase(message) == "active")
             pid = the_page()
-            site.ask(lambda: [one.go("a test") for one in list(site.server.connections) if not one.is_stranger])
+            site.ask(lambda: [one.shut_down("a test") for one in list(site.server.connections) if one.is_trusted])
             browser.post("/api/close", {"run": RUN})
             stream.until(lambda message: (message.get("state") or {}).get("is_closed"))
         assert the_page() == pid

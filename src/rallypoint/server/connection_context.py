@@ -37,7 +37,7 @@ class ConnectionContext(Protocol):
     is_dedicated: bool
     connections: dict[Connection, None]
 
-    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
+    def limit_reached(self, client: str, run: str) -> tuple[Refusal, str] | None:
         """Why somebody who may come in cannot."""
 
     def attend(self, run: str, is_returning: bool, client: str) -> None:

@@ -103,7 +103,7 @@ class Runs:
         self._runs: dict[str, Run] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
-        clients.on_alive = self._soon.set
+        clients.on_run_alive = self._soon.set
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -226,7 +226,7 @@ class Runs:
     def _look_after_all(self) -> float:
         """Renew the leases of runs with live sessions, let go of runs that are over; how long until the next time."""
         self._clients.sweep()
-        present, alive = self._clients.present_runs(), self._clients.live_runs()
+        present, alive = self._clients.connected_runs(), self._clients.live_runs()
         pause_s = MOST_PAUSE_S
         for run_id, run in list(self._runs.items()):
             config = run.config(self._host.engine.items.get(run.keys.config))

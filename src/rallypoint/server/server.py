@@ -150,7 +150,7 @@ class Server:
 
         def make() -> Connection:
             connection = self.make_connection()
-            connection.is_stranger = False
+            connection.is_trusted = True
             return connection
 
         await self._loop.connect_accepted_socket(make, one)
@@ -159,18 +159,18 @@ class Server:
         """Tell everybody, close everything. What was answered was executed; nothing more is."""
         for listening in self._listening:
             listening.close()
-        self.admission.shut(why)
+        self.admission.stop(why)
         await self.runs.stop()
         await self.settle()
         self.observer_watches.flush()
         for connection in list(self.connections):
-            connection.go(why)
+            connection.shut_down(why)
         for _ in range(round(GOODBYE_S / LOOK_S)):
             if not self.connections:
                 break
             await asyncio.sleep(LOOK_S)
         for connection in list(self.connections):
-            connection.replaced()
+            connection.abort()
         self.clients.stop()
         self.engine_host.stop()
         if self.addresses:
@@ -221,10 +221,10 @@ class Server:
         if run:
             self.runs.claimed(run, client, claim)
 
-    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
+    def limit_reached(self, client: str, run: str) -> tuple[Refusal, str] | None:
         """Why somebody who may come in cannot. Who was here before may always come back."""
         limits = self.limits
-        if self.admission.inside >= limits.max_connections and client not in self.clients:
+        if self.admission.admitted >= limits.max_connections and client not in self.clients:
             return Refusal.CONNECTIONS, (
                 f"the server has {limits.max_connections} clients, its limit: raise --max-connections"
             )

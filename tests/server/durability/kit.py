@@ -58,6 +58,6 @@ async def kill(server: DurableServer) -> None:
         task.cancel()
     await asyncio.gather(server.journal.close(), *tasks, return_exceptions=True)
     for connection in list(server.connections):
-        connection.replaced()
+        connection.abort()
     server.addresses = ()
     await asyncio.sleep(0)

@@ -115,11 +115,11 @@ class DurableConnection(Connection):
         self._speaks_freely = True
         super()._send_away(last_words, why, kind)
 
-    def go(self, why: str) -> None:
+    def shut_down(self, why: str) -> None:
         if not self._journal.is_settled:  # what is not kept now never will be
             self._out.clear()
             self._speaks_freely = True
-        super().go(why)
+        super().shut_down(why)
 
     def _greet(self, payload: bytes) -> None:
         """While the disk fails: whoever goes on with sessions that live may, since that is as it was."""

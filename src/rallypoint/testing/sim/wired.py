@@ -157,7 +157,7 @@ class _Life(Server):
             for lease in client.sessions
             if (alive := leases.get(lease)) is not None
             and alive.deadline <= now
-            and (client.line is not None or self._home.has_knocked(client.id))
+            and (client.connection is not None or self._home.has_knocked(client.id))
         ]
         early = [lease for lease in here if now < self._renewed_at.get(lease, now) + self._home.plan.ttl_s - 1e-6]
         self._plain_execute(Tick())
