@@ -168,7 +168,7 @@ def test_admitted_connection_needs_no_token_and_takes_no_place(has_data):
             assert [item.value for item in (await backend.scan("/rallypoint/")).items] == [b"y"]
             assert [isinstance(one, DurableConnection) for one in server.connections] == [has_data]
             await backend.close()
-            await eventually(lambda: not server.has_company, "it is gone")
+            await eventually(lambda: not server.connections, "it is gone")
 
     run(main())
 

@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
         self._client, ended = context.clients.connected(hello.client, hello.run, self, held)
         self._framer.limit = context.max_frame
         if hello.run:
-            context.attend(hello.run, is_returning, hello.client)
+            context.ensure_run(hello.run, is_returning, hello.client)
         makes_run = not hello.run or (bool(self._client.sessions) and context.is_to_make(hello.run, hello.client))
         welcome = welcome_by(context, verdict.version, ended, makes_run)
         self._write(GREETING + frame(encoder.encode(welcome)))

@@ -63,18 +63,14 @@ class DurableEngineHost(EngineHost):
         for entry in entries:
             journal.append(entry)
         if ended:
-            self._tell(ended)
+            self._notify(ended)
         if outcome.events:
-            self._tell(outcome.events)
+            self._notify(outcome.events)
         if isinstance(op, Grant | Shorten):
             self.arm()
         elif isinstance(op, Revoke):
             self.on_revoked(op.lease)
         return outcome.result
-
-    @property
-    def is_able(self) -> bool:
-        return not self._journal.is_failing
 
     def _unchanged(self, op: KeepAlive | Shorten) -> LeaseResult:
         """While nothing can be kept no time passes for leases, and they begin anew afterwards."""

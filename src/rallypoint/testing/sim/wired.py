@@ -172,9 +172,9 @@ class _Life(Server):
         if self._home.life is self:
             self._home.committed(batch, writer)
 
-    def attend(self, run: str, is_returning: bool, client: str) -> None:
+    def ensure_run(self, run: str, is_returning: bool, client: str) -> None:
         self.has_returned = self.has_returned or is_returning
-        super().attend(run, is_returning, client)
+        super().ensure_run(run, is_returning, client)
 
 
 class _PlainLife(_Life):
