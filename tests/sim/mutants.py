@@ -408,7 +408,7 @@ MUTANTS = (
         (
             Edit(
                 Clients,
-                "came",
+                "connected",
                 "client = self._clients.get(client_id)",
                 "client = self._clients.get(client_id)\n    self._host.engine.dedupe.clients.pop(client_id, None)",
             ),
@@ -431,7 +431,7 @@ MUTANTS = (
     Mutant(
         "a client that comes back does not go on with its sessions",
         ("OutageTolerance",),
-        (Edit(Clients, "came", "for session in held:", "for session in ():"),),
+        (Edit(Clients, "connected", "for session in held:", "for session in ():"),),
         is_wired=True,
     ),
     Mutant(
@@ -440,9 +440,9 @@ MUTANTS = (
         (
             Edit(
                 Clients,
-                "gone",
-                "if client.line is not line:\n        return",
-                "if client.line is not line:\n"
+                "disconnected",
+                "if client.connection is not connection:\n        return",
+                "if client.connection is not connection:\n"
                 "        for lease, grace_s in client.sessions.items():\n"
                 "            self._shorten(lease, grace_s)\n"
                 "        return",
@@ -453,7 +453,7 @@ MUTANTS = (
     Mutant(
         "a connection that the peer closed shortens nothing",
         ("Detection",),
-        (Edit(Clients, "gone", "if by_peer:", "if False:"),),
+        (Edit(Clients, "disconnected", "if by_peer:", "if False:"),),
         is_wired=True,
     ),
     Mutant(

@@ -266,7 +266,8 @@ class Node:
             await self._give_way()
             snapshot = self._run_config.guess(*self.view.snapshot())
         while snapshot is None or not await self._enter_by(snapshot):
-            snapshot = await self._run_config.check()
+            is_absent = snapshot is None and self.view.is_synced and None in self.view.snapshot()
+            snapshot = await self._run_config.check(is_absent=is_absent)
             self._reachability.succeeded()
 
     async def _give_way(self) -> None:
