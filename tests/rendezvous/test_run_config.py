@@ -358,8 +358,8 @@ def test_node_that_is_refused_leaves_a_note_in_the_words_of_its_error() -> None:
 
 def test_node_that_is_not_fit_leaves_a_note_and_is_in_nobodys_way() -> None:
     async def scene(doors: Doors) -> None:
-        await doors.entry("b").note_unfit("no GPU")
-        await doors.entry("b").note_unfit("still no GPU")
+        await doors.entry("b").note_failed_preflight("no GPU")
+        await doors.entry("b").note_failed_preflight("still no GPU")
         note = doors.record(RefusedRecord, KEYS.refusal("b"))
         assert (note.name, note.why, note.differences, note.at) == ("b", "still no GPU", {}, 1234.5)
         assert doors.item(KEYS.refusal("b")).lease == doors.config.data_lease, "it goes with the run's data"
@@ -502,7 +502,7 @@ def test_run_without_grace_reopens_itself_when_nobody_is_left() -> None:
         await doors.backend.revoke(lease)
         snapshot = await doors.entry("b", reopen_after=0).check()
         assert not snapshot.closed.closed
-        assert doors.closed.why == "nobody was left"
+        assert doors.closed.why == "no node was left"
 
     play(scene)
 
