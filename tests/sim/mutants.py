@@ -197,7 +197,7 @@ MUTANTS = (
         "a node joins a run that was closed since it looked",
         ("Finality",),
         (
-            Edit(Node, "_enter_by", "NodePhase.JOINING, compares=compares", "NodePhase.JOINING"),
+            Edit(Node, "_join_with", "NodePhase.JOINING, compares=compares", "NodePhase.JOINING"),
             Edit(
                 Node,
                 "_advance",

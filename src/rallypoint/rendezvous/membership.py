@@ -58,7 +58,7 @@ Bootstrap: TypeAlias = Callable[[int, int], Awaitable[tuple[str, int]]]
 """Called on rank 0 of an attempt, with the attempt's number and size. Returns the address and port to publish."""
 
 
-def goodbye(error: RendezvousError) -> str:
+def leave_reason(error: RendezvousError) -> str:
     """Why a node withdrew, for the other nodes; short, because it becomes a part of their sentences."""
     match error:
         case RendezvousTimeoutError() | RendezvousConnectionError():
@@ -70,17 +70,17 @@ def goodbye(error: RendezvousError) -> str:
 
 
 def claim_of(
-    identity: Identity, was_in: Joined | None, last_active: tuple[int, int], floor: int, ttl_s: float
+    identity: Identity, last_joined: Joined | None, last_active: tuple[int, int], floor: int, ttl_s: float
 ) -> ClaimRecord:
     """What a node reports of the run to a server that has lost its data.
 
     `last_active` is number and size of the last active round that the node saw, in any life of the server: some members
-    may still be working in it. `was_in` is the last round that the node itself was in. If that is the same round, the
-    node counts as a member that is back, whether it has left the round already or learns of its end now: the server
+    may still be working in it. `last_joined` is the last round that the node itself was in. If that is the same round,
+    the node counts as a member that is back, whether it has left the round already or learns of its end now: the server
     does not have to wait for it.
     """
     number, size = last_active
-    if was_in is not None and was_in.number >= number:
-        number, size = was_in.number, was_in.size
-    is_member = was_in is not None and was_in.number == number
+    if last_joined is not None and last_joined.number >= number:
+        number, size = last_joined.number, last_joined.size
+    is_member = last_joined is not None and last_joined.number == number
     return ClaimRecord(id=identity.id, round=number, size=size, is_member=is_member, floor=floor, ttl_s=ttl_s)

@@ -13,7 +13,7 @@ from rallypoint.kv.types import Op, Put, Txn
 from rallypoint.rendezvous import coordinator, records
 from rallypoint.testing.exhaustive.symbols import FAR_S
 
-WORDS = frozenset({"why", "reason", "by", "ended", "broken", "_waiting_reason", "_told_reason", "_error"})
+WORDS = frozenset({"why", "reason", "by", "ended", "broken", "_waiting_reason", "_reported_reason", "_error"})
 """Attributes that hold a sentence: only whether there is one can matter."""
 _BLANKED = WORDS | {"formed_at", "gather_s", "last_call_s", "confirm_s", "lasted_s", "first_arrival"}
 _EMPTIED = {"last_arrivals", "last_confirmed"}
