@@ -130,7 +130,7 @@ def test_messages_about_a_loss_per_node_do_not_grow(measured: dict[int, Measured
     assert_equal_within(5, [measured[size].loss.total for size in SIZES[:2]])
 
 
-def test_idle_run_costs_renewals_only_and_as_many_for_every_size(measured: dict[int, Measured]) -> None:
+def test_idle_run_only_renews_and_as_often_for_every_size(measured: dict[int, Measured]) -> None:
     for size in SIZES:
         idle = measured[size].idle.per_node
         assert set(idle) == {"keep_alive"}
@@ -141,7 +141,7 @@ def test_idle_run_rewrites_no_key(measured: dict[int, Measured]) -> None:
     assert [measured[size].idle_revisions for size in SIZES] == [0, 0, 0]
 
 
-def test_what_every_node_is_told_does_not_grow(measured: dict[int, Measured]) -> None:
+def test_keys_that_every_node_watches_do_not_grow(measured: dict[int, Measured]) -> None:
     """Digits of counts are all that differs: numbers, sizes, and node names of other lengths."""
     small, large = measured[SIZES[0]], measured[SIZES[-1]]
     for part, size in large.pushed_to_all.items():

@@ -124,7 +124,7 @@ TRANSACTIONS = st.lists(CHANGES, min_size=1, max_size=4, unique_by=lambda op: ge
 
 
 @given(st.lists(TRANSACTIONS, max_size=12), st.data())
-def test_view_kept_by_changes_equals_one_that_is_loaded(history: list[list[BranchOp]], data: st.DataObject) -> None:
+def test_view_updated_by_changes_equals_a_loaded_one(history: list[list[BranchOp]], data: st.DataObject) -> None:
     board = Board(hold_back_losses=0)
     board.view.set_roster(1, ROSTER)
     for transaction in history:
@@ -140,7 +140,7 @@ def test_view_kept_by_changes_equals_one_that_is_loaded(history: list[list[Branc
 
 
 @given(st.lists(TRANSACTIONS, max_size=6), st.lists(TRANSACTIONS, max_size=6), st.lists(TRANSACTIONS, max_size=3))
-def test_view_that_missed_changes_equals_one_that_did_not_after_a_scan(
+def test_scan_makes_up_for_missed_changes(
     seen: list[list[BranchOp]], missed: list[list[BranchOp]], after: list[list[BranchOp]]
 ) -> None:
     board, other = Board(hold_back_losses=0), Board(hold_back_losses=0)
@@ -177,7 +177,7 @@ def test_loading_the_same_scan_again_changes_nothing(history: list[list[BranchOp
 # By example
 
 
-def test_node_is_in_the_group_that_its_key_says() -> None:
+def test_node_is_in_the_group_of_its_key() -> None:
     board = Board()
     board.activate(1, "a", "b")
     board.join("c", "d", "e")
@@ -202,7 +202,7 @@ def test_member_of_an_attempt_that_was_given_up_is_a_candidate() -> None:
     assert set(board.view.candidates) == {"a"}
 
 
-def test_member_above_the_known_round_blocks_and_its_number_counts() -> None:
+def test_member_above_the_known_round_blocks_forming_and_its_number_counts() -> None:
     board = Board()
     board.confirm(9, "a", floor=12)
     assert set(board.view.above) == {"a"}
@@ -211,7 +211,7 @@ def test_member_above_the_known_round_blocks_and_its_number_counts() -> None:
     assert not board.view.above
 
 
-def test_next_number_is_above_everything_that_was_ever_seen() -> None:
+def test_next_number_is_above_all_seen_numbers() -> None:
     board = Board()
     assert board.view.next_number() == 1
     board.put(KEYS.round, round_record(4, RoundPhase.FORMING))
@@ -231,7 +231,7 @@ def test_order_of_joining_is_kept_while_a_join_lasts() -> None:
     assert board.view.nodes["a"].order > board.view.nodes["b"].order
 
 
-def test_departures_are_facts_and_the_last_few_are_remembered() -> None:
+def test_departures_become_facts_and_the_last_ones_are_kept() -> None:
     board = Board()
     board.activate(1, "a", "b")
     board.now += 12
@@ -248,7 +248,7 @@ def test_departures_are_facts_and_the_last_few_are_remembered() -> None:
     assert board.view.facts == list(board.view.departures)
 
 
-def test_departures_of_the_time_before_are_forgotten_when_a_round_is_active() -> None:
+def test_earlier_departures_are_dropped_when_a_round_becomes_active() -> None:
     board = Board()
     board.join("a", "b", "c")
     board.lose("c")
@@ -256,7 +256,7 @@ def test_departures_of_the_time_before_are_forgotten_when_a_round_is_active() ->
     assert not board.view.departures
 
 
-def test_a_round_that_is_active_at_once_begins_anew_whatever_was_before() -> None:
+def test_new_active_round_resets_departures_and_the_last_call() -> None:
     board = Board()
     board.activate(1, "a", "b", "c")
     board.now += 100
@@ -269,7 +269,7 @@ def test_a_round_that_is_active_at_once_begins_anew_whatever_was_before() -> Non
     assert board.view.minimum_since is None
 
 
-def test_unreadable_node_is_skipped_and_told_once() -> None:
+def test_unreadable_node_is_skipped_and_reported_once() -> None:
     board = Board()
     board.join("a")
     board.write(Put(KEYS.node("b"), b"{}"))
@@ -280,7 +280,7 @@ def test_unreadable_node_is_skipped_and_told_once() -> None:
     assert not board.view.unreadable
 
 
-def test_node_whose_key_turns_unreadable_is_gone() -> None:
+def test_node_whose_key_becomes_unreadable_is_gone() -> None:
     board = Board()
     board.activate(1, "a", "b")
     board.write(Put(KEYS.node("a"), b"\xff"))
@@ -310,7 +310,7 @@ def test_record_under_the_key_of_another_node_is_skipped() -> None:
         {"last_call_mode": "never"},
     ],
 )
-def test_config_without_rules_is_unreadable(shared: dict[str, int | str]) -> None:
+def test_config_with_invalid_settings_is_unreadable(shared: dict[str, int | str]) -> None:
     board = Board()
     good = config()
     record = type(good)(
@@ -328,7 +328,7 @@ def test_config_without_rules_is_unreadable(shared: dict[str, int | str]) -> Non
     assert not board.view.unreadable
 
 
-def test_damaged_health_record_that_vanishes_takes_the_hold_with_it() -> None:
+def test_hold_ends_when_its_record_is_damaged() -> None:
     board = Board()
     board.join("a")
     board.hold("a")
@@ -378,7 +378,7 @@ def forming_crowd(size: int) -> Board:
         (forming_crowd, lambda board: board.join("late")),
     ],
 )
-def test_change_and_decision_cost_the_same_in_any_size(
+def test_change_and_decision_cost_the_same_for_any_size(
     make: Callable[[int], Board], change: Callable[[Board], object]
 ) -> None:
     costs = []
@@ -405,7 +405,7 @@ def _as_batch(board: Board, change: Callable[[Board], object]) -> Any:
     return board.engine.history.batches[-1]
 
 
-def test_forming_costs_little_more_than_in_proportion() -> None:
+def test_cost_of_forming_is_almost_linear() -> None:
     costs = []
     for size in (100, 1_000):
         board = crowd(size)

@@ -47,7 +47,7 @@ async def to_its_end(feed):
             await feed.wait(None)
 
 
-def test_batch_wakes_whoever_waits(make):
+def test_batch_ends_the_wait(make):
     async def main():
         backend = make()
         feed = WatchReader(backend.watch("/a/", 0), "feed")
@@ -64,7 +64,7 @@ def test_batch_wakes_whoever_waits(make):
     run(main())
 
 
-def test_batch_that_came_before_anybody_waited_is_not_slept_through(make):
+def test_batch_that_arrived_before_the_wait_ends_it_at_once(make):
     async def main():
         backend = make()
         feed = WatchReader(backend.watch("/a/", 0), "feed")
@@ -84,7 +84,7 @@ def test_batch_that_came_before_anybody_waited_is_not_slept_through(make):
     run(main())
 
 
-def test_instant_ends_the_wait_and_nothing_is_lost_by_it(make):
+def test_wait_ends_at_its_instant_without_losing_a_batch(make):
     async def main():
         backend, loop = make(), asyncio.get_running_loop()
         feed = WatchReader(backend.watch("/a/", 0), "feed")
@@ -101,7 +101,7 @@ def test_instant_ends_the_wait_and_nothing_is_lost_by_it(make):
     run(main())
 
 
-def test_revisions_that_are_no_longer_kept_are_told(make):
+def test_compacted_revisions_raise_history_gone(make):
     async def main():
         backend = make()
         for value in b"abcdefgh":
@@ -114,7 +114,7 @@ def test_revisions_that_are_no_longer_kept_are_told(make):
     run(main())
 
 
-def test_watch_that_was_closed_with_its_backend_is_told(make):
+def test_closed_watch_raises_unavailable(make):
     async def main():
         backend = make()
         watch = backend.watch("/a/", 0)

@@ -47,7 +47,7 @@ def follow(scene: Callable[[Follower], Awaitable[None]], faults: Faults | None =
     return virtual.run(main(), seed=seed, limit_s=10_000)
 
 
-def test_mirror_has_what_was_there_and_what_comes() -> None:
+def test_copy_has_existing_values_and_later_changes() -> None:
     async def scene(follower: Follower) -> None:
         await follower.put("/a/1", b"one")
         await follower.put("/b/1", b"other")
@@ -61,7 +61,7 @@ def test_mirror_has_what_was_there_and_what_comes() -> None:
     follow(scene)
 
 
-def test_mirror_tells_each_revision_once() -> None:
+def test_each_revision_is_reported_once() -> None:
     async def scene(follower: Follower) -> None:
         await follower.watched.synced.wait()
         for number in range(3):
@@ -72,7 +72,7 @@ def test_mirror_tells_each_revision_once() -> None:
     assert told == [{}, *({"/a/x": b"%d" % number, "/a/y": b"%d" % number} for number in range(3))]
 
 
-def test_values_stay_while_the_backend_is_away_and_catch_up_after() -> None:
+def test_values_stay_during_an_outage_and_catch_up_afterwards() -> None:
     async def scene(follower: Follower) -> None:
         await follower.put("/a/x", b"before")
         await asyncio.sleep(1)
@@ -87,7 +87,7 @@ def test_values_stay_while_the_backend_is_away_and_catch_up_after() -> None:
     follow(scene)
 
 
-def test_backend_that_is_not_there_yet_is_tried_again_and_told() -> None:
+def test_unreachable_backend_is_retried_and_reported() -> None:
     async def scene(follower: Follower) -> None:
         follower.chaos.cut()
         await asyncio.sleep(60)
@@ -101,7 +101,7 @@ def test_backend_that_is_not_there_yet_is_tried_again_and_told() -> None:
     follow(scene)
 
 
-def test_history_that_is_gone_means_a_new_scan() -> None:
+def test_compacted_history_leads_to_a_new_scan() -> None:
     async def scene(follower: Follower) -> None:
         await follower.watched.synced.wait()
         for number in range(30):
@@ -113,7 +113,7 @@ def test_history_that_is_gone_means_a_new_scan() -> None:
     follow(scene, Faults(history_gone=0.5))
 
 
-def test_mirror_never_goes_back_whatever_happens() -> None:
+def test_values_never_go_back_under_faults() -> None:
     async def scene(follower: Follower) -> None:
         for number in range(100):
             await follower.put("/a/x", b"%03d" % number)
@@ -127,7 +127,7 @@ def test_mirror_never_goes_back_whatever_happens() -> None:
         assert seen == sorted(seen)
 
 
-def test_stopped_mirror_follows_nothing() -> None:
+def test_stopped_copy_does_not_change() -> None:
     async def scene(follower: Follower) -> None:
         await follower.put("/a/x", b"1")
         await asyncio.sleep(1)
@@ -175,7 +175,7 @@ class Denied(Watch):
         self._inner.cancel()
 
 
-def test_mirror_whose_watch_is_denied_says_so_and_looks_again() -> None:
+def test_rejected_watch_is_reported_and_scanned_again() -> None:
     async def main() -> tuple[list[BackendError | None], dict[str, bytes]]:
         backend, troubles = Forbidden(), []
         watched = WatchedKeys(backend, ["/a/"], random.Random(1), lambda _: None, troubles.append)
@@ -190,7 +190,7 @@ def test_mirror_whose_watch_is_denied_says_so_and_looks_again() -> None:
     assert values == {"/a/1": b"one"}
 
 
-def test_mirror_of_a_watch_inside_a_server_is_called():
+def test_watch_inside_a_server_calls_back():
     async def main():
         backend, changes = LocalBackend(EngineHost()), []
         watched = WatchedKeys(backend, ["/a/"], random.Random(1), changes.append, lambda _: None)
