@@ -185,7 +185,9 @@ class InterceptingBackend(ForwardingBackend):
             raise AssertionError(f"{len(compares)} compares and {len(then)} operations in one transaction")
         if self.hook is None:
             return await self.inner.txn(compares, then, otherwise)
-        return await self.hook(kinds(then), is_by_coordinator(compares), lambda: self.inner.txn(compares, then, otherwise))
+        return await self.hook(
+            kinds(then), is_by_coordinator(compares), lambda: self.inner.txn(compares, then, otherwise)
+        )
 
 
 # --- worlds ---------------------------------------------------------------------------------------------------------

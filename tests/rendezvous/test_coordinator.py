@@ -49,7 +49,9 @@ def all_joined(town: Town, *names: str) -> bool:
     return all(current is not None and current.number == record.number for current in currents)
 
 
-def intercept(hook_of: Callable[[str], TxnHook | None], limits: Limits | None = None) -> Callable[[str, Backend], Backend]:
+def intercept(
+    hook_of: Callable[[str], TxnHook | None], limits: Limits | None = None
+) -> Callable[[str, Backend], Backend]:
     return lambda name, backend: InterceptingBackend(backend, hook_of(name), limits)
 
 

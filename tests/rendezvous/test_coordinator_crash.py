@@ -26,7 +26,9 @@ class CoordinatorKiller:
         self.town: Town | None = None
 
     def wrap(self, name: str, backend: Backend) -> Backend:
-        async def hook(writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]) -> TxnResult:
+        async def hook(
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
+        ) -> TxnResult:
             if not by_coordinator or self.town is None:
                 return await execute()
             self.count += 1

@@ -80,9 +80,7 @@ def test_all_writes_are_sent_in_order_and_within_the_limits(writes: Writes, max_
 
 
 @given(some_writes(), st.integers(3, 10))
-def test_writes_up_to_the_marker_compare_the_old_round_and_later_ones_the_new(
-    writes: Writes, max_ops: int
-) -> None:
+def test_writes_up_to_the_marker_compare_the_old_round_and_later_ones_the_new(writes: Writes, max_ops: int) -> None:
     sent, marked = write_round(writes, Limits(max_txn_ops=max_ops))
     is_marked = [any(isinstance(op, Put) and op.key == KEYS.round for op in ops) for _, ops in sent]
     assert sum(is_marked) == 1

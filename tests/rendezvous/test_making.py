@@ -1,4 +1,4 @@
-"""Which node makes a run when all join at once, on a backend without a cheap way to make it twice. Virtual time."""
+"""Which node makes a run when all join at once, on a backend where a vain attempt is costly. Virtual time."""
 
 import asyncio
 import random
@@ -68,9 +68,7 @@ def test_another_node_makes_the_run_when_the_coordinator_does_not_join() -> None
         backend = MemoryBackend(town.server)
         session = await backend.open_session(60.0)
         record = CoordinatorRecord(id="absent", name="absent")
-        election = Election(
-            backend, town.keys, session, record, Emitter(), random.Random(1), lambda: 0.0, lambda: True
-        )
+        election = Election(backend, town.keys, session, record, Emitter(), random.Random(1), lambda: 0.0, lambda: True)
         coordinator = asyncio.create_task(election.run())
         await asyncio.sleep(ANSWER_S)
         assert town.coordinator() == "absent"

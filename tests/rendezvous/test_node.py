@@ -1,4 +1,4 @@
-"""What a node lives through: joining, being spare, waiting in vain, leaving, losing its session. Under virtual time."""
+"""The node driver: joining, being spare, time-outs, leaving, draining, closing, losing its session. Virtual time."""
 
 import asyncio
 import random
@@ -47,18 +47,18 @@ Execute = Callable[[], Awaitable[TxnResult]]
 
 
 class Chaos:
-    """Puts a chaotic connection between each node and the backend."""
+    """Puts a `ChaosBackend` between each node and the backend."""
 
     def __init__(self, faults: Faults | None = None) -> None:
-        self.of: dict[str, ChaosBackend] = {}
+        self.backends: dict[str, ChaosBackend] = {}
         self._faults = faults or Faults.none()
 
     def wrap(self, name: str, backend: Backend) -> Backend:
-        self.of[name] = ChaosBackend(backend, random.Random(len(self.of)), self._faults)
-        return self.of[name]
+        self.backends[name] = ChaosBackend(backend, random.Random(len(self.backends)), self._faults)
+        return self.backends[name]
 
 
-async def took(awaitable: Awaitable[object]) -> float:
+async def duration_of(awaitable: Awaitable[object]) -> float:
     before = now()
     await awaitable
     return now() - before
@@ -155,8 +155,8 @@ def test_second_call_at_the_same_time_is_an_error() -> None:
 def test_two_runs_on_one_backend_are_independent() -> None:
     async def scene(town: Town) -> None:
         other = Town(server=town.server, run_id="run/2", min_nodes=2)
-        mine, theirs = await asyncio.gather(town.gathered("a", "b"), other.gathered("a", "x"))
-        assert {one.number for one in mine.values()} == {one.number for one in theirs.values()} == {1}
+        first, second = await asyncio.gather(town.gathered("a", "b"), other.gathered("a", "x"))
+        assert {one.number for one in first.values()} == {one.number for one in second.values()} == {1}
         await town.node("a").close_run("done")
         await asyncio.sleep(1)
         assert not other.node("a").view.is_closed
@@ -191,12 +191,12 @@ def test_join_is_refused_if_the_run_is_closed_just_before_it() -> None:
     async def scene(town: Town) -> None:
         operator = town.start("operator")
 
-        async def closes(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+        async def close_before_join(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "join" in writes:
                 await operator.node.close_run("enough")
             return await execute()
 
-        town._wrap = lambda name, backend: InterceptingBackend(backend, closes)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, close_before_join)
         with pytest.raises(RendezvousClosedError):
             await town.enter("a")[0]
         changes = [change.key for batch in town.server.engine.history.batches for change in batch.changes]
@@ -208,17 +208,17 @@ def test_join_is_refused_if_the_run_is_closed_just_before_it() -> None:
 def test_join_is_repeated_if_the_config_is_replaced_just_before_it() -> None:
     async def scene(town: Town) -> None:
         other = town.start("other", min_nodes=7)
-        met: list[str] = []
+        replaced: list[str] = []
 
-        async def replaces(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
-            if "join" in writes and not met:
-                met.append("join")
+        async def replace_before_join(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "join" in writes and not replaced:
+                replaced.append("config")
                 await other.node._run_config.check()
             return await execute()
 
-        town._wrap = lambda name, backend: InterceptingBackend(backend, replaces)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, replace_before_join)
         joined = await town.gathered("a", "b")
-        assert met
+        assert replaced
         assert {one.size for one in joined.values()} == {2}
         config = town.record(ConfigRecord, town.keys.config)
         assert config is not None
@@ -259,7 +259,7 @@ def test_settings_may_change_when_all_nodes_are_gone() -> None:
 
 
 def test_run_does_not_expire_under_nodes_that_replaced_a_shorter_lease() -> None:
-    """The run's lease was made for keep-alives of half a second; those who come after renew every five."""
+    """The run's lease was granted for keep-alives of half a second; the later nodes renew every five."""
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", keep_alive_interval=0.5, reopen_after=0)
@@ -310,7 +310,7 @@ def test_node_whose_key_was_written_by_another_program_fails_at_once() -> None:
     async def scene(town: Town) -> None:
         process = town.start("a")
         own = town.keys.node(process.node.identity.id)
-        await process.node.backend.txn([], [Put(own, b"not under any session")])
+        await process.node.backend.txn([], [Put(own, b"not under a session")])
         with pytest.raises(RendezvousStateError, match="remove the key") as caught:
             await town.join("a")
         assert caught.value.key == own
@@ -342,7 +342,7 @@ def test_damaged_key_of_the_run_is_a_state_error_that_names_the_key(part: str) -
         key = getattr(town.keys, part)
         item = town.server.engine.items.get(key)
         await town.node("a").backend.txn([], [Put(key, b"damaged", item.lease if item else 0)])
-        if part != "config":  # which a node that has joined does not look at again
+        if part != "config":  # a node that has joined does not read the config again
             with pytest.raises(RendezvousStateError) as caught:
                 await calls[0]
             assert caught.value.key == key
@@ -357,7 +357,7 @@ def test_damaged_key_of_the_run_is_a_state_error_that_names_the_key(part: str) -
 
 
 def test_damaged_status_is_an_error_until_it_is_repaired() -> None:
-    """Bug that this found: once it had been told, it was told for ever, repaired or not."""
+    """Found a bug: the error was raised again after the repair."""
 
     async def scene(town: Town) -> None:
         (call,) = town.enter("a")
@@ -376,25 +376,25 @@ def test_damaged_status_is_an_error_until_it_is_repaired() -> None:
 
 
 def test_session_lost_while_entering_is_reported_to_the_listener_of_the_new_round() -> None:
-    """Bug that this found: the listener of the world before was told, and before the new one was announced."""
+    """Found a bug: the listener of the previous round was called, and before the new round was reported."""
 
     async def scene(town: Town) -> None:
         await town.gathered("a")
-        one, told = town.node("a"), []
-        one.listen(lambda cause, reason: told.append(cause))
-        entered = one._node_session.entered
+        node, causes = town.node("a"), []
+        node.listen(lambda cause, reason: causes.append(cause))
+        entered = node._node_session.entered
 
-        def too_late() -> None:
-            assert one._node_session.session is not None
-            one._node_session.session.lost.set("no renewal was answered in time")
+        def lose_session() -> None:
+            assert node._node_session.session is not None
+            node._node_session.session.lost.set("no renewal was answered in time")
             entered()
 
-        one._node_session.entered = too_late  # type: ignore[method-assign]
+        node._node_session.entered = lose_session  # type: ignore[method-assign]
         joined = await town.join("a")
-        assert told == []
-        one.listen(lambda cause, reason: told.append(cause))
+        assert causes == []
+        node.listen(lambda cause, reason: causes.append(cause))
         await asyncio.sleep(1)
-        assert told == [Cause.SESSION_LOST]
+        assert causes == [Cause.SESSION_LOST]
         events = [type(event) for _, event in town.events if isinstance(event, RoundEntered | WorldChanged)]
         assert events == [RoundEntered, RoundEntered, WorldChanged]
         assert joined.number == 2
@@ -436,7 +436,7 @@ def test_node_withdraws_when_its_bootstrap_fails() -> None:
     play(scene, min_nodes=2)
 
 
-# Waiting in vain
+# Time-outs
 
 
 def test_join_timeout_names_present_and_lost_nodes() -> None:
@@ -454,7 +454,7 @@ def test_join_timeout_names_present_and_lost_nodes() -> None:
         assert "a" in text
         assert "b" in text
         assert "c (joined at 12 s, lost at 3" in text
-        assert "a" not in town.present(), "it has withdrawn at once"
+        assert "a" not in town.present(), "it must withdraw at once"
         (failure,) = town.of(JoinFailed)
         assert (failure.by, failure.error) == ("a", "RendezvousTimeoutError")
 
@@ -484,7 +484,7 @@ def test_node_withdraws_when_its_call_is_cancelled() -> None:
 
 
 def test_node_that_confirmed_waits_past_its_deadline_for_the_outcome() -> None:
-    """Its deadline passes while another has still to confirm: it gets the round, not an error."""
+    """Its deadline passes while another member has not confirmed yet: it gets the round, not an error."""
 
     async def scene(town: Town) -> None:
         async def slow(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
@@ -522,7 +522,7 @@ def test_node_that_confirmed_waits_for_the_confirm_timeout_at_most() -> None:
 
 
 def test_claim_includes_a_confirmation_that_was_not_answered() -> None:
-    """A backend that lost its memory must not give the number to another round: the first may have become active."""
+    """A backend that lost its data must not reuse the number: that round may have become active."""
 
     async def scene(town: Town) -> None:
         async def unanswered(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
@@ -598,11 +598,11 @@ def test_spare_that_loses_the_backend_times_out() -> None:
         await town.gathered("a", "b")
         (spare,) = town.enter("c")
         await asyncio.sleep(100)
-        chaos.of["c"].cut()
+        chaos.backends["c"].cut()
         with pytest.raises(RendezvousTimeoutError, match="unreachable"):
             await spare
         assert now() <= 100 + 20 + 60 + 10
-        chaos.of["c"].heal()
+        chaos.backends["c"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
@@ -683,7 +683,7 @@ def test_loss_below_the_minimum_is_reported_but_does_not_count_as_waiting() -> N
 @pytest.mark.parametrize("after", [False, True], ids=["before confirming", "after confirming"])
 def test_round_forms_without_a_node_that_dies_around_its_confirmation(victim: str, after: bool) -> None:
     async def scene(town: Town) -> None:
-        async def dies(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+        async def crash(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "confirm" not in writes:
                 return await execute()
             if after:
@@ -691,12 +691,12 @@ def test_round_forms_without_a_node_that_dies_around_its_confirmation(victim: st
             town.crash(victim)
             return await asyncio.Future()
 
-        town._wrap = lambda name, backend: InterceptingBackend(backend, dies if name == victim else None)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, crash if name == victim else None)
         calls = dict(zip("abcd", town.enter(*"abcd"), strict=True))
         del calls[victim]
         joined = await asyncio.gather(*calls.values())
         sizes = {one.size for one in joined}
-        assert sizes in ({3}, {4})  # all four had confirmed: the loss comes after
+        assert sizes in ({3}, {4})  # all four had confirmed: it is lost from the active round
         if not after:
             assert sizes == {3}
             assert now() <= 15 + 30
@@ -726,12 +726,12 @@ def test_lost_session_is_reported_and_the_node_may_join_again() -> None:
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", "c")
-        chaos.of["b"].cut()
+        chaos.backends["b"].cut()
         await wait_until(lambda: bool(town.of(SessionLost)), 15.1)
         assert town.of(SessionLost)[0].by == "b"
         assert town.node("b").waiting_count() == 1
         assert [event.cause for event in town.of(WorldChanged) if event.by == "b"] == ["session lost"]
-        chaos.of["b"].heal()
+        chaos.backends["b"].heal()
         await asyncio.sleep(2)
         joined = await town.gathered("a", "b", "c")
         assert {(one.number, one.size) for one in joined.values()} == {(2, 3)}
@@ -745,10 +745,10 @@ def test_outage_shorter_than_the_time_to_live_has_no_effect() -> None:
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.cut()
         await asyncio.sleep(8)
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.heal()
         await asyncio.sleep(60)
         assert town.of(WorldChanged) == []
@@ -793,7 +793,7 @@ def test_leaving_ends_the_session_at_once_and_reports_the_reason() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", "c")
         leases = len(town.server.engine.leases)
-        assert await took(town.node("c").leave("done here")) < 0.1
+        assert await duration_of(town.node("c").leave("done here")) < 0.1
         assert set(town.present()) == {"a", "b"}
         assert len(town.server.engine.leases) == leases - 1
         await asyncio.sleep(1)
@@ -812,7 +812,7 @@ def test_leaving_with_an_unanswered_confirmation_is_no_loss() -> None:
         result = await execute()
         if "confirm" in writes:
             sent.set()
-            await asyncio.sleep(1)  # it was executed, and the node does not know it yet
+            await asyncio.sleep(1)  # it was executed, but the node has no answer yet
         return result
 
     async def scene(town: Town) -> None:
@@ -831,7 +831,7 @@ def test_leaving_with_an_unanswered_confirmation_is_no_loss() -> None:
 
 
 def slow_join(sent: asyncio.Event, *, executed: bool) -> Callable[[set[str], bool, Execute], Awaitable[TxnResult]]:
-    """A hook under which the answer to the first word of a node takes a second, and what it says may be done late."""
+    """A hook that delays joins by a second: their answers (`executed`) or their execution."""
 
     async def slow(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
         if "join" not in writes:
@@ -892,11 +892,11 @@ def test_leaving_is_bounded_when_the_backend_is_unreachable() -> None:
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
-        chaos.of["b"].cut()
-        assert await took(town.node("b").leave("no answer")) <= 10.1
+        chaos.backends["b"].cut()
+        assert await duration_of(town.node("b").leave("no answer")) <= 10.1
         await asyncio.sleep(20)
         assert set(town.present()) == {"a"}
-        chaos.of["b"].heal()
+        chaos.backends["b"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2)
 
@@ -919,12 +919,12 @@ def test_drained_member_is_notified_and_drained_waiting_node_exits_gracefully() 
         await town.gathered("a", "b")
         (waiting,) = town.enter("c")
         await asyncio.sleep(5)
-        entry = town.node("a")._run_config
-        await entry.drain("c", "repair")
+        run_config = town.node("a")._run_config
+        await run_config.drain("c", "repair")
         with pytest.raises(RendezvousGracefulExitError, match="asked to go by a: repair"):
             await waiting
         assert set(town.present()) == {"a", "b"}
-        await entry.drain("b", "power")
+        await run_config.drain("b", "power")
         await asyncio.sleep(1)
         event = [event for event in town.of(WorldChanged) if event.by == "b"][-1]
         assert (event.cause, event.reason) == ("drain", "asked to go by a: power")
@@ -972,7 +972,7 @@ def test_close_is_an_error_for_a_node_that_waits_for_a_free_place() -> None:
 
 @pytest.mark.parametrize("moment", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0])
 def test_close_while_forming_admits_all_members_or_none(moment: float) -> None:
-    """Each step of the forming takes a second; the close comes before, in or after any of them."""
+    """Each step of the forming takes a second; the run is closed before, during or after any of them."""
     chaos = Chaos(Faults(delay_s=(0.25, 0.25), watch_delay_s=(0.25, 0.25)))
 
     async def scene(town: Town) -> None:
@@ -1040,11 +1040,11 @@ def test_closing_an_unreachable_run_times_out_with_its_reason() -> None:
 
     async def scene(town: Town) -> None:
         town.start("a")
-        chaos.of["a"].cut()
+        chaos.backends["a"].cut()
         with pytest.raises(RendezvousTimeoutError, match="could not be closed within 7 s"):
             await town.node("a").close_run("done")
         assert now() == pytest.approx(7)
-        chaos.of["a"].heal()
+        chaos.backends["a"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2, close_timeout=7)
 
@@ -1081,12 +1081,12 @@ def test_backend_that_is_never_reached_is_a_connection_error() -> None:
 
     async def scene(town: Town) -> None:
         town.start("a")
-        chaos.of["a"].cut()
+        chaos.backends["a"].cut()
         with pytest.raises(RendezvousConnectionError, match="could not reach memory://") as caught:
             await town.join("a")
         assert "Is it running there" in str(caught.value)
         assert now() == pytest.approx(60, abs=5.1)
-        chaos.of["a"].heal()
+        chaos.backends["a"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
@@ -1097,10 +1097,10 @@ def test_join_waits_for_a_backend_that_starts_late() -> None:
     async def scene(town: Town) -> None:
         for name in "ab":
             town.start(name)
-            chaos.of[name].cut()
+            chaos.backends[name].cut()
         calls = town.enter("a", "b")
         await asyncio.sleep(50)
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.heal()
         await asyncio.gather(*calls)
         assert len(town.of(BackendUnreachable)) == len(town.of(BackendReachable)) == 2
@@ -1114,11 +1114,11 @@ def test_timeout_names_the_outage_of_the_backend() -> None:
     async def scene(town: Town) -> None:
         (call,) = town.enter("a")
         await asyncio.sleep(5)
-        chaos.of["a"].cut()
+        chaos.backends["a"].cut()
         with pytest.raises(RendezvousTimeoutError, match="the backend has been unreachable for") as caught:
             await call
         assert not isinstance(caught.value, RendezvousConnectionError)
-        chaos.of["a"].heal()
+        chaos.backends["a"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
@@ -1128,13 +1128,13 @@ def test_round_survives_an_outage_of_the_backend() -> None:
 
     async def scene(town: Town) -> None:
         joined = await town.gathered("a", "b")
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.cut()
         await asyncio.sleep(10)
         for name in "ab":
             assert town.node(name).current == joined[name]
             assert town.node(name).waiting_count() == 0
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.heal()
         await asyncio.sleep(30)
         assert town.round is not None

@@ -1,4 +1,4 @@
-"""Places and ranks: the rules by example, and what must hold for any candidates."""
+"""Places and ranks: the policies by example, and properties that hold for any candidates."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ def node(
     order: int = 0,
     *,
     last: int | None = None,
-    asked: int | None = None,
+    requested: int | None = None,
     id: str | None = None,
     member: bool | None = None,
     held_back: bool = False,
@@ -30,7 +30,7 @@ def node(
         addr=f"{name}.cluster",
         order=order,
         labels=labels,
-        node_rank=asked,
+        node_rank=requested,
         was_member=last is not None if member is None else member,
         last_rank=last,
         held_back=held_back,
@@ -45,7 +45,7 @@ def ids(candidates: Sequence[Candidate]) -> list[str]:
     return [c.id for c in candidates]
 
 
-# Few names, orders and labels, so that clashes are common.
+# Few names, orders and labels, so that conflicts are common.
 NAMES = st.sampled_from(["a1", "a01", "a2", "a10", "b", "host9", "host10", ""])
 VALUES = st.sampled_from(["", "r1", "r2", "r10"])
 LABELS = st.dictionaries(st.sampled_from(["zone", "rack"]), VALUES)
@@ -81,7 +81,7 @@ def moved(before: Sequence[Candidate], after: Sequence[Candidate]) -> int:
 
 
 def moved_survivors(ranked: Sequence[Candidate]) -> int:
-    return sum(c.last_rank is not None and c.last_rank != place for place, c in enumerate(ranked))
+    return sum(c.last_rank is not None and c.last_rank != position for position, c in enumerate(ranked))
 
 
 def is_contiguous(ranked: Sequence[Candidate], group_of: Callable[[Candidate], object]) -> bool:
@@ -144,17 +144,17 @@ def test_numbered_names_sort_by_number(prefix: str, numbers: list[int]) -> None:
     assert sorted((f"{prefix}{number}" for number in numbers), key=natural_key) == in_order
 
 
-# Who gets a place
+# Places
 
 
 def test_places_go_to_members_of_the_last_round_and_then_by_order_of_joining() -> None:
-    waiting = [node("late", 9), node("early", 1), node("survivor", 12, last=3)]
-    assert names(choose(waiting, 2)) == ["survivor", "early"]
+    candidates = [node("late", 9), node("early", 1), node("survivor", 12, last=3)]
+    assert names(choose(candidates, 2)) == ["survivor", "early"]
 
 
 def test_held_back_node_comes_last_even_if_it_was_a_member() -> None:
-    waiting = [node("silent", 1, last=0, held_back=True), node("new", 9), node("survivor", 5, last=1)]
-    assert names(choose(waiting, 3)) == ["survivor", "new", "silent"]
+    candidates = [node("silent", 1, last=0, held_back=True), node("new", 9), node("survivor", 5, last=1)]
+    assert names(choose(candidates, 3)) == ["survivor", "new", "silent"]
 
 
 def test_nodes_that_joined_at_the_same_time_are_chosen_by_id() -> None:
@@ -167,15 +167,17 @@ def test_no_candidate_is_chosen_without_places(places: int) -> None:
 
 
 @given(candidate_lists(), st.integers(0, 10), st.randoms())
-def test_no_rejected_candidate_has_priority_over_a_chosen_one(pool: list[Candidate], places: int, rng: random.Random) -> None:
+def test_no_rejected_candidate_has_priority_over_a_chosen_one(
+    pool: list[Candidate], places: int, rng: random.Random
+) -> None:
     chosen = choose(pool, places)
     assert len(chosen) == min(places, len(pool))
-    left_out = [c for c in pool if c.id not in ids(chosen)]
-    if any(not c.held_back for c in left_out):
+    rejected = [c for c in pool if c.id not in ids(chosen)]
+    if any(not c.held_back for c in rejected):
         assert not any(c.held_back for c in chosen)
     for held_back in (True, False):
         inside = [c for c in chosen if c.held_back is held_back]
-        outside = [c for c in left_out if c.held_back is held_back]
+        outside = [c for c in rejected if c.held_back is held_back]
         if any(c.was_member for c in outside):
             assert all(c.was_member for c in inside)
         for was_member in (True, False):
@@ -235,51 +237,56 @@ def test_no_ranking_moves_fewer_survivors_than_sticky(pool: list[Candidate], ran
 @given(candidate_lists(), st.none() | NAMES)
 def test_same_nodes_get_the_same_ranks_again(pool: list[Candidate], rank0: str | None) -> None:
     ranked = rank(pool, "sticky", rank0)
-    again = [node(c.name, c.order, id=c.id, last=place) for place, c in enumerate(ranked)]
+    again = [node(c.name, c.order, id=c.id, last=position) for position, c in enumerate(ranked)]
     assert ids(rank(again, "sticky", rank0)) == ids(ranked)
 
 
-# Asked ranks
+# Requested ranks
 
 
 def test_requested_ranks_are_met_and_other_nodes_fill_the_rest() -> None:
-    pool = [node("a", asked=3), node("host10"), node("host9"), node("b", asked=1)]
+    pool = [node("a", requested=3), node("host10"), node("host9"), node("b", requested=1)]
     assert names(rank(pool, "node_rank", None)) == ["host9", "b", "host10", "a"]
 
 
 def test_requested_ranks_win_over_last_ranks() -> None:
-    pool = [node("a", last=0, asked=1), node("b", last=1, asked=0), node("c", last=2)]
+    pool = [node("a", last=0, requested=1), node("b", last=1, requested=0), node("c", last=2)]
     assert names(rank(pool, "node_rank", None)) == ["b", "a", "c"]
 
 
 def test_survivor_keeps_its_rank_if_it_is_not_requested() -> None:
-    pool = [node("x", last=2), node("asks", asked=0), node("a"), node("y", last=0)]
-    assert names(rank(pool, "node_rank", None)) == ["asks", "y", "x", "a"]
+    pool = [node("x", last=2), node("requests", requested=0), node("a"), node("y", last=0)]
+    assert names(rank(pool, "node_rank", None)) == ["requests", "y", "x", "a"]
 
 
 def test_requested_ranks_close_up_in_order_when_nodes_are_missing() -> None:
-    pool = [node("c", asked=5), node("a", asked=0), node("b", asked=2)]
+    pool = [node("c", requested=5), node("a", requested=0), node("b", requested=2)]
     assert names(rank(pool, "node_rank", None)) == ["a", "b", "c"]
 
 
 def test_nodes_without_request_come_after_requested_ranks_that_close_up() -> None:
-    pool = [node("aaa"), node("c", asked=5), node("b", asked=2)]
+    pool = [node("aaa"), node("c", requested=5), node("b", requested=2)]
     assert names(rank(pool, "node_rank", None)) == ["b", "c", "aaa"]
 
 
 def test_first_to_join_gets_a_rank_that_two_nodes_request() -> None:
-    pool = [node("late", 9, asked=0), node("early", 1, asked=0), node("b", 2, asked=1), node("c", 3, asked=2)]
+    pool = [
+        node("late", 9, requested=0),
+        node("early", 1, requested=0),
+        node("b", 2, requested=1),
+        node("c", 3, requested=2),
+    ]
     assert names(rank(pool, "node_rank", None)) == ["early", "b", "c", "late"]
 
 
 @given(candidate_lists())
 def test_requested_ranks_are_exact_if_they_fit_and_in_order_otherwise(pool: list[Candidate]) -> None:
     ranked = rank(pool, "node_rank", None)
-    asked = {c.node_rank for c in pool if c.node_rank is not None and c.node_rank >= 0}
-    if all(wanted < len(pool) for wanted in asked):
-        assert all(ranked[wanted].node_rank == wanted for wanted in asked)
+    requested = {c.node_rank for c in pool if c.node_rank is not None and c.node_rank >= 0}
+    if all(wanted < len(pool) for wanted in requested):
+        assert all(ranked[wanted].node_rank == wanted for wanted in requested)
     else:
-        assert [c.node_rank for c in ranked[: len(asked)]] == sorted(asked)
+        assert [c.node_rank for c in ranked[: len(requested)]] == sorted(requested)
 
 
 # Natural and topology
@@ -323,7 +330,7 @@ def test_pinned_node_swaps_with_rank_0_and_no_other_node_moves() -> None:
 
 
 def test_pinned_node_takes_rank_0_from_the_node_that_requested_it() -> None:
-    pool = [node("a", asked=0), node("b", asked=1), node("c", asked=2)]
+    pool = [node("a", requested=0), node("b", requested=1), node("c", requested=2)]
     assert names(rank(pool, "node_rank", "c")) == ["c", "b", "a"]
 
 
@@ -349,12 +356,14 @@ def test_of_two_nodes_with_the_pinned_name_the_first_to_join_gets_rank_0() -> No
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_absent_pinned_name_changes_nothing(policy: str) -> None:
-    pool = [node("b", last=1, asked=0), node("a", last=0), node("c")]
-    assert rank(pool, policy, "nobody") == rank(pool, policy, None)
+    pool = [node("b", last=1, requested=0), node("a", last=0), node("c")]
+    assert rank(pool, policy, "absent") == rank(pool, policy, None)
 
 
 @given(candidate_lists(), NAMES, st.sampled_from(["sticky", "node_rank"]))
-def test_pinning_moves_at_most_two_nodes_under_sticky_and_node_rank(pool: list[Candidate], rank0: str, policy: str) -> None:
+def test_pinning_moves_at_most_two_nodes_under_sticky_and_node_rank(
+    pool: list[Candidate], rank0: str, policy: str
+) -> None:
     assert moved(rank(pool, policy, None), rank(pool, policy, rank0)) in (0, 2)
 
 
@@ -389,7 +398,7 @@ def test_unknown_policy_is_refused_even_without_candidates(policy: str) -> None:
 def test_ten_thousand_nodes_are_chosen_and_ranked(policy: str) -> None:
     size = 10_000
     pool = [
-        node(f"host{i}", i, last=i if i % 3 else None, asked=i if i % 5 == 0 else None, rack=f"r{i % 100}")
+        node(f"host{i}", i, last=i if i % 3 else None, requested=i if i % 5 == 0 else None, rack=f"r{i % 100}")
         for i in range(size)
     ]
     random.Random(1).shuffle(pool)

@@ -1,4 +1,4 @@
-"""What the keys hold: round trips, other versions, damage, rosters."""
+"""The records in the keys: round trips, other versions, damage, rosters."""
 
 import math
 from typing import Any
@@ -119,8 +119,8 @@ def item(value: bytes, key: str = KEY) -> Item:
     return Item(key, value, 1, 1, 1)
 
 
-def refusal(kind: type[Record], value: bytes) -> RendezvousStateError | None:
-    """Why a value is not a record of this kind, or None."""
+def decoding_error(kind: type[Record], value: bytes) -> RendezvousStateError | None:
+    """The error of decoding a value; None if it is a record of this kind."""
     try:
         assert isinstance(decode(kind, item(value)), kind)
     except RendezvousStateError as error:
@@ -129,7 +129,7 @@ def refusal(kind: type[Record], value: bytes) -> RendezvousStateError | None:
 
 
 def with_fields(record: Record, **fields: object) -> bytes:
-    """The record with other or further fields, as another version would have written it."""
+    """The record with other or additional fields, as another version would write it."""
     return msgspec.json.encode({**msgspec.json.decode(encode(record)), **fields})
 
 
@@ -193,7 +193,7 @@ def test_fields_with_defaults_may_be_missing() -> None:
 
 @given(st.sampled_from(sorted(RECORDS, key=lambda kind: kind.__name__)), st.binary(max_size=40))
 def test_arbitrary_bytes_are_a_state_error_that_names_the_key(kind: type[Record], value: bytes) -> None:
-    error = refusal(kind, value)
+    error = decoding_error(kind, value)
     if error is not None:
         assert error.key == KEY
         assert KEY in str(error)
@@ -204,7 +204,7 @@ def test_damaged_record_is_a_state_error_or_another_record(record: Record, data:
     value = bytearray(encode(record))
     for _ in range(data.draw(st.integers(1, 3))):
         value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
-    error = refusal(type(record), bytes(value))
+    error = decoding_error(type(record), bytes(value))
     assert error is None or error.key == KEY
 
 

@@ -1,4 +1,4 @@
-"""Those who come back to a server that has lost its memory: how long nothing forms, and above which numbers."""
+"""Nodes that return to a server which has lost its data: how long nothing forms, and the next number."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ def claim(node: str, number: int = 5, size: int = 3, *, member: bool = True, flo
 
 
 def returning(*nodes: str, **fields) -> ReturningNodes:
-    """These nodes are back and have said where they stood."""
+    """These nodes have returned and sent their claims."""
     found = ReturningNodes(START)
     for node in nodes:
         found.expect(f"client of {node}")
@@ -26,7 +26,7 @@ def returning(*nodes: str, **fields) -> ReturningNodes:
     return found
 
 
-# --- how long ---------------------------------------------------------------------------------------------------------
+# --- waiting ----------------------------------------------------------------------------------------------------------
 
 
 def test_server_without_returning_nodes_does_not_wait():
@@ -49,9 +49,7 @@ def test_decision_is_repeated_soon_because_claims_change_no_key():
 def test_wait_does_not_end_early_when_all_members_have_returned():
     found = returning("a", "b", "c")
     assert found.members == {"a", "b", "c"}
-    assert found.holds_until(START + 5.999) == START + 6.0, (
-        "others may be in a round of a life that they know nothing of"
-    )
+    assert found.holds_until(START + 5.999) == START + 6.0, "others may be in a later round that these do not know"
 
 
 def test_wait_does_not_end_early_when_returned_nodes_know_no_round():
@@ -85,12 +83,12 @@ def test_longest_reported_time_to_live_counts():
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans())))
-def test_floor_is_the_highest_reported_number(told):
+def test_floor_is_the_highest_reported_number(claims):
     found = ReturningNodes(START)
-    for number, (at, floor, member) in enumerate(told):
+    for number, (at, floor, member) in enumerate(claims):
         found.claim(f"c{number}", ClaimRecord(id=f"n{number}", round=at, size=3, is_member=member, floor=floor))
-    assert found.floor == max([0, *(max(at, floor) for at, floor, _ in told)])
-    assert found.round == max([0, *(at for at, _, _ in told)])
+    assert found.floor == max([0, *(max(at, floor) for at, floor, _ in claims)])
+    assert found.round == max([0, *(at for at, _, _ in claims)])
 
 
 def test_next_number_is_above_all_reported_floors():

@@ -1,4 +1,4 @@
-"""The coordinator's view: kept change by change it equals one that is loaded whole, and a change costs O(1)."""
+"""The coordinator's view: updated change by change it equals one loaded from a scan, and a change costs O(1)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ ROSTER = [RosterMember(node_id, 1, node_id, node_id) for node_id in IDS[:3]]
 
 
 def groups(view: View) -> dict[str, object]:
-    """Everything in a view that follows from the keys alone."""
+    """Everything in a view that depends on the keys alone."""
     return {
         "nodes": {node_id: (seen.record, seen.mod_revision, seen.lease) for node_id, seen in view.nodes.items()},
         "members": set(view.members),
@@ -63,8 +63,8 @@ def assert_in_one_group_each(view: View) -> None:
         assert set(named) <= set(view.nodes)
 
 
-# Every change that may happen to the control keys, well-formed or not. Losses never lead to a hold here: those depend
-# on what happened when, not on what the keys are.
+# All kinds of changes of the control keys, valid or not. Losses never lead to a hold here: holds depend on the times of
+# the losses, not on the keys alone.
 NODES = st.builds(
     node,
     st.sampled_from(IDS),
@@ -340,19 +340,19 @@ def test_hold_ends_when_its_record_is_damaged() -> None:
 # Cost
 
 
-def crowd(size: int) -> Board:
+def many_candidates(size: int) -> Board:
     board = Board(min_nodes=size + 10, max_nodes=size + 20)
     board.join(*(f"node{index:06d}" for index in range(size)))
     return board
 
 
-def active_crowd(size: int) -> Board:
+def many_members(size: int) -> Board:
     board = Board(min_nodes=2, max_nodes=size + 20)
     board.activate(1, *(f"node{index:06d}" for index in range(size)))
     return board
 
 
-def forming_crowd(size: int) -> Board:
+def many_confirming(size: int) -> Board:
     board = Board(min_nodes=2, max_nodes=size + 20)
     names = [f"node{index:06d}" for index in range(size)]
     board.join(*names)
@@ -363,19 +363,19 @@ def forming_crowd(size: int) -> Board:
 @pytest.mark.parametrize(
     ("make", "change"),
     [
-        (crowd, lambda board: board.join("late")),
-        (crowd, lambda board: board.lose("node000005")),
-        (crowd, lambda board: board.drain("node000005")),
-        (crowd, lambda board: board.hold("node000005")),
-        (crowd, lambda board: board.join("node000005", join=2)),
-        (crowd, lambda board: board.write(Put(KEYS.node("damaged"), b""))),
-        (active_crowd, lambda board: board.join("late")),
-        (active_crowd, lambda board: board.lose("node000005")),
-        (active_crowd, lambda board: board.leave("node000005")),
-        (active_crowd, lambda board: board.join("node000005", join=2)),
-        (forming_crowd, lambda board: board.confirm(1, "node000005")),
-        (forming_crowd, lambda board: board.lose("node000005")),
-        (forming_crowd, lambda board: board.join("late")),
+        (many_candidates, lambda board: board.join("late")),
+        (many_candidates, lambda board: board.lose("node000005")),
+        (many_candidates, lambda board: board.drain("node000005")),
+        (many_candidates, lambda board: board.hold("node000005")),
+        (many_candidates, lambda board: board.join("node000005", join=2)),
+        (many_candidates, lambda board: board.write(Put(KEYS.node("damaged"), b""))),
+        (many_members, lambda board: board.join("late")),
+        (many_members, lambda board: board.lose("node000005")),
+        (many_members, lambda board: board.leave("node000005")),
+        (many_members, lambda board: board.join("node000005", join=2)),
+        (many_confirming, lambda board: board.confirm(1, "node000005")),
+        (many_confirming, lambda board: board.lose("node000005")),
+        (many_confirming, lambda board: board.join("late")),
     ],
 )
 def test_change_and_decision_cost_the_same_for_any_size(
@@ -387,17 +387,17 @@ def test_change_and_decision_cost_the_same_for_any_size(
         board.decide()
         batch = _as_batch(board, change)
 
-        def take_in(board: Board = board, batch: Any = batch) -> None:
+        def update(board: Board = board, batch: Any = batch) -> None:
             board.view.apply(batch.changes, batch.revision, board.now)
             board.view.tick(board.now)
             summarise(board.view, decide(board.view, board.now), board.now)
 
-        costs.append(steps(take_in))
+        costs.append(steps(update))
     assert costs[1] <= costs[0] * 1.1 + 50, costs
 
 
 def _as_batch(board: Board, change: Callable[[Board], object]) -> Any:
-    """What a change is to a view, without this view having seen it."""
+    """The batch of a change, without applying it to the view of the board."""
     view, board.view = board.view, View(KEYS, board.now)
     board.view.load(board.scan(), board.engine.revision, board.now)
     change(board)
@@ -408,7 +408,7 @@ def _as_batch(board: Board, change: Callable[[Board], object]) -> Any:
 def test_cost_of_forming_is_almost_linear() -> None:
     costs = []
     for size in (100, 1_000):
-        board = crowd(size)
+        board = many_candidates(size)
         board.put(KEYS.config, config(min_nodes=size, max_nodes=size))
         board.view.tick(board.now)
         costs.append(steps(lambda board=board: decide(board.view, board.now)) / size)

@@ -366,7 +366,7 @@ class Node:
             await self._node_session.write(own.phase, own.round, (own.addr0, own.port0))
 
     async def _confirm(self, number: int, rank: int, size: int) -> None:
-        """Write the key as member of attempt `number`. Rank 0 runs its bootstrap first: the key publishes its result."""
+        """Write the key as member of attempt `number`. Rank 0 runs its bootstrap first, and publishes the result."""
         bootstrap = await self._bootstrap(number, size) if rank == 0 else ("", 0)
         if await self._node_session.write(NodePhase.MEMBER, number, bootstrap):
             self._node_events.confirmed(number, rank)
