@@ -25,7 +25,7 @@ from rallypoint._marks import mark
 from rallypoint.events import DataGoesOn, DataTrouble, Emitter, SnapshotTaken
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.log import Entry, encode_entries
-from rallypoint.kv.parts import Captured, capture
+from rallypoint.kv.snapshot_parts import Captured, capture
 from rallypoint.server.disk import Disk, File
 from rallypoint.server.files import begin_log, finish_snapshot, remove_before, snapshot_chunks
 from rallypoint.server.recovery import Recovered, snapshot_name

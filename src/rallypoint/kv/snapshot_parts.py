@@ -1,8 +1,8 @@
-"""A snapshot in parts: the same state as `snapshot`, taken at once and encoded piece by piece.
+"""An incremental snapshot: captured at once, encoded in parts.
 
-Encoding a large store takes longer than anybody may be kept waiting. `capture` takes hold of everything that is in it,
-without encoding anything (values never change, so this is copying references), and `parts` encodes a piece whenever it
-is asked to. Where the keys of a lease are is not written: the keys say it.
+Encoding a large store would block the server for too long. `capture` copies references to the whole state (values are
+immutable) without encoding anything, and `parts` encodes one part at a time. The keys of a lease are not written: the
+items contain their lease.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rallypoint.kv.leases import Lease
 from rallypoint.kv.snapshot import SnapshotError
 from rallypoint.kv.types import Batch, Change, Item, Result
 
-IN_A_PART = 500
-"""Keys, changes, leases or clients: a part takes well below a millisecond."""
+PART_SIZE = 500
+"""Keys, changes, leases or clients in a part, which is encoded in well below a millisecond."""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """First: what there is one of."""
+    """The first part: single values."""
 
     revision: int
     next_lease: int
     history_oldest: int
     has_log: bool
-    """Whether the log of the same number was there before this was: if it is missing now, something was lost."""
+    """Whether the log with the same number existed before this snapshot: if it is missing later, data was lost."""
 
 
 class Items(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
@@ -47,13 +47,13 @@ class Clients(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
 
 
 class History(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """Changes. One that left its key as it is now only names the key."""
+    """Changes. If the key has not changed since, only the key is written."""
 
     batches: list[tuple[int, list[str | tuple[str, Item | None]]]]
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """Last: how many parts came before."""
+    """The last part: the number of parts before it."""
 
     parts: int
 
@@ -65,7 +65,7 @@ _decoder = msgspec.msgpack.Decoder(Part)
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The state of an engine at one moment. What the engine does later does not change it."""
+    """The state of an engine at one moment. Later changes of the engine do not affect it."""
 
     revision: int
     next_lease: int
@@ -76,7 +76,7 @@ class Captured:
     history: list[Batch]
 
     def parts(self, has_log: bool) -> Iterator[bytes]:
-        """Everything, encoded while it is asked for."""
+        """All parts, encoded one by one on demand."""
         count = 0
         for part in self._parts(has_log):
             yield _encoder.encode(part)
@@ -86,12 +86,12 @@ class Captured:
     def _parts(self, has_log: bool) -> Iterator[Part]:
         yield Head(self.revision, self.next_lease, self.history_oldest, has_log)
         items = iter(self.items.values())
-        while some := list(islice(items, IN_A_PART)):
+        while some := list(islice(items, PART_SIZE)):
             yield Items(some)
-        for start in range(0, len(self.leases), IN_A_PART):
-            yield Leases(self.leases[start : start + IN_A_PART])
-        for start in range(0, len(self.clients), IN_A_PART):
-            yield Clients(self.clients[start : start + IN_A_PART])
+        for start in range(0, len(self.leases), PART_SIZE):
+            yield Leases(self.leases[start : start + PART_SIZE])
+        for start in range(0, len(self.clients), PART_SIZE):
+            yield Clients(self.clients[start : start + PART_SIZE])
         yield from self._history()
 
     def _history(self) -> Iterator[History]:
@@ -107,7 +107,7 @@ class Captured:
             ]
             some.append((batch.revision, changes))
             size += len(changes)
-            if size >= IN_A_PART:
+            if size >= PART_SIZE:
                 yield History(some)
                 some, size = [], 0
         if some:
@@ -115,7 +115,7 @@ class Captured:
 
 
 def capture(engine: Engine) -> Captured:
-    """Everything that decides an engine's later answers. Milliseconds for a hundred thousand keys."""
+    """The whole state of an engine, without watches. Takes milliseconds for a hundred thousand keys."""
     return Captured(
         engine.revision,
         engine.leases.next_id,
@@ -128,21 +128,21 @@ def capture(engine: Engine) -> Captured:
 
 
 def assemble(parts: Iterable[bytes | memoryview], now: float, history: int | None = None) -> tuple[Engine, bool]:
-    """An engine in the captured state, its leases renewed at `now`, and whether the snapshot has a log.
+    """An engine in the captured state, with its leases renewed at `now`, and whether the snapshot has a log.
 
-    SnapshotError: something is missing, or is no part.
+    SnapshotError: a part is missing or invalid.
     """
     builder = _Builder(now, history)
     try:
         for data in parts:
             builder.add(_decoder.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SnapshotError(f"a part cannot be read: {error}") from error
+        raise SnapshotError(f"a part cannot be decoded: {error}") from error
     return builder.finished()
 
 
 class _Builder:
-    """Puts an engine together."""
+    """Builds an engine from parts."""
 
     def __init__(self, now: float, history: int | None) -> None:
         self._now = now
@@ -156,7 +156,7 @@ class _Builder:
     def add(self, part: Part) -> None:
         engine, now = self._engine, self._now
         if self._is_whole or isinstance(part, Head) != (self._head is None):
-            raise SnapshotError(f"part {self._count} is not where it belongs")
+            raise SnapshotError(f"part {self._count} is out of order")
         match part:
             case Head():
                 self._head = part
@@ -183,7 +183,7 @@ class _Builder:
             return Change(*change)
         item = self._engine.items.get(change)
         if item is None:
-            raise SnapshotError(f"{change!r} is said to be there, and is not")
+            raise SnapshotError(f"the history names {change!r}, which does not exist")
         return Change(change, item)
 
     def _adopt_items(self) -> None:
@@ -201,6 +201,6 @@ class _Builder:
 
     def finished(self) -> tuple[Engine, bool]:
         if self._head is None or not self._is_whole:
-            raise SnapshotError(f"parts are missing: there are {self._count}, and the last is not among them")
+            raise SnapshotError(f"parts are missing: {self._count} were found, and the last is not among them")
         self._adopt_items()
         return self._engine, self._head.has_log
