@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rallypoint.backends.aside import resolve
 from rallypoint.backends.contract import Backend
 from rallypoint.backends.dial import dial
 from rallypoint.backends.dial_direct import connect
+from rallypoint.backends.resolver_threads import resolve
 from rallypoint.backends.tcp import TcpBackend
 from rallypoint.backends.tcp_direct import IDLE_S, DirectPool
 from rallypoint.backends.tcp_lane import TcpLane

@@ -1,4 +1,4 @@
-"""The contract's words in etcd's: prefixes as ranges, compares as the engine has them, events as batches."""
+"""Conversion to etcd's messages: prefixes become ranges, compares agree with the engine, events become batches."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ from rallypoint.kv.types import (
 pytest.importorskip("google.protobuf", reason="needs protobuf: pip install 'rallypoint[etcd]'")
 
 from rallypoint.backends.etcd import rpc_pb2 as rpc
-from rallypoint.backends.etcd.words import batches_of, check_branch, holds, key_of, range_of, reader_of
+from rallypoint.backends.etcd.conversion import batches_of, check_branch, holds, key_of, range_of, reader_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 keys = st.sampled_from(["a", "a/1", "a/2", "b"])
@@ -52,13 +52,13 @@ def test_range_of_a_prefix_holds_exactly_the_keys_that_start_with_it(prefix, key
     assert inside == key.startswith(prefix)
 
 
-def test_key_that_is_no_text_is_rejected():
+def test_key_that_is_not_utf_8_is_rejected():
     with pytest.raises(Rejected):
         key_of("\ud800")
 
 
 @given(writes, compares)
-def test_compare_is_judged_from_what_was_read_as_the_engine_judges_it(history, compare):
+def test_compare_evaluated_on_a_read_agrees_with_the_engine(history, compare):
     engine = Engine()
     for op in history:
         engine.apply(Txn((), (op,)), 0.0)

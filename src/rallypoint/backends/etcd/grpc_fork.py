@@ -1,6 +1,7 @@
-"""gRPC and forks: it does not survive one, so a child is told, and whatever it inherited is never touched.
+"""Imports `grpc` and protects forked children: gRPC does not survive a fork.
 
-Everybody here gets `grpc` from this module: it has to be imported in a certain way.
+Use of etcd in a child raises an error, and inherited gRPC objects are kept alive and never used. All modules here
+import `grpc` from this one, because an environment variable has to be set during the import.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """gRPC reads this variable when it is imported; without it, it would write to stderr at every fork."""
+    """Set the variable that gRPC reads when it is imported; without it, gRPC writes to stderr at every fork."""
     if "grpc" in sys.modules or SUPPORT in os.environ:
         yield
         return
@@ -40,20 +41,20 @@ _inherited: list[object] = []
 
 
 def check_fork() -> None:
-    """Rejected in a child of a process that uses etcd: gRPC's own threads are not there, and every call would hang."""
+    """Rejected in a child of a process that uses etcd: gRPC's threads do not exist there, and every call would hang."""
     global _pid
     if _pid is None:
         _pid = os.getpid()
     if _pid != os.getpid():
         raise Rejected(
             f"this process was forked from one that uses etcd (process {_pid}), and gRPC does not survive a fork: "
-            f"start it anew instead (subprocess, or multiprocessing with spawn), or fork before etcd is first used"
+            f"start a new process (subprocess, or multiprocessing with spawn), or fork before etcd is first used"
         )
 
 
 @contextmanager
 def keep_in_children(thing: object) -> Iterator[None]:
-    """Meanwhile, a child that is forked does not destroy it: gRPC's objects may crash a process that way."""
+    """During the block, a forked child keeps the object alive: destroying gRPC's objects there may crash it."""
     _kept.add(thing)
     try:
         yield

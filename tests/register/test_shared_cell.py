@@ -1,4 +1,4 @@
-"""What one process does with a cell: how often it calls it, what it does when it fails, and what it never does."""
+"""One process's use of a cell: how often it calls it, how it handles failures, and that it executes writes once."""
 
 import asyncio
 import random
@@ -8,8 +8,8 @@ import pytest
 
 from rallypoint.backends.register.backend import RegisterBackend
 from rallypoint.backends.register.cell import AsyncCell, BlockingCell
-from rallypoint.backends.register.hub import Hub
-from rallypoint.backends.register.opening import connect
+from rallypoint.backends.register.connect import connect
+from rallypoint.backends.register.shared_cell import SharedCell
 from rallypoint.errors import HistoryGone, OutcomeUnknown, Rejected, RendezvousStateError, Unavailable
 from rallypoint.kv import document as documents
 from rallypoint.kv.document import Document
@@ -24,10 +24,10 @@ from tests.sim.edits import Edit, edited
 
 def backend_on(cell, seed=0, **options):
     rng = random.Random(seed)
-    return RegisterBackend(Hub(BlockingCell(cell), rng), rng=rng, **options)
+    return RegisterBackend(SharedCell(BlockingCell(cell), rng), rng=rng, **options)
 
 
-def test_idle_process_looks_once_a_second_and_writes_only_to_renew():
+def test_idle_process_polls_once_a_second_and_writes_only_to_renew():
     cell = MemoryCell()
 
     async def main():
@@ -45,12 +45,12 @@ def test_idle_process_looks_once_a_second_and_writes_only_to_renew():
 
     reads, writes = run(main(), limit_s=1_000.0)
     assert reads >= 75
-    assert reads + writes <= 101, "a write is a look, too"
+    assert reads + writes <= 101, "a write replaces a poll"
     assert writes <= 27
 
 
 class Timed(AsyncCell):
-    """Says when it was called, and which calls were answered that somebody else had been faster."""
+    """Records the time of each call, and whether it was a write that lost a race."""
 
     name = "timed"
 
@@ -69,14 +69,14 @@ class Timed(AsyncCell):
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 16])
-def test_idle_process_turns_to_the_cell_at_most_once_a_second_renewals_included(nodes):
+def test_idle_process_uses_the_cell_at_most_once_a_second_including_renewals(nodes):
     shared = MemoryCell()
     cells = [Timed(shared) for _ in range(nodes)]
     calm_at = 40.0
 
     async def one(seed, cell):
         rng = random.Random(seed)
-        backend = RegisterBackend(Hub(cell, rng), rng=rng)
+        backend = RegisterBackend(SharedCell(cell, rng), rng=rng)
         session = await backend.open_session(15.0, interval_s=4.7)
         watch = backend.watch("/", (await backend.scan("/")).revision)
         reading = asyncio.create_task(anext(watch, None))
@@ -98,7 +98,7 @@ def test_idle_process_turns_to_the_cell_at_most_once_a_second_renewals_included(
 
 
 @pytest.mark.parametrize("ttl_s", [0.3, 1.0, 3.0, 9.0])
-def test_renewals_of_short_sessions_do_not_wait_for_a_look(ttl_s):
+def test_renewals_of_short_sessions_do_not_wait_for_a_poll(ttl_s):
     async def main():
         backend = backend_on(MemoryCell())
         session = await backend.open_session(ttl_s)
@@ -121,7 +121,7 @@ def test_renewals_of_short_sessions_do_not_wait_for_a_look(ttl_s):
 
 
 class Rivalled(Distant):
-    """A cell on which somebody else is faster, so many times."""
+    """A cell on which another writer is faster `rivals` times."""
 
     rivals = 0
 
@@ -136,12 +136,12 @@ class Rivalled(Distant):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_renewal_that_loses_again_and_again_does_not_wait_ever_longer(seed):
+def test_pause_after_a_lost_race_does_not_grow_for_renewals(seed):
     call_s, rivals = 0.05, 6
 
     async def main():
         cell, rng = Rivalled(MemoryCell(), delay_s=call_s), random.Random(seed)
-        backend = RegisterBackend(Hub(cell, rng), rng=rng)
+        backend = RegisterBackend(SharedCell(cell, rng), rng=rng)
         lease = await backend.grant(15.0)
         cell.rivals = rivals
         loop = asyncio.get_running_loop()
@@ -154,7 +154,7 @@ def test_renewal_that_loses_again_and_again_does_not_wait_ever_longer(seed):
     assert run(main()) <= 3 * call_s * (rivals + 1), "a read, a write and a pause that is no longer than a write"
 
 
-def test_change_is_seen_soon_after_another_and_within_a_second_otherwise():
+def test_change_is_seen_soon_after_another_change_and_within_a_second_otherwise():
     cell = MemoryCell()
     lags = []
 
@@ -179,7 +179,7 @@ def test_change_is_seen_soon_after_another_and_within_a_second_otherwise():
     assert lags[3] <= 1.0
 
 
-def test_what_is_asked_for_together_is_written_at_once():
+def test_concurrent_requests_are_written_together():
     cell = MemoryCell()
 
     async def main():
@@ -199,7 +199,7 @@ def test_connections_of_one_process_share_reads_and_writes():
     async def main():
         backends = [connect("key", lambda: BlockingCell(cell), 60.0) for _ in range(5)]
         await asyncio.gather(*(backend.open_session(15.0) for backend in backends))
-        assert len({id(backend.hub) for backend in backends}) == 1
+        assert len({id(backend.shared) for backend in backends}) == 1
         writes = cell.writes
         for backend in backends[1:]:
             await backend.close()
@@ -210,7 +210,7 @@ def test_connections_of_one_process_share_reads_and_writes():
     assert run(main(), limit_s=100.0) <= 2
 
 
-def test_cell_that_comes_late_is_waited_for():
+def test_request_waits_for_a_cell_that_is_available_late():
     cell = MemoryCell()
     faulty = FaultyCell(cell, random.Random(1), CellFaults(unavailable=1.0))
     reached = []
@@ -231,18 +231,18 @@ def test_cell_that_comes_late_is_waited_for():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_cell_that_is_back_is_written_at_once_however_long_the_last_write_was_waited_for(seed):
+def test_cell_that_is_back_is_written_at_once_however_long_the_failed_write_took(seed):
     cell = MemoryCell()
     distant = Distant(cell, patience_s=0.9)
 
     async def main():
         loop, rng = asyncio.get_running_loop(), random.Random(seed)
-        backend = RegisterBackend(Hub(distant, rng), rng=rng)
+        backend = RegisterBackend(SharedCell(distant, rng), rng=rng)
         await backend.txn((), [Put("/a", b"1")])
         distant.is_up = False
         asking = asyncio.create_task(backend.txn((), [Put("/a", b"2")]))
         await asyncio.sleep(0.5)
-        distant.is_up = True  # the write that is under way fails all the same, after its 0.9 s
+        distant.is_up = True  # the pending write fails all the same, after its 0.9 s
         other = backend_on(cell, 10)
         await other.txn((), [Put("/b", b"1")])
         await asking
@@ -253,7 +253,7 @@ def test_cell_that_is_back_is_written_at_once_however_long_the_last_write_was_wa
     assert run(main(), limit_s=100.0) <= 1.0
 
 
-def test_call_ends_when_its_time_is_over_and_says_why():
+def test_call_that_times_out_says_why():
     faulty = FaultyCell(MemoryCell(), random.Random(1), CellFaults(unavailable=1.0))
 
     async def main():
@@ -269,7 +269,7 @@ def test_call_ends_when_its_time_is_over_and_says_why():
 
 
 class Silent(MemoryCell):
-    """Never says what became of a write, and writes nothing."""
+    """Does not execute writes and gives no answer to them."""
 
     is_silent = False
 
@@ -277,7 +277,7 @@ class Silent(MemoryCell):
         return None if self.is_silent else super().set_state(state, token)
 
 
-def test_write_that_nobody_can_tell_the_outcome_of_says_so():
+def test_write_without_an_answer_ends_with_outcome_unknown():
     cell = Silent()
 
     async def main():
@@ -293,7 +293,7 @@ def test_write_that_nobody_can_tell_the_outcome_of_says_so():
     run(main(), limit_s=100.0)
 
 
-def test_damaged_document_is_an_error_everywhere_and_is_not_touched():
+def test_damaged_document_is_an_error_of_every_call_and_is_not_changed():
     cell = MemoryCell()
 
     async def main():
@@ -330,7 +330,7 @@ def test_cell_that_goes_back_in_time_is_not_followed():
         await backend.txn((), [Put("/a", b"2")])
         new = cell.get_state()[0]
         cell.corrupt(old)
-        with pytest.raises(Unavailable, match="older than"):
+        with pytest.raises(Unavailable, match="returned version 1 after version 2"):
             await backend.scan("/")
         cell.corrupt(new)
         (item,) = (await backend.scan("/")).items
@@ -340,7 +340,7 @@ def test_cell_that_goes_back_in_time_is_not_followed():
     assert run(main(), limit_s=100.0) == b"2"
 
 
-def test_cell_that_was_emptied_begins_a_new_store_and_tells_watches():
+def test_cell_that_was_emptied_starts_a_new_store_and_ends_watches():
     cell = MemoryCell()
 
     async def main():
@@ -368,7 +368,7 @@ def test_cell_that_was_emptied_begins_a_new_store_and_tells_watches():
     assert run(main(), limit_s=100.0) == ["/b"]
 
 
-def test_what_does_not_fit_is_refused_and_the_rest_goes_on(monkeypatch):
+def test_only_the_request_that_is_too_large_is_refused(monkeypatch):
     monkeypatch.setattr(documents, "LARGEST", 20_000)
     cell = MemoryCell()
 
@@ -388,7 +388,7 @@ def test_what_does_not_fit_is_refused_and_the_rest_goes_on(monkeypatch):
     assert keys == ["/1000", "/2000"]
 
 
-def test_defect_of_a_cell_does_not_end_the_work_in_silence():
+def test_bug_in_a_cell_is_an_error_of_each_call():
     class Defective(MemoryCell):
         def get_state(self):
             return "nonsense"
@@ -403,7 +403,7 @@ def test_defect_of_a_cell_does_not_end_the_work_in_silence():
     run(main(), limit_s=100.0)
 
 
-# --- once, and only once ----------------------------------------------------------------------------------------------
+# --- exactly once -----------------------------------------------------------------------------------------------------
 
 BAD = CellFaults(unavailable=0.05, unknown=0.1, broken=0.1, late=0.1)
 
@@ -439,7 +439,9 @@ def test_register_that_forgets_what_it_wrote_is_noticed():
 
 
 def test_register_that_answers_reads_from_memory_is_noticed():
-    edit = Edit(Hub, "_attempt", "if is_fresh:\n                self._settle", "if True:\n                self._settle")
+    edit = Edit(
+        SharedCell, "_attempt", "if is_fresh:\n                self._settle", "if True:\n                self._settle"
+    )
     cell = MemoryCell()
     with edited(edit):
         report = run(

@@ -1,7 +1,7 @@
-"""The stream on which all watches of a process are told of changes.
+"""The stream that serves all watches of a process.
 
-Each watch has a number that this side chose, new every time it is asked for. A new call asks for all of them, each from
-where it is, so that losing a connection loses and repeats nothing.
+The client numbers each watch, with a new number every time it is requested. A new call requests all watches again, each
+from its position, so that a lost connection causes neither a gap nor a repetition.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import count
 
 from rallypoint._marks import mark
 from rallypoint.backends.etcd import rpc_pb2 as rpc
+from rallypoint.backends.etcd.channel import WATCH
 from rallypoint.backends.etcd.cluster import Cluster
-from rallypoint.backends.etcd.faults import Means, fault_of_text
-from rallypoint.backends.etcd.link import WATCH
+from rallypoint.backends.etcd.conversion import batches_of, range_of
+from rallypoint.backends.etcd.faults import FaultKind, fault_of_text
 from rallypoint.backends.etcd.stream import Stream, TokenRefused
-from rallypoint.backends.etcd.words import batches_of, range_of
 from rallypoint.backends.tcp_watch import TcpWatch
 from rallypoint.errors import BackendError, HistoryGone, Rejected, Unavailable
 
@@ -26,23 +26,23 @@ AGAIN_S = 0.2
 
 
 class EtcdWatch(TcpWatch):
-    """A watch that etcd tells, now and then, how far it has come without anything to tell."""
+    """A watch that also handles etcd's progress notifications."""
 
     was_denied = False
-    """Whether it was refused once: perhaps only because the stream's token was old."""
+    """Refused once; the cause may have been an old token of the stream."""
 
     def renumbered(self, number: int) -> None:
-        """It was asked for again, by the stream itself."""
+        """The stream requested the watch again under this number."""
         self._number = number
 
     def progress(self, revision: int) -> None:
-        """Everything up to here has arrived."""
+        """All changes up to this revision have arrived."""
         if not self._buffer and revision > self._seen:
             self._seen = revision
 
 
-class Watcher(Stream[rpc.WatchRequest, rpc.WatchResponse]):
-    """Where watches are asked for (`tcp_watch.Post`)."""
+class WatchStream(Stream[rpc.WatchRequest, rpc.WatchResponse]):
+    """Where watches are requested (`tcp_watch.Post`)."""
 
     method = WATCH
 
@@ -52,7 +52,7 @@ class Watcher(Stream[rpc.WatchRequest, rpc.WatchResponse]):
         self._numbers = count(1)
         self._watches: dict[int, EtcdWatch] = {}
         self._asked: deque[int] = deque()
-        """Those that were asked for on the call that is open and not answered: it is done in order."""
+        """Requested on the open call and not yet answered: etcd answers in order."""
         self._fragments: dict[int, list[rpc.Event]] = {}
         self._to_call: dict[Callable[[], None], None] = {}
 
@@ -74,7 +74,7 @@ class Watcher(Stream[rpc.WatchRequest, rpc.WatchResponse]):
     def stop_watch(self, number: int) -> None:
         if self._watches.pop(number, None) is not None:
             self._fragments.pop(number, None)
-            if self._link is not None:
+            if self._channel is not None:
                 self.send(rpc.WatchRequest(cancel_request=rpc.WatchCancelRequest(watch_id=number)))
 
     def call_soon(self, callback: Callable[[], None]) -> None:
@@ -97,10 +97,10 @@ class Watcher(Stream[rpc.WatchRequest, rpc.WatchResponse]):
     def take(self, answer: rpc.WatchResponse) -> None:
         number = answer.watch_id
         if answer.created and self._asked:
-            number = self._asked.popleft()  # one that is refused is answered without its number
+            number = self._asked.popleft()  # the answer to a refused watch does not contain its number
         watch = self._watches.get(number)
         if watch is None:
-            return  # it was cancelled on this side meanwhile
+            return  # it was cancelled by the client
         if answer.canceled:
             self._cancelled(number, watch, answer)
         elif answer.fragment:
@@ -127,23 +127,23 @@ class Watcher(Stream[rpc.WatchRequest, rpc.WatchResponse]):
             )
             return
         fault = fault_of_text(answer.cancel_reason)
-        if fault is not None and fault.means is Means.REJECTED and watch.was_denied:
+        if fault is not None and fault.kind is FaultKind.REJECTED and watch.was_denied:
             watch.gone(Rejected(f"etcd at {self.cluster.where} ended a watch: {fault.text}"))
             return
-        number = next(self._numbers)  # whatever it was, it has to be asked for again
+        number = next(self._numbers)  # request it again, whatever the cause
         self._watches[number] = watch
         watch.renumbered(number)
-        if fault is not None and fault.means in (Means.REJECTED, Means.TOKEN):
+        if fault is not None and fault.kind in (FaultKind.REJECTED, FaultKind.TOKEN):
             watch.was_denied = True
             raise TokenRefused(fault.text)
         self._loop.call_later(AGAIN_S, self._ask_again, number)
 
     def _ask_again(self, number: int) -> None:
         watch = self._watches.get(number)
-        if watch is not None and self._link is not None:
+        if watch is not None and self._channel is not None:
             self._ask(number, watch)
 
-    def trouble(self, error: BackendError) -> None:
+    def no_endpoint(self, error: BackendError) -> None:
         if isinstance(error, Rejected):
             for watch in list(self._watches.values()):
                 watch.gone(error)

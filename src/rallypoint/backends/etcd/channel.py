@@ -1,4 +1,4 @@
-"""One endpoint of the cluster: its channel, made when it is needed and again after it was dropped."""
+"""The gRPC channel to one endpoint of the cluster: opened when it is needed, and again after it was dropped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from rallypoint.backends.etcd import rpc_pb2 as rpc
-from rallypoint.backends.etcd.forks import check_fork, grpc, keep_in_children
+from rallypoint.backends.etcd.grpc_fork import check_fork, grpc, keep_in_children
 from rallypoint.backends.etcd.security import Security
 
 Q = TypeVar("Q")
@@ -16,11 +16,11 @@ A = TypeVar("A")
 Metadata: TypeAlias = Sequence[tuple[str, str]]
 
 OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", -1),  # a scan is as large as it is
-    ("grpc.max_send_message_length", -1),  # etcd says what is too large
-    ("grpc.enable_retries", 0),  # what is sent twice is decided here
+    ("grpc.max_receive_message_length", -1),  # a scan has no size limit
+    ("grpc.max_send_message_length", -1),  # etcd enforces its own limit
+    ("grpc.enable_retries", 0),  # `Cluster.call` decides what is sent again
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel is to be a new connection
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel must be a new connection
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -30,7 +30,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class Method(NamedTuple, Generic[Q, A]):
-    """A call of etcd's, with the types of what is sent and answered."""
+    """A remote procedure of etcd with the types of its request and response."""
 
     path: str
     request: type[Q]
@@ -48,7 +48,7 @@ MEMBERS = Method("/etcdserverpb.Cluster/MemberList", rpc.MemberListRequest, rpc.
 AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", rpc.AuthenticateRequest, rpc.AuthenticateResponse)
 
 
-class Link:
+class Channel:
     """A channel to one endpoint. Belongs to one event loop."""
 
     def __init__(self, endpoint: str, security: Security) -> None:
@@ -58,7 +58,7 @@ class Link:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> bool:
-        """Until there is a connection; False as soon as an attempt has failed."""
+        """Wait for a connection; False as soon as an attempt has failed."""
         channel = self._open()
         state = channel.get_state(try_to_connect=True)
         was_broken = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
@@ -73,7 +73,7 @@ class Link:
         return True
 
     async def ask(self, method: Method[Q, A], request: Q, timeout_s: float, metadata: Metadata = ()) -> A:
-        """One call. Raises grpc's error, or ConnectionResetError if the channel was dropped meanwhile."""
+        """One call. Raises grpc's error, or ConnectionResetError if the channel was dropped during the call."""
         call = self._open().unary_unary(
             method.path,
             request_serializer=_serialise,
@@ -97,7 +97,7 @@ class Link:
         )(metadata=tuple(metadata))
 
     def drop(self) -> None:
-        """Whatever goes through the channel ends now; the next use makes a new one."""
+        """End everything on the channel now; the next use opens a new one."""
         channel, self._channel = self._channel, None
         if channel is not None:
             task = asyncio.create_task(channel.close(), name=f"close the channel to {self.endpoint}")
@@ -105,7 +105,7 @@ class Link:
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the channel and wait until it is closed."""
         self.drop()
         if self._closing:
             await asyncio.wait(list(self._closing))
@@ -121,7 +121,7 @@ class Link:
 
 
 def is_cancelled() -> bool:
-    """Whether it is this task that was cancelled, and not only the call it waited for."""
+    """Whether the current task was cancelled, and not only the call that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

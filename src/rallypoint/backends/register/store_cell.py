@@ -1,8 +1,8 @@
-"""A cell in one key of a `torch.distributed.Store`, or of anything else with its `get` and `compare_set`.
+"""A cell in one key of a `torch.distributed.Store`, or of any other object with its `get` and `compare_set`.
 
-Reading a key of such a store waits until it exists, so the key is made at once, with a word that means nothing yet.
-Values are text there, so the content is base64; the token is that text, and no two contents may be the same: what
-`rallypoint.kv.document` makes never is.
+Reading a key of such a store blocks until it exists, so the key is created first, with the value NOTHING. Values are
+text, so the content is base64; the token is that text, which requires that no two contents are equal: those of
+`rallypoint.kv.document` never are.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Protocol
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError, SettingsError
 
 NOTHING = "rallypoint-nothing-yet"
-"""Not base64, so no content is ever taken for it."""
+"""Not base64, so it differs from every content."""
 KEY = "rallypoint.register."
 
 
 class TextStore(Protocol):
-    """What is needed of a store."""
+    """The methods of a store that are used."""
 
     def get(self, key: str, /) -> bytes: ...
 
@@ -27,7 +27,7 @@ class TextStore(Protocol):
 
 
 class StoreCell:
-    """A cell in the key of a run. All nodes use stores that are connected with each other."""
+    """A cell in the key of a run. The stores of all nodes must be connected with each other."""
 
     name = "store"
 
@@ -44,7 +44,7 @@ class StoreCell:
         return self._read(self._call("get"))
 
     def set_state(self, state: bytes, token: object = None) -> tuple[bytes, bytes, bool] | None:
-        """Write if `token` is that of what is there (None: nothing is); what is there afterwards, and whether."""
+        """Write if `token` is current (None: the cell is empty); the content afterwards, and whether it was written."""
         self._make()
         if token is not None and not isinstance(token, bytes):
             found = self.get_state()

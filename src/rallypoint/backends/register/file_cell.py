@@ -1,15 +1,14 @@
-"""A cell in a file that all nodes can reach, and `file://`: a run in a directory.
+"""A cell in a file that all nodes can reach. `file://` keeps a run in such a file in a directory.
 
-What is there is replaced as a whole: a new file is written beside it, forced to disk, and renamed over it, while a lock
-is held on a third one. So a reader sees the old or the new content and nothing else, needs no lock, and a process that
-dies at any moment leaves one of the two (and at most a file with an ending `.new`, which the next writer of its machine
-removes). The token is the number of the write and the checksum of the content.
+A write replaces the content as a whole: it writes a new file beside the old one, syncs it, and renames it over the old
+one, while it holds a lock on a third file. So a reader sees either the old or the new content and needs no lock, and a
+process that dies at any moment leaves one of the two (and at most a file named `*.new`, which the next writer on its
+machine removes). The token is the number of the write and the checksum of the content.
 
-Where it is safe: on one machine; on file systems whose `flock` excludes all machines, which is what a network file
-system has to be able to do. NFS does (version 4, or 3 with lockd; not mounted with `nolock` or `local_lock`) with one
-limit: a machine that is cut off from the NFS server for longer than the server keeps locks, after it has compared and
-before it renames, loses its lock without knowing; its rename may then replace a newer content. docs/register.md says
-what follows from that.
+It is safe on one machine, and on network file systems where `flock` excludes processes of other machines. NFS does
+(version 4, or 3 with lockd; not mounted with `nolock` or `local_lock`), with one limit: a machine that is cut off from
+the NFS server between comparing and renaming, for longer than the server keeps locks, loses its lock without knowing;
+its rename may then replace a newer content. docs/register.md describes the consequences.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MAGIC = b"rallypoint cell 1"
 HEAD = re.compile(rb"rallypoint cell (\d{1,9}) (\d{1,18}) ([0-9a-f]{32}) (\d{1,12})\n")
 LONGEST_HEAD = 128
 LOCK_S = 10.0
-"""How long a write waits for the lock. Whoever holds it needs milliseconds, unless it was stopped or its disk hangs."""
+"""How long a write waits for the lock, which is held for milliseconds unless its owner is stopped or its disk hangs."""
 LOCK_PAUSE_S = (0.0005, 0.004)
 TURN_S = 2.0
 TURN_PAUSE_S = (0.002, 0.02)
@@ -53,7 +52,7 @@ class FileCell:
         self._lock_timeout_s = lock_timeout_s
 
     def get_state(self) -> tuple[bytes, bytes] | None:
-        """The content and its token; None if there is no file. RendezvousStateError if it is not as it was written."""
+        """The content and its token; None without a file. RendezvousStateError if the file is damaged or foreign."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -62,11 +61,11 @@ class FileCell:
         return self._parsed(data)
 
     def set_state(self, state: bytes, token: object = None) -> tuple[bytes, bytes, bool] | None:
-        """Write if `token` is that of what is there (None: nothing is); what is there afterwards, and whether."""
+        """Write if `token` is current (None: the cell is empty); the content afterwards, and whether it was written."""
         with self._locked():
             found = self.get_state()
             if (found[1] if found is not None else None) != token:
-                return None if found is None else (*found, False)  # None: what the token was of has been removed
+                return None if found is None else (*found, False)  # None: the file that the token is for was removed
             version = _version_of(found[1]) + 1 if found is not None else 1
             new_token = b"%d %s" % (version, _digest(state))
             self._replace(b"%s %s %d\n" % (MAGIC, new_token, len(state)) + state)
@@ -78,17 +77,15 @@ class FileCell:
             what = f"it begins with {data[:16]!r}" if data else "it is empty"
             raise self._unusable(f"it was not written by Rallypoint ({what})")
         if head[1] != MAGIC.rpartition(b" ")[2]:
-            raise self._unusable(
-                f"it has format {head[1].decode()}, which a newer version has written: upgrade this one"
-            )
+            raise self._unusable(f"it has format {head[1].decode()}, written by a newer version: upgrade this one")
         state = data[head.end() :]
         if len(state) != int(head[4]) or _digest(state) != head[3]:
-            raise self._unusable("it is damaged or was cut off: its length or checksum is not what its head says")
+            raise self._unusable("it is damaged or truncated: its length or checksum does not match its header")
         return state, b"%s %s" % (head[2], head[3])
 
     def _unusable(self, why: str) -> RendezvousStateError:
         return RendezvousStateError(
-            f"{self.path} cannot be used: {why}. It was left as it is: remove it, or use another path",
+            f"{self.path} cannot be used: {why}. It was not changed: remove it, or use another path",
             key=str(self.path),
         )
 
@@ -103,10 +100,10 @@ class FileCell:
         return f"{quote(socket.gethostname(), safe='')}.{os.getpid()}"
 
     def take_turn(self) -> Callable[[], None] | None:
-        """Wait until nobody else has the turn, or for a while; what ends it. None: it goes on without.
+        """Wait for the turn; the function that releases it, or None after TURN_S or without access to the file.
 
-        Those who lost a race stand in line here, so that they do not race again. It protects nothing: that is done by
-        the lock and the token.
+        Writers that lost a race queue here, so that they do not compete again at once. Only an optimisation: the lock
+        and the token protect the content.
         """
         try:
             descriptor = os.open(f"{self.path}.turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -140,7 +137,7 @@ class FileCell:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among all who write. TimeoutError if somebody else is for too long."""
+        """Hold the lock of all writers. TimeoutError if another process holds it for too long."""
         deadline = time.monotonic() + self._lock_timeout_s
         try:
             descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -156,19 +153,22 @@ class FileCell:
                     if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK):
                         raise
                 if time.monotonic() > deadline:
-                    holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "a process that did not say who"
+                    holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "an unknown process"
                     raise TimeoutError(
                         f"{self._lock_path} has been locked for {self._lock_timeout_s:g} s by {holder}: if that "
-                        f"process was stopped, let it go on or end it"
+                        f"process is stopped, continue or end it"
                     )
                 time.sleep(random.uniform(*LOCK_PAUSE_S))
-            self._say_who(descriptor)
+            self._write_owner(descriptor)
             yield
         finally:
-            os.close(descriptor)  # and so unlock
+            os.close(descriptor)  # releases the lock
 
-    def _say_who(self, descriptor: int) -> None:
-        """For whoever waits in vain. Who had the lock and died here may have left a new file behind: it goes."""
+    def _write_owner(self, descriptor: int) -> None:
+        """Write the owner of the lock into the lock file, for error messages.
+
+        If the previous owner is a dead process of this machine, its temporary files are removed.
+        """
         said = os.pread(descriptor, 200, 0)
         mine = self._mine.encode()
         if said == mine:
@@ -187,7 +187,7 @@ def path_of(directory: str, run_id: str) -> Path:
 
 
 def check_path(path: Path) -> None:
-    """SettingsError if the file system could not have such a file, or one beside it."""
+    """SettingsError if the name of the file, or of a temporary one beside it, is too long for a file system."""
     longest = 255 - len(f".{quote(socket.gethostname(), safe='')}.{2**22}.{10**9}.new")
     if len(path.name.encode()) > longest:
         raise SettingsError(
@@ -203,7 +203,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """So that the new name outlives the machine. Not all file systems let a directory be forced to disk."""
+    """Make the rename durable. Some file systems cannot sync a directory; errors are ignored."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):

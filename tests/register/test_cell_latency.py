@@ -1,4 +1,4 @@
-"""How fast a cell must be for a time to live, what a node is told that asks for too short a one, what idling costs."""
+"""How fast a cell must be for a time to live, the error if it is too slow, and the cost of idling."""
 
 import asyncio
 import random
@@ -6,8 +6,8 @@ import random
 import pytest
 
 from rallypoint.backends.register.backend import RegisterBackend
-from rallypoint.backends.register.hub import Hub
-from rallypoint.backends.register.pace import Pace
+from rallypoint.backends.register.cell_latency import CellLatency
+from rallypoint.backends.register.shared_cell import SharedCell
 from rallypoint.errors import Rejected, RendezvousConnectionError
 from rallypoint.kv.document import Document
 from rallypoint.kv.types import Grant
@@ -26,55 +26,55 @@ def document_with(ttls: list[float]) -> Document:
 
 def backend_at(cell: Distant, seed: int = 0) -> RegisterBackend:
     rng = random.Random(seed)
-    return RegisterBackend(Hub(cell, rng), rng=rng)
+    return RegisterBackend(SharedCell(cell, rng), rng=rng)
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
 def test_time_to_live_must_have_room_for_ten_turns_of_each_session():
-    pace = Pace()
-    pace.read(0.02)
-    pace.written(0.03)
+    latency = CellLatency()
+    latency.read(0.02)
+    latency.written(0.03)
     others = [75.0, 7275.0]  # the run's own leases are no sessions
-    assert pace.turn_s == pytest.approx(0.05)
-    assert pace.too_short(2.0, document_with([2.0] * 4 + others)) is None
-    why = pace.too_short(2.0, document_with([2.0] * 5 + others))
+    assert latency.turn_s == pytest.approx(0.05)
+    assert latency.too_short(2.0, document_with([2.0] * 4 + others)) is None
+    why = latency.too_short(2.0, document_with([2.0] * 5 + others))
     assert "5 nodes" in why
     assert "at least 2.5 s, not 2 s" in why
     assert "keep_alive_interval" in why
 
 
 def test_nothing_is_too_short_before_anything_was_measured():
-    assert Pace().too_short(0.001, None) is None
+    assert CellLatency().too_short(0.001, None) is None
 
 
 def test_fastest_of_the_last_calls_counts():
-    pace = Pace()
+    latency = CellLatency()
     for took_s in (5.0, 0.1, 9.0):
-        pace.read(took_s)
-        pace.written(took_s)
-    assert pace.turn_s == pytest.approx(0.2)
+        latency.read(took_s)
+        latency.written(took_s)
+    assert latency.turn_s == pytest.approx(0.2)
     for _ in range(16):  # it has become slow
-        pace.read(1.0)
-        pace.written(1.0)
-    assert pace.turn_s == pytest.approx(2.0)
+        latency.read(1.0)
+        latency.written(1.0)
+    assert latency.turn_s == pytest.approx(2.0)
 
 
-def test_writes_of_others_that_got_through_say_how_fast_it_is_when_all_calls_wait():
-    pace = Pace()
-    pace.read(0.5)
-    pace.written(0.5)
-    for look in range(4):
-        pace.looked(look * 0.1, 100 + look * 2)
-    assert pace.turn_s == pytest.approx(1.0), "six writes are too few"
-    pace.looked(0.4, 110)
-    assert pace.turn_s == pytest.approx(0.04)
-    pace.looked(0.5, 1)
-    assert pace.turn_s == pytest.approx(1.0), "another document"
+def test_rate_of_observed_writes_shows_the_latency_when_all_calls_wait():
+    latency = CellLatency()
+    latency.read(0.5)
+    latency.written(0.5)
+    for n in range(4):
+        latency.observed(n * 0.1, 100 + n * 2)
+    assert latency.turn_s == pytest.approx(1.0), "six writes are too few"
+    latency.observed(0.4, 110)
+    assert latency.turn_s == pytest.approx(0.04)
+    latency.observed(0.5, 1)
+    assert latency.turn_s == pytest.approx(1.0), "another document"
 
 
-# --- at the door ------------------------------------------------------------------------------------------------------
+# --- opening a session ------------------------------------------------------------------------------------------------
 
 
 def test_session_that_the_cell_is_too_slow_for_is_refused_and_leaves_nothing():
@@ -98,8 +98,8 @@ def test_session_that_the_cell_is_too_slow_for_is_refused_and_leaves_nothing():
     assert leases == len("2")
 
 
-def test_those_who_have_died_do_not_keep_out_those_who_come_in_their_place():
-    """Their leases are there until somebody has seen them stand still for a time to live."""
+def test_leases_of_dead_nodes_do_not_keep_out_their_replacements():
+    """These leases exist until their counters were seen unchanged for a time to live."""
     cell = Distant(MemoryCell(), delay_s=0.05)
 
     async def main():
@@ -116,7 +116,7 @@ def test_those_who_have_died_do_not_keep_out_those_who_come_in_their_place():
     run(main(), limit_s=100.0)
 
 
-def test_one_slow_call_refuses_nobody():
+def test_one_slow_call_does_not_refuse_a_session():
     cell = Distant(MemoryCell(), delay_s=0.5)
 
     async def main():
@@ -131,7 +131,7 @@ def test_one_slow_call_refuses_nobody():
     run(main(), limit_s=100.0)
 
 
-def test_node_is_told_at_the_door_what_to_set():
+def test_error_of_a_node_on_a_slow_cell_says_which_option_to_set():
     cell = Distant(MemoryCell(), delay_s=0.1)
 
     async def main():
@@ -152,7 +152,7 @@ def test_node_is_told_at_the_door_what_to_set():
 
 @pytest.mark.parametrize("nodes", [2, 8, 20])
 def test_idle_node_reads_the_cell_at_most_once_a_second_whatever_it_renews(nodes):
-    """All causes together: looking, renewing its session and the run's lease, losing races for that."""
+    """All causes together: polls, renewals of the session and of the run's lease, and lost races."""
     cell = MemoryCell()
     lines = {f"n{n}": Distant(cell, delay_s=0.002 + n * 0.0001) for n in range(nodes)}
 
@@ -168,4 +168,4 @@ def test_idle_node_reads_the_cell_at_most_once_a_second_whatever_it_renews(nodes
 
     calls = run(main(), limit_s=1_000.0)
     assert max(reads for reads, _ in calls) <= 100
-    assert min(reads for reads, _ in calls) >= 40, "it still looks"
+    assert min(reads for reads, _ in calls) >= 40, "it still polls"

@@ -1,17 +1,18 @@
-"""One process's view of a cell: reads it, writes it, and knows when to look again. Shared by the connections to it.
+"""One process's client of a cell: batches requests, writes by compare-and-set, polls for changes, expires leases.
+Shared by all connections of the process to the cell.
 
-One task does all of it, one call of the cell at a time. A turn takes all requests that wait, applies them to the last
-document that is known, and writes the outcome with the token of that document: if it is written, that document was
-still the current one, and all of them happened at that moment, together. If not, the answer is the current document,
-and it is done again on that. Requests that change nothing need a read that began after they came.
+One task makes all calls of the cell, one at a time. A turn takes all waiting requests, applies them to the last known
+document, and writes the result with the token of that document. If the write succeeds, that document was still current
+and all requests were executed at that moment. Otherwise the cell returns the current document, and they are applied to
+that one. Requests that change nothing need a read that began after they were made.
 
-A write whose outcome is not known is looked for in what the cell holds then: every document says which write of each
-process was its last. It may still be under way; then the very same bytes are sent again with the same token, so that
-it happens once whichever of them arrives.
+After a write with an unknown outcome the task reads the cell: every document contains the number of the last write of
+each process. If the write is not in it, it may still arrive; then the same bytes are sent again with the same token, so
+that it is executed once, whichever of the two arrives first.
 
-While somebody watches, or a lease lives, the cell is looked at again: soon after something has happened, ever more
-rarely while nothing does, never more rarely than once in `idle_s`, and when a lease is due. Renewals of leases do not
-count as something: while nothing happens they wait for the next look, and are written instead of it.
+While there are watches or leases, the cell is polled: soon after a change, then at growing intervals up to `idle_s`,
+and when a lease may have expired. Renewals do not count as changes: while the cell is quiet they wait for the next
+poll and are written instead of it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from rallypoint._marks import mark
 from rallypoint.backends.backoff import Backoff
 from rallypoint.backends.ops import changes_something
 from rallypoint.backends.register.cell import Answer, AsyncCell, Found, Token
-from rallypoint.backends.register.pace import Pace
-from rallypoint.backends.register.progress import Progress
+from rallypoint.backends.register.cell_latency import CellLatency
+from rallypoint.backends.register.lease_expiry import LeaseExpiry
 from rallypoint.backends.register.watch import RegisterWatch
 from rallypoint.errors import BackendError, OutcomeUnknown, Rejected, Unavailable, UnreadableState
 from rallypoint.kv.document import DEFAULT_HISTORY, LARGEST, Document, DocumentError
@@ -35,42 +36,42 @@ from rallypoint.kv.types import KeepAlive, Op, Result
 IDLE_S = 1.0
 FASTEST_S = 0.01
 FASTEST_PER_LEASE_S = 0.002
-"""The more processes share a cell, the more slowly each of them looks at it: all together at most so often."""
+"""The shortest interval between two polls grows by this with each lease: it bounds the polls of all processes."""
 QUIET = 0.1
-"""The pause between two looks is this part of how long nothing has happened."""
+"""The pause before the next poll is this part of the time without changes."""
 MOST_AT_ONCE = 256
 RESENDS = 8
 LOST_S = 0.002
-"""Whoever lost a race tries again within so long (or what a call of the cell takes, if that is more) for each time that
-it lost in a row, up to `MOST_LOST` times of it. The window grows little: one that doubles would leave those who have
-waited longest behind those who have just come. With a renewal among what it wants it does not grow: a session can be
-lost by waiting."""
+"""A process that lost a race tries again after a random part of this time (or of a call's time, if that is longer)
+multiplied by its losses in a row, up to `MOST_LOST`. The window grows linearly: doubling it would put the longest
+waiting process behind new ones. It does not grow if a renewal is among the requests, because a session can be lost by
+waiting."""
 MOST_LOST = 8
 RENEWED_AT_ONCE = 4
-"""A renewal that lost a race is tried so often on what the winner wrote: an idle process need not read for it."""
+"""After a lost race, renewals alone are tried this many times on what the winner wrote, without another read."""
 LONG = 10.0
-"""A time to live is long if it is so many times as long as the pause between two looks of an idle process."""
+"""Renewals of leases with a time to live of at least this many `idle_s` may wait for the next poll."""
 IN_DOUBT_S = 0.05
 GENERATION_APART = 1 << 20
 
 
 class Request:
-    """An operation on its way, and its result for whoever waits."""
+    """A pending operation and its future result."""
 
     def __init__(self, op: Op, result: asyncio.Future[Result]) -> None:
         self.op = op
         self.result = result
         self.is_sent = False
-        """It is in a write whose outcome is not known."""
+        """It is in a write with an unknown outcome."""
 
     def fail(self, error: BackendError) -> None:
-        """It did not work, or nobody knows whether it did."""
+        """End it with an error."""
         if not self.result.done():
             self.result.set_exception(error)
-            self.result.exception()  # whoever waited may have stopped waiting
+            self.result.exception()  # the caller may have stopped waiting
 
     def doubt(self, error: BackendError) -> None:
-        """The write that it was in may or may not have happened."""
+        """End it: the write that contains it may have been executed."""
         if changes_something(self.op):
             self.fail(OutcomeUnknown(f"it may have happened: {error}"))
         else:
@@ -79,7 +80,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What a write is to replace."""
+    """The document that a write is to replace."""
 
     generation: int
     version: int
@@ -87,15 +88,15 @@ class _Base:
 
 
 class _TooLarge(Exception):
-    """What is to be written is more than a cell may hold."""
+    """The document to write exceeds the size limit of a cell."""
 
 
 def _has_renewal(requests: Sequence[Request]) -> bool:
     return any(isinstance(request.op, KeepAlive) for request in requests)
 
 
-class Hub:
-    """See the module. Begins with its first request or watch, ends with `close`."""
+class SharedCell:
+    """See the module. Starts with its first request or watch, ends with `close`."""
 
     def __init__(
         self,
@@ -113,17 +114,17 @@ class Hub:
         self._client = f"{rng.getrandbits(64):016x}"
         self._seq = 0
         self._loop = asyncio.get_running_loop()
-        self._progress = Progress()
-        self.pace = Pace()
+        self._expiry = LeaseExpiry()
+        self.latency = CellLatency()
         self._waiting: list[Request] = []
         self._work = asyncio.Event()
         self._watches: dict[RegisterWatch, None] = {}
         self._task: asyncio.Task[None] | None = None
-        self._is_at_it = True
-        """It is not waiting for work."""
+        self._is_busy = True
+        """The task is not waiting for work."""
         self._is_closed = False
         self._trouble: BackendError | None = None
-        # What is known of the cell. The document is None if it has to be read, or decoded, first.
+        # The last known content of the cell. The document is None if it has to be read or decoded first.
         self._document: Document | None = None
         self._raw: bytes | None = None
         self._token: Token | None = None
@@ -133,12 +134,12 @@ class Hub:
         self._looked_at = float("-inf")
         self._quiet_since = float("-inf")
         self._call_s = 0.0
-        """What the last write that was answered took."""
+        """The time of the last write that was answered."""
 
     # --- for connections ----------------------------------------------------------------------------------------------
 
     def submit(self, op: Op) -> Request:
-        """Have it executed; the outcome is in the request's result."""
+        """Queue an operation; its outcome is in the request's `result`."""
         request = Request(op, self._loop.create_future())
         if self._is_closed:
             request.fail(Unavailable("this connection is closed"))
@@ -149,19 +150,19 @@ class Hub:
         return request
 
     def renewals_wait_s(self, ttl_s: float) -> float:
-        """For how long a renewal may wait for the next look, to have an idle process call the cell once for both."""
+        """How long a renewal may wait for the next poll, so that an idle process makes one call for both."""
         return self._idle_s if ttl_s >= LONG * self._idle_s else 0.0
 
     def _can_wait(self, renewal: KeepAlive) -> bool:
         at, document = self._next_look_at(), self._document
-        if self._is_at_it or at is None or document is None or self._trouble is not None:
+        if self._is_busy or at is None or document is None or self._trouble is not None:
             return False
         lease = document.engine.leases.get(renewal.lease)
         return lease is not None and 0.0 < at - self._loop.time() <= self.renewals_wait_s(lease.ttl_s)
 
     def start_watch(self, watch: RegisterWatch) -> None:
         self._watches[watch] = None
-        self._quiet_since = self._loop.time()  # whoever begins to watch expects something
+        self._quiet_since = self._loop.time()  # a new watch expects changes: poll fast
         self._wake()
 
     def stop_watch(self, watch: RegisterWatch) -> None:
@@ -173,21 +174,21 @@ class Hub:
 
     @property
     def generation(self) -> int | None:
-        """Of the document that is known."""
+        """The generation of the known document."""
         return self._generation
 
     @property
     def trouble(self) -> BackendError | None:
-        """Why the cell cannot be reached, while it cannot."""
+        """Why the cell cannot be reached; None if it can."""
         return self._trouble
 
     @property
     def document(self) -> Document | None:
-        """The last that was read or written, if it is whole."""
+        """The last document that was read or written; None while a changed one is being written."""
         return None if self._document is None or self._document.is_changed else self._document
 
     async def close(self) -> None:
-        """Do nothing any more. Who waits is told."""
+        """End the task. Pending requests fail."""
         self._is_closed = True
         task, self._task = self._task, None
         if task is not None:
@@ -221,7 +222,7 @@ class Hub:
                 await self._turn(requests)
             except BackendError as error:
                 self._failed(requests, error)
-            except Exception as error:  # a defect must not end the task in silence
+            except Exception as error:  # a bug must not end the task silently
                 self._document = None
                 self._failed(requests, Rejected(f"{self.cell.name} failed: {error!r}"))
             except asyncio.CancelledError:
@@ -233,19 +234,19 @@ class Hub:
                 self._reached(None)
 
     async def _wait_for_work(self) -> None:
-        await asyncio.sleep(0)  # what is asked for in the same turn of the loop is done together
+        await asyncio.sleep(0)  # batches the requests of one turn of the loop
         if not self._work.is_set():
-            self._is_at_it = False
+            self._is_busy = False
             try:
                 async with asyncio.timeout_at(self._next_look_at()):
                     await self._work.wait()
             except TimeoutError:
-                pass  # it is time to look
-            self._is_at_it = True
+                pass  # it is time to poll
+            self._is_busy = True
         self._work.clear()
 
     def _next_look_at(self) -> float | None:
-        due = self._progress.next_due()
+        due = self._expiry.next_due()
         if not self._watches and due is None:
             return None
         document = self._document
@@ -264,7 +265,7 @@ class Hub:
         return taken
 
     def _failed(self, requests: Sequence[Request], error: BackendError) -> None:
-        """A cell that cannot be reached is tried again for as long as those who wait are patient."""
+        """Fail the requests, or queue them again: an unreachable cell is tried until their callers time out."""
         self._looked_at = self._loop.time()
         for request in requests:
             if request.is_sent:
@@ -278,7 +279,7 @@ class Hub:
         if isinstance(error, UnreadableState):
             for watch in list(self._watches):
                 watch.fail(error)
-        if not isinstance(error, OutcomeUnknown):  # then it is known already whether it can be reached
+        if not isinstance(error, OutcomeUnknown):  # then `_set` has reported whether it can be reached
             self._reached(error)
 
     def _reached(self, error: BackendError | None) -> None:
@@ -288,8 +289,8 @@ class Hub:
         self._trouble = error
 
     async def _turn(self, requests: list[Request]) -> None:
-        """Have all of them executed, and leases that are due ended. With neither, look at the cell once."""
-        is_fresh = self._document is None  # whether what is known was read after all of them came
+        """Execute the requests and end expired leases. If there is neither, read the cell once."""
+        is_fresh = self._document is None  # whether the known document was read after the last request was made
         if is_fresh:
             await self._read()
         if await self._attempt(requests, is_fresh):
@@ -297,7 +298,7 @@ class Hub:
         mark("register.contended")
         if all(isinstance(request.op, KeepAlive) for request in requests):
             for _ in range(RENEWED_AT_ONCE):
-                if await self._attempt(requests, is_fresh=True):  # the answer to the last one was what there is now
+                if await self._attempt(requests, is_fresh=True):  # a refused write returns the current document
                     return
         lost = 0
         while requests:
@@ -310,12 +311,12 @@ class Hub:
                     return
 
     async def _attempt(self, requests: list[Request], is_fresh: bool) -> bool:
-        """Apply all of them to what is known, and write the outcome; False: somebody else was faster."""
+        """Apply the requests to the known document and write the result; False: another process was faster."""
         while True:
             requests[:] = [request for request in requests if not request.result.done()]
             document = self._document
             assert document is not None
-            due = self._progress.due(self._loop.time())
+            due = self._expiry.due(self._loop.time())
             if [lease for lease, counter in due if document.expire(lease, counter)]:
                 mark("register.expired")
             results = [document.apply(request.op) for request in requests]
@@ -333,7 +334,7 @@ class Hub:
             except _TooLarge as error:
                 await self._one_by_one(requests, str(error))
                 return True
-            return not requests  # if it was only about leases: whoever was faster has ended them, or they were renewed
+            return not requests  # without requests: the winner has ended the expired leases, or they were renewed
 
     def _settle(self, requests: Sequence[Request], results: Sequence[Result]) -> None:
         for request, result in zip(requests, results, strict=True):
@@ -341,12 +342,12 @@ class Hub:
                 request.result.set_result(result)
 
     async def _one_by_one(self, requests: list[Request], why: str) -> None:
-        """Together they are too much; alone, only one that is too much itself is refused."""
+        """The batch is too large: execute the requests one by one, and refuse each that is too large by itself."""
         if len(requests) == 1:
             requests[0].fail(
                 Rejected(
-                    f"the store of this run does not fit into one cell any more: {why}. Put less into the round's "
-                    f"store, or use tcp:// or etcd://, which have no such limit"
+                    f"the store of this run no longer fits into one cell: {why}. Put less into the round's store, or "
+                    f"use tcp:// or etcd://, which have no such limit"
                 )
             )
             return
@@ -356,14 +357,14 @@ class Hub:
     # --- the cell -----------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Know what the cell holds. Unavailable, or UnreadableState if that is no document."""
+        """Read the cell. Raises Unavailable, or UnreadableState if the content is not a document."""
         began_at = self._loop.time()
         found = await self.cell.get()
-        self.pace.read(self._loop.time() - began_at)
+        self.latency.read(self._loop.time() - began_at)
         self._take(found)
 
     def _take(self, found: Found) -> None:
-        """The cell held this at some moment since it was asked."""
+        """The cell had this content at some moment since the call began."""
         now = self._looked_at = self._loop.time()
         if found is None:
             if self._generation is not None:
@@ -377,15 +378,15 @@ class Hub:
             document = self._decoded(state)
             if document.generation == self._generation and document.version < self._version:
                 raise Unavailable(
-                    f"{self.cell.name} gave version {document.version}, which is older than {self._version}, which it "
-                    f"gave before: it does not always read what was written last"
+                    f"{self.cell.name} returned version {document.version} after version {self._version}: it does not "
+                    f"always read the last write"
                 )
             self._document = document
         self._raw, self._token = state, token
         self._know(self._document, now)
 
     def _first_revision(self) -> int:
-        """Above everything that this process has seen; else such that no other store's revisions are taken for ours."""
+        """Above all revisions that this process has seen; if none, random, so that two stores share no revisions."""
         return self._revision + GENERATION_APART if self._revision else self._rng.getrandbits(40) + 1
 
     def _decoded(self, state: bytes) -> Document:
@@ -394,17 +395,16 @@ class Hub:
         except DocumentError as error:
             where = self.cell.endpoint or self.cell.name
             raise UnreadableState(
-                f"what is stored at {where} is not a store of Rallypoint that this version can read: {error}. "
-                f"It was left "
-                f"as it is: remove it, or use another place",
+                f"the content of {where} is not a store of Rallypoint that this version can read: {error}. It was not "
+                f"changed: remove it, or use another place",
                 key=where,
             ) from error
 
     def _know(self, document: Document, now: float) -> None:
-        """This document is, or was just now, what the cell holds."""
+        """The cell holds this document, or did so a moment ago."""
         self._generation, self._version = document.generation, document.version
-        self._progress.look(document, now)
-        self.pace.looked(now, document.version)
+        self._expiry.observe(document, now)
+        self.latency.observed(now, document.version)
         if document.engine.revision != self._revision:
             self._revision = document.engine.revision
             self._quiet_since = now
@@ -412,15 +412,15 @@ class Hub:
             watch.take(document)
 
     async def _write(self, document: Document, requests: Sequence[Request]) -> bool:
-        """Replace what the cell holds by the document; False if it had changed: then that is known.
+        """Replace the content of the cell by the document; False if it had changed: then the new content is known.
 
-        Raises OutcomeUnknown if that cannot be found out, _TooLarge if it may not be tried.
+        Raises OutcomeUnknown if the outcome cannot be found out, _TooLarge if the document is too large.
         """
         base = _Base(document.generation, document.version, self._raw is None)
         token = self._token
         self._seq += 1
         document.sign(self._client, self._seq)
-        self._document = None  # until it is known to be what the cell holds
+        self._document = None  # until the outcome is known
         try:
             data = document.encode()
         except DocumentError as error:
@@ -446,10 +446,10 @@ class Hub:
             if resend < RESENDS - 1:
                 mark("register.resent")
             token = self._token
-        raise OutcomeUnknown(f"{self.cell.name} does not say whether it was written")
+        raise OutcomeUnknown(f"{self.cell.name} does not say whether the write was executed")
 
     async def _set(self, data: bytes, token: Token | None) -> Answer:
-        """What the cell says. It may have been written although the call failed: None."""
+        """The cell's answer; None if the call failed, which does not mean that nothing was written."""
         began_at = self._loop.time()
         try:
             answer = await self.cell.set(data, token)
@@ -458,14 +458,14 @@ class Hub:
         except Unavailable as error:
             self._reached(error)
             return None
-        if answer is not None:  # how long one waits in vain says nothing of how fast the cell is
+        if answer is not None:  # the time of a failed call does not measure the cell's latency
             took_s = self._loop.time() - began_at
-            self.pace.written(took_s)
+            self.latency.written(took_s)
             self._call_s = min(took_s, self._idle_s)
         return answer
 
     async def _read_in_doubt(self, requests: Sequence[Request]) -> None:
-        """Read, for as long as anybody waits for it. OutcomeUnknown if nobody does any more."""
+        """Read until it succeeds. OutcomeUnknown once all callers have stopped waiting."""
         pause = Backoff(self._rng, first_s=IN_DOUBT_S, most_s=self._idle_s / 2)
         while True:
             await pause.sleep()
@@ -479,16 +479,18 @@ class Hub:
                     raise OutcomeUnknown(str(error)) from error
 
     def _outcome(self, base: _Base) -> bool | None:
-        """Whether the last write is in what the cell holds; None: it is not, but it may still come."""
+        """Whether the last write is in the content of the cell; None: it is not, but it may still arrive."""
         document = self._document
         assert document is not None
         if self._raw is None and base.is_nothing:
             return None
         if (document.generation, document.version) == (base.generation, base.version):
-            return None  # nothing was written since: it may be under way
+            return None  # nothing was written since: it may still arrive
         written = document.has_write(self._client, self._seq, base.version)
         if written is None:
-            raise OutcomeUnknown(f"{self.cell.name} was written so often meanwhile that it no longer says who wrote it")
+            raise OutcomeUnknown(
+                f"{self.cell.name} was written by too many others since: this write is no longer listed"
+            )
         return written
 
     def _written(self, document: Document, data: bytes, token: Token) -> None:

@@ -1,4 +1,4 @@
-"""Questions on threads that nobody waits for."""
+"""Blocking DNS look-ups on daemon threads."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from rallypoint.backends.aside import addresses_of, aside, resolve
+from rallypoint.backends.resolver_threads import addresses_of, resolve, run_in_thread
 from tests.patience import PATIENCE_S, until
 
 
@@ -19,7 +19,7 @@ def threads() -> int:
 
 @pytest.fixture
 def silent(monkeypatch):
-    """A name server that answers when it may."""
+    """A name server that does not answer until the event is set."""
     may, real = threading.Event(), socket.getaddrinfo
 
     def getaddrinfo(*args, **more):
@@ -29,23 +29,23 @@ def silent(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     yield may
     may.set()
-    until(lambda: not threads(), "nobody asks any more")
+    until(lambda: not threads(), "all look-ups have ended")
 
 
-def test_answers_and_errors_arrive():
+def test_results_and_errors_of_the_thread_arrive():
     def fails():
         raise ZeroDivisionError("a defect")
 
     async def main():
-        assert await aside(lambda: 5, "five") == 5
+        assert await run_in_thread(lambda: 5, "five") == 5
         with pytest.raises(ZeroDivisionError, match="a defect"):
-            await aside(fails, "fails")
+            await run_in_thread(fails, "fails")
         assert await addresses_of("127.0.0.1", 1) == ["127.0.0.1"]
 
     asyncio.run(main())
 
 
-def test_however_often_a_silent_name_server_is_asked_one_thread_waits_for_it(silent):
+def test_concurrent_look_ups_of_one_name_share_one_thread(silent):
     async def main():
         for _ in range(5):
             with pytest.raises(TimeoutError):
@@ -58,7 +58,7 @@ def test_however_often_a_silent_name_server_is_asked_one_thread_waits_for_it(sil
     asyncio.run(main())
 
 
-def test_name_is_looked_up_again_once_it_was_answered(monkeypatch):
+def test_name_is_looked_up_again_after_an_answer(monkeypatch):
     asked = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: asked.append(args) or [])
 
@@ -69,7 +69,7 @@ def test_name_is_looked_up_again_once_it_was_answered(monkeypatch):
     assert len(asked) == 2
 
 
-def test_answer_after_the_loop_has_ended_is_silent(silent, capsys):
+def test_answer_after_the_end_of_the_loop_is_ignored(silent, capsys):
     async def main():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
@@ -77,11 +77,11 @@ def test_answer_after_the_loop_has_ended_is_silent(silent, capsys):
 
     asyncio.run(main())
     silent.set()
-    until(lambda: not threads(), "it was answered")
+    until(lambda: not threads(), "the look-up has ended")
     assert capsys.readouterr().err == ""
 
 
-def test_name_that_is_not_found_keeps_nobody_alive(monkeypatch):
+def test_error_of_a_look_up_leaves_no_reference_cycle(monkeypatch):
     def getaddrinfo(*args, **more):
         raise socket.gaierror("no such name")
 
@@ -98,8 +98,8 @@ def test_name_that_is_not_found_keeps_nobody_alive(monkeypatch):
 
     async def main():
         kept = await asks()
-        await asyncio.sleep(0)  # what woke this up holds the error until then
-        until(lambda: not threads(), "the one who asked is gone")
+        await asyncio.sleep(0)  # the event loop still holds the error in this turn
+        until(lambda: not threads(), "the thread has ended")
         assert kept() is None
 
     gc.disable()

@@ -1,6 +1,6 @@
-"""The contract's words in etcd's, and back. Values in, values out: nothing here talks to anybody.
+"""Converts between the contract's types and etcd's messages. No I/O.
 
-A key is text here and bytes there; UTF-8 keeps the order of code points, so that a prefix of text is a range of bytes.
+A key is text in the contract and bytes in etcd. UTF-8 keeps the order of code points, so a prefix is a range of bytes.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from rallypoint.kv.types import (
 )
 
 EVERYTHING = b"\0"
-"""As the end of a range: none. As its start: the first key there can be."""
+"""As the end of a range: no end. As the start: the first possible key."""
 
 
 def key_of(text: str) -> bytes:
-    """A key as etcd has it. Rejected for what is no text, such as half of a surrogate pair."""
+    """A key in etcd's form. Rejected if the text cannot be encoded, such as half of a surrogate pair."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise Rejected(f"the key {text!r} is no valid text: {error.reason}") from None
+        raise Rejected(f"the key {text!r} cannot be encoded as UTF-8: {error.reason}") from None
 
 
 def range_of(prefix: str) -> tuple[bytes, bytes]:
-    """The first key that could start with `prefix`, and the first one after all that do."""
+    """The first possible key with this prefix, and the first key after all of them."""
     start = key_of(prefix)
     if not start:
         return EVERYTHING, EVERYTHING
-    # A byte of UTF-8 is never 0xff: there is always a next one.
+    # UTF-8 has no byte 0xff, so the last byte can be incremented.
     return start, start[:-1] + bytes([start[-1] + 1])
 
 
 def item_of(kv: rpc.KeyValue) -> Item:
-    """A key as it was at some revision. Bytes that are no text, which are not ours, are shown with escapes."""
+    """A key as it was at some revision. A key that is not UTF-8 (not written by Rallypoint) is shown with escapes."""
     key = kv.key.decode(errors="backslashreplace")
     return Item(key, kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
 
@@ -64,7 +64,7 @@ def item_of(kv: rpc.KeyValue) -> Item:
 
 
 def compare_of(compare: Compare) -> rpc.Compare:
-    """A compare; a range is empty if every key in it was created at revision 0."""
+    """A compare. `RangeEmpty` becomes "every key in the range was created at revision 0"."""
     match compare:
         case RangeEmpty(prefix):
             start, end = range_of(prefix)
@@ -83,7 +83,6 @@ def compare_of(compare: Compare) -> rpc.Compare:
 
 
 def op_of(op: BranchOp) -> rpc.RequestOp:
-    """A step of a branch."""
     match op:
         case Put(key, value, lease):
             return rpc.RequestOp(request_put=rpc.PutRequest(key=key_of(key), value=value, lease=lease))
@@ -101,7 +100,7 @@ def op_of(op: BranchOp) -> rpc.RequestOp:
 
 
 def result_of(op: BranchOp, answer: rpc.ResponseOp) -> BranchResult:
-    """What came of a step."""
+    """The result of a step."""
     match op:
         case Put():
             return PutDone()
@@ -116,12 +115,12 @@ def result_of(op: BranchOp, answer: rpc.ResponseOp) -> BranchResult:
 
 
 def reader_of(compare: Compare) -> BranchOp:
-    """What to read to see why a compare failed."""
+    """The read that shows why a compare failed."""
     return Range(compare.prefix, limit=1) if isinstance(compare, RangeEmpty) else Get(compare.key)
 
 
 def holds(compare: Compare, read: BranchResult) -> bool:
-    """Whether a compare holds for what its reader read."""
+    """Whether a compare holds for the result of its `reader_of`."""
     if isinstance(compare, RangeEmpty):
         return isinstance(read, GotRange) and read.count == 0
     assert isinstance(read, GotItem)
@@ -140,7 +139,7 @@ def holds(compare: Compare, read: BranchResult) -> bool:
 
 
 def check_branch(branch: Sequence[BranchOp]) -> None:
-    """Rejected for a branch that writes a key twice or makes no sense. etcd would let some of them pass."""
+    """Rejected for a branch that writes a key twice or is invalid otherwise; etcd accepts some of these."""
     written: set[str] = set()
     cleared: list[str] = []
     for step in branch:
@@ -160,7 +159,7 @@ def check_branch(branch: Sequence[BranchOp]) -> None:
 
 
 def leases_of(*branches: Sequence[BranchOp]) -> list[int]:
-    """The leases that the puts of some branches name, each once."""
+    """The leases that the puts of the branches name, each once."""
     named = (step.lease for branch in branches for step in branch if isinstance(step, Put) and step.lease)
     return list(dict.fromkeys(named))
 
@@ -169,7 +168,7 @@ def leases_of(*branches: Sequence[BranchOp]) -> list[int]:
 
 
 def batches_of(events: Iterable[rpc.Event]) -> list[Batch]:
-    """Events, which are in order of revision, as one batch for each."""
+    """One batch per revision; the events are in order of revision."""
     batches: list[Batch] = []
     changes: list[Change] = []
     revision = 0
