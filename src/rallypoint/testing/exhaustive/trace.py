@@ -1,4 +1,4 @@
-"""A choice and what came of it, in a line that a person can follow."""
+"""Describes a choice and its effect in one line, for traces of broken guarantees."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rallypoint.kv.types import (
     Txn,
     TxnResult,
 )
-from rallypoint.testing.brief import brief_key, brief_value
-from rallypoint.testing.exhaustive.values import Choice, State
+from rallypoint.testing.exhaustive.state import Choice, State
 from rallypoint.testing.exhaustive.world import World
+from rallypoint.testing.summary import key_summary, value_summary
 
 _QUIET = ("waiting", "history", "roster")
-"""Keys whose values say nothing that the others do not."""
+"""Keys whose values add no information to the trace."""
 
 
-def tell(world: World, state: State, choice: Choice, after: State | None, answer: Any) -> str:
+def describe(world: World, state: State, choice: Choice, after: State | None, answer: Any) -> str:
     """One line. `after` is None if the choice broke a guarantee."""
     line = _happening(world, state, choice, answer)
     return line if after is None else line + _outcome(world, state, after)
@@ -46,36 +46,36 @@ def _happening(world: World, state: State, choice: Choice, answer: Any) -> str:
         case ("lost", _):
             return f"{name} learns that its session is lost"
         case ("join", index) | ("leave", index):
-            why = "" if kind == "join" else ", though nobody told it to"
+            why = "" if kind == "join" else ", without being told of a change"
             return f"{name} calls next_rendezvous ({state.procs[index].joins + 1}){why}"
         case ("tick", index) | ("slow", index):
             local = world.local(state, index)
             passed = local.timer_s if local is not None else 0
-            return f"{passed:g} s pass for {name}" + (" while others are at work" if kind == "slow" else "")
+            return f"{passed:g} s pass for {name}" + (" while messages are pending" if kind == "slow" else "")
         case ("end", _, lease):
-            return f"the store ends session {lease} of {name}, which nobody renews"
-        case ("haunt", _, place):
-            return f"a request from the past: {_request(world, name, state.ghosts[place][1], answer)}"
+            return f"the store ends session {lease} of {name}, which is no longer renewed"
+        case ("arrive", _, place):
+            return f"a late request arrives: {_request(world, name, state.ghosts[place][1], answer)}"
         case ("crash", index, _, place):
-            return f"{name} dies; on its way is: {_request(world, name, world.requests(state, index)[place], None)}"
+            return f"{name} dies; still pending: {_request(world, name, world.requests(state, index)[place], None)}"
         case ("crash", _, _):
             return f"{name} dies"
         case ("expire", _, _, lease):
             return f"the store ends session {lease} of {name}, which does not know it yet"
         case ("cut", _):
-            return f"{name} counts its session as lost, the store does not"
+            return f"{name} counts its session as lost before the store does"
         case ("depart", _):
             return f"{name} is asked to leave"
         case ("close", _) | ("reopen", _):
             return f"{name} is asked to {kind} the run"
         case ("late", index, place):
-            return f"{_request(world, name, world.requests(state, index)[place], answer)}; the answer is on its way"
+            return f"{_request(world, name, world.requests(state, index)[place], answer)}; the answer is pending"
         case ("unknown", index, place, was_done):
             asked = _request(world, name, world.requests(state, index)[place], answer if was_done else None)
             return f"{asked}; " + ("the answer is lost" if was_done else "the request is lost")
         case ("ghost", index, place):
             asked = _request(world, name, world.requests(state, index)[place], None)
-            return f"on its way, and given up by its sender: {asked}"
+            return f"still pending, and given up by its sender: {asked}"
         case _:
             return repr(choice)
 
@@ -118,7 +118,7 @@ def _refusal(world: World, compares: tuple[Any, ...], answer: TxnResult) -> str:
             is_own = (at.create_revision if at else 0) == getattr(compare, "revision", None)
             if not is_same and not is_own:
                 changed.append(f"{_key(world, compare.key)} is {'gone' if at is None else 'another'}")
-    return ", ".join(changed) or "it was not as it should be"
+    return ", ".join(changed) or "a compare failed"
 
 
 def _batches(world: World, batches: tuple[Batch, ...]) -> str:
@@ -133,13 +133,13 @@ def _change(world: World, change: Change) -> str:
 
 def _item(world: World, key: str, value: bytes) -> str:
     shown = _key(world, key)
-    return shown if any(word in shown for word in _QUIET) else f"{shown} ({brief_value(value)})"
+    return shown if any(word in shown for word in _QUIET) else f"{shown} ({value_summary(value)})"
 
 
 def _key(world: World, key: str) -> str:
     for prefix in (world.keys.control, world.keys.data):
         if key.startswith(prefix):
-            return brief_key(key[len(prefix) :])
+            return key_summary(key[len(prefix) :])
     return key
 
 

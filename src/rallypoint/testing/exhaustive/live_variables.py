@@ -1,7 +1,7 @@
-"""Which local variables of a suspended coroutine can still be read: the others are no part of its state.
+"""Live-variable analysis: the local variables of a suspended coroutine that may still be read.
 
-A plain backward analysis of the bytecode. Where it is not sure it says that a variable is live, which costs a
-fingerprint nothing but precision.
+The others are not part of its state. A backward data-flow analysis of the bytecode. In doubt a variable counts as live,
+which only makes fingerprints less precise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WRITES = {"STORE_FAST", "DELETE_FAST"}
 
 @cache
 def live_after(code: CodeType, offset: int) -> frozenset[str]:
-    """The variables (no cells) that may be read after the instruction at `offset`, or from the start if negative."""
+    """The variables (without cells) that may be read after the instruction at `offset` (negative: from the start)."""
     before, following = _analysed(code)
     if offset < 0:
         return before[0]
@@ -28,7 +28,7 @@ def live_after(code: CodeType, offset: int) -> frozenset[str]:
 
 @cache
 def _analysed(code: CodeType) -> tuple[dict[int, frozenset[str]], dict[int, list[int]]]:
-    """For each instruction: what is live before it, and where it may go on."""
+    """For each instruction: the variables live before it, and its possible successors."""
     instructions = list(dis.get_instructions(code))
     following = _following(code, instructions)
     before: dict[int, frozenset[str]] = {instruction.offset: frozenset() for instruction in instructions}

@@ -1,9 +1,9 @@
-"""Revisions and instants as symbols: what they are does not matter, only their order and their distance.
+"""Symbolic revisions and instants: only the order of revisions and the distances of instants matter.
 
-The real code holds revisions and times in many places. Here they are `Rev`, whose number may be exchanged under the
-code that holds it as long as the order stays, and `Moment`, which stays one through addition and subtraction, so that
-a fingerprint can tell "7 s ago" from the number 7. Two states that differ only in how many revisions were used up, or
-in how late it is, then have one fingerprint.
+The real code holds revisions and times in many places. Here they are `Rev`, whose number may be replaced while the code
+holds it, as long as the order stays the same, and `Moment`, which remains one under addition and subtraction, so that a
+fingerprint can distinguish "7 s ago" from the number 7. Two states that differ only in the number of used revisions, or
+in the time, have equal fingerprints.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rallypoint.kv.types import (
 )
 
 FAR_S = 100_000.0
-"""What is due later than that never happens here."""
+"""Later timers never fire here."""
 
 Rename: TypeAlias = Callable[[int], int]
 
 
 class Rev(int):
-    """A revision inside a process. Compares by `at`, which may be exchanged."""
+    """A revision inside a process. Compares by `at`, which may be replaced."""
 
     at: int
 
@@ -60,7 +60,7 @@ class Rev(int):
         return self.at >= number(other)
 
     def __hash__(self) -> int:
-        raise TypeError("a symbolic revision has no hash: it may change under whoever keeps it")
+        raise TypeError("a symbolic revision has no hash: its number may change")
 
     def __repr__(self) -> str:
         return f"Rev({self.at})"
@@ -84,11 +84,11 @@ class Moment(float):
         return difference if isinstance(other, Moment) else Moment(difference)
 
 
-# --- renaming inside the words of the store ---------------------------------------------------------------------------
+# --- renaming of revisions in items, answers and requests -------------------------------------------------------------
 
 
 def rename_item(item: Item, to: Rename) -> Item:
-    """The item as if its revisions had these names. Zero, a revision that was blanked, stays."""
+    """The item with its revisions renamed. Zero, a blank revision, stays."""
     created, modified = item.create_revision, item.mod_revision
     if not modified:
         return item
@@ -116,7 +116,7 @@ def rename_answer(answer: Any, to: Rename) -> Any:
 
 
 def rename_op(op: Any, to: Rename) -> Any:
-    """A request as if the revisions it compares had these names. Zero, which says "absent", stays."""
+    """A request with its compared revisions renamed. Zero, which means "absent", stays."""
     match op:
         case Txn():
             return Txn(tuple([_rename_compare(compare, to) for compare in op.compares]), op.then, op.otherwise)

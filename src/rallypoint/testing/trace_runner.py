@@ -1,4 +1,4 @@
-"""Carries out the commands of a text trace on a world of nodes, and writes down what happens. See `traces`."""
+"""Runs the commands of a text trace on a world of nodes, and records the output. See `traces`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.ranks import natural_key
 from rallypoint.rendezvous.records import NodePhase
-from rallypoint.testing.brief import brief_key, brief_value
-from rallypoint.testing.line import Line
+from rallypoint.testing.cuttable import CuttableBackend
 from rallypoint.testing.loop import VirtualTimeLoop
+from rallypoint.testing.summary import key_summary, value_summary
 from rallypoint.testing.world import EPOCH_S, Process, World
 
 LONGEST_S = 10_000_000.0
@@ -30,7 +30,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class TraceError(RallypointError):
-    """The text is not a trace; `line` is where."""
+    """The text is not a valid trace; `line` says where."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(f"line {line}: {message}")
@@ -39,7 +39,7 @@ class TraceError(RallypointError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command line, taken apart."""
+    """One parsed command line."""
 
     line: int
     verb: str
@@ -49,8 +49,8 @@ class Command:
     """Everything after the first word."""
 
 
-class Stage:
-    """Carries out commands on a world, and writes down what happens."""
+class TraceRunner:
+    """Runs commands on a world and records the output."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -61,38 +61,38 @@ class Stage:
         self._output: list[str] = []
         self._last: tuple[float, list[str], str] | None = None
         self._level = logging.DEBUG
-        self._lines: dict[str, Line] = {}
-        self._line_state: Callable[[Line], None] = Line.heal
+        self._backends: dict[str, CuttableBackend] = {}
+        self._switch: Callable[[CuttableBackend], None] = CuttableBackend.heal
         self._shown_ids: dict[str, str] = {}
         self._lives: dict[str, int] = {}
         self._hidden: list[tuple[float, str, str]] = []
-        """Events for which the result of the call is shown: time, node, content."""
+        """Events that are replaced by the result of the call: time, node, content."""
         self._again: set[str] = set()
         self._calls: dict[asyncio.Task[Any], str] = {}
         self._line_number = 0
         self._quiet = False
 
     async def do(self, command: Command) -> None:
-        """Carry out one command and let everything happen that can happen at this instant."""
+        """Run one command, then everything that is ready at this instant."""
         self._line_number = command.line
         await VERBS[command.verb](self, command)
         await self._settle()
 
     def take_output(self) -> list[str]:
-        """What happened since the last time."""
+        """The output since the last call."""
         self._end_group()
         output, self._output = self._output, []
         return output
 
     async def end(self) -> None:
-        """Nothing is shown any more; everything ends."""
+        """Stop the world without further output."""
         if self._world is None:
             return
         self._world.on_event = None
         self._quiet = True
-        for line in self._lines.values():
-            line.heal()
-            line.release()
+        for backend in self._backends.values():
+            backend.heal()
+            backend.release()
         await self._world.stop()
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -133,29 +133,29 @@ class Stage:
                 self._join_one(name)
 
     async def _leave(self, command: Command) -> None:
-        process, reason = self._who_and_why(command)
+        process, reason = self._name_and_reason(command)
         self._call(process, process.node.leave(reason))
 
     async def _close(self, command: Command) -> None:
-        process, reason = self._who_and_why(command)
+        process, reason = self._name_and_reason(command)
         self._call(process, process.node.close_run(reason))
 
     async def _reopen(self, command: Command) -> None:
-        process, reason = self._who_and_why(command)
+        process, reason = self._name_and_reason(command)
         self._call(process, process.node.reopen_run(reason))
 
     async def _drain(self, command: Command) -> None:
         node, _, reason = command.rest.partition(" ")
-        world = self._stage()
+        world = self._running_world()
         settings = next((process.node.settings for process in world.processes.values()), None)
         if settings is None:
-            raise self._error("nobody can be drained: no process runs")
+            raise self._error("no node can be drained: no process runs")
         backend = MemoryBackend(world.server)
         operator = Entry(backend, self._keys, settings, "operator", str, lambda: EPOCH_S + self._loop.time())
         try:
             await operator.drain(node, reason)
         except RallypointError as error:
-            self._say("operator", _result(error))
+            self._write_line("operator", _result(error))
 
     async def _crash(self, command: Command) -> None:
         for name in self._names(command):
@@ -163,60 +163,60 @@ class Stage:
             for task, caller in self._calls.items():
                 if caller == name:
                     task.cancel()
-            self._stage().crash(name)
-            self._lines.pop(name).refuse()
+            self._running_world().crash(name)
+            self._backends.pop(name).refuse()
 
     async def _cut(self, command: Command) -> None:
-        self._throw(command, Line.cut)
+        self._switch_backends(command, CuttableBackend.cut)
 
     async def _refuse(self, command: Command) -> None:
-        self._throw(command, Line.refuse)
+        self._switch_backends(command, CuttableBackend.refuse)
 
     async def _heal(self, command: Command) -> None:
-        self._throw(command, Line.heal)
+        self._switch_backends(command, CuttableBackend.heal)
 
     async def _hang(self, command: Command) -> None:
         for name in self._names(command):
             self._process(name)
-            self._lines[name].withhold(self._is_confirmation)
+            self._backends[name].withhold(self._is_confirmation)
 
     async def _unhang(self, command: Command) -> None:
         for name in self._names(command):
             self._process(name)
-            self._lines[name].release()
+            self._backends[name].release()
 
     async def _freeze(self, command: Command) -> None:
         for name in self._names(command):
             self._process(name)
-            self._stage().freeze(name)
+            self._running_world().freeze(name)
 
     async def _thaw(self, command: Command) -> None:
         for name in self._names(command):
             self._process(name)
-            self._stage().thaw(name)
+            self._running_world().thaw(name)
 
     async def _clock(self, command: Command) -> None:
         name, _, seconds = command.rest.partition(" ")
-        clocks = self._stage().clocks
+        clocks = self._running_world().clocks
         clocks[name] = clocks.get(name, 0.0) + self._seconds(seconds)
 
     async def _put(self, command: Command) -> None:
         key, _, value = command.rest.partition(" ")
         if not value:
             raise self._error("put takes a key and a value")
-        for process in self._stage().processes.values():
+        for process in self._running_world().processes.values():
             key = key.replace(f"<{process.name}>", process.node.identity.id)
         root = self._keys.data if key.split("/")[0] in DATA else self._keys.control
-        await MemoryBackend(self._stage().server).txn((), [Put(root + key, value.encode())])
+        await MemoryBackend(self._running_world().server).txn((), [Put(root + key, value.encode())])
 
     async def _show_keys(self, command: Command) -> None:
-        backend = MemoryBackend(self._stage().server)
+        backend = MemoryBackend(self._running_world().server)
         for prefix in (self._keys.control, self._keys.data):
             items = (await backend.scan(prefix)).items
-            values = {self._readable(brief_key(item.key[len(prefix) :])): item.value for item in items}
+            values = {self._readable(key_summary(item.key[len(prefix) :])): item.value for item in items}
             for key in sorted(values):
                 if key.startswith(command.rest):
-                    self._print(f"{key}: {self._readable(brief_value(values[key]))}")
+                    self._print(f"{key}: {self._readable(value_summary(values[key]))}")
 
     async def _waiting(self, command: Command) -> None:
         for name in self._names(command):
@@ -239,34 +239,34 @@ class Stage:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _started(self, name: str, options: dict[str, str]) -> bool:
-        if name not in self._stage().processes:
+        if name not in self._running_world().processes:
             return self._start_one(name, options)
         if options:
-            raise self._error(f"{name} runs already: its options cannot change")
+            raise self._error(f"{name} already runs: its options cannot change")
         return True
 
     def _start_one(self, name: str, options: dict[str, str]) -> bool:
-        world = self._stage()
+        world = self._running_world()
         if name in world.processes:
-            raise self._error(f"{name} runs already")
+            raise self._error(f"{name} already runs")
         try:
             process = world.start(name, **options)
         except RallypointError as error:
-            self._say(name, _result(error))
+            self._write_line(name, _result(error))
             return False
         life = self._lives[name] = self._lives.get(name, 0) + 1
         self._shown_ids[process.node.identity.id] = name if life == 1 else f"{name}#{life}"
         return True
 
-    def _wrap(self, name: str, backend: Backend) -> Line:
-        line = self._lines[name] = Line(backend)
-        self._line_state(line)
-        return line
+    def _wrap(self, name: str, backend: Backend) -> CuttableBackend:
+        cuttable = self._backends[name] = CuttableBackend(backend)
+        self._switch(cuttable)
+        return cuttable
 
     def _join_one(self, name: str) -> None:
         process = self._process(name)
         self._again.discard(name)
-        call = self._stage().join(name)
+        call = self._running_world().join(name)
         call.add_done_callback(lambda task: self._on_joined(process, task))
 
     def _on_joined(self, process: Process, task: asyncio.Task[Joined]) -> None:
@@ -274,11 +274,11 @@ class Stage:
             return
         error = task.exception()
         if error is not None:
-            self._say_result(process.name, _result(error), f"{type(error).__name__}: {error}")
+            self._write_result(process.name, _result(error), f"{type(error).__name__}: {error}")
             return
         joined = task.result()
         place = f"round {joined.number}, rank {joined.rank} of {joined.size}"
-        self._say_result(process.name, f"-> {place}, {joined.addr}:{joined.port}", place)
+        self._write_result(process.name, f"-> {place}, {joined.addr}:{joined.port}", place)
         self._join_again(process)
 
     def _on_changed(self, process: Process) -> None:
@@ -286,12 +286,12 @@ class Stage:
         self._loop.call_soon(self._join_again, process)
 
     def _join_again(self, process: Process) -> None:
-        alive = self._stage().processes.get(process.name) is process and not self._quiet
+        alive = self._running_world().processes.get(process.name) is process and not self._quiet
         if alive and process.name in self._again and (process.call is None or process.call.done()):
             self._join_one(process.name)
 
     def _call(self, process: Process, coro: Coroutine[Any, Any, object]) -> None:
-        """Something a node does that may take its time; only a failure and a refusal are worth a line."""
+        """Run a call of a node that may take time; only a failure or a refusal is shown."""
 
         def ended(task: asyncio.Task[object]) -> None:
             del self._calls[task]
@@ -299,20 +299,20 @@ class Stage:
                 return
             error = task.exception()
             if error is not None:
-                self._say(process.name, _result(error))
+                self._write_line(process.name, _result(error))
             elif task.result() is False:
-                self._say(process.name, "-> there was nothing to do")
+                self._write_line(process.name, "-> there was nothing to do")
 
-        task = self._stage().call(process.name, coro)
+        task = self._running_world().call(process.name, coro)
         self._calls[task] = process.name
         task.add_done_callback(ended)
 
-    def _throw(self, command: Command, switch: Callable[[Line], None]) -> None:
+    def _switch_backends(self, command: Command, switch: Callable[[CuttableBackend], None]) -> None:
         if not command.names:
-            self._line_state = switch
-        for name in command.names or tuple(self._lines):
+            self._switch = switch
+        for name in command.names or tuple(self._backends):
             self._process(name)
-            switch(self._lines[name])
+            switch(self._backends[name])
 
     def _is_confirmation(self, put: Put) -> bool:
         member = f'"phase":"{NodePhase.MEMBER.value}"'
@@ -320,14 +320,14 @@ class Stage:
 
     # --- arguments ----------------------------------------------------------------------------------------------------
 
-    def _stage(self) -> World:
+    def _running_world(self) -> World:
         assert self._world is not None, "run comes first"
         return self._world
 
     def _process(self, name: str) -> Process:
-        process = self._stage().processes.get(name)
+        process = self._running_world().processes.get(name)
         if process is None:
-            raise self._error(f"{name!r} is no running process")
+            raise self._error(f"{name!r} is not a running process")
         return process
 
     def _names(self, command: Command) -> tuple[str, ...]:
@@ -339,7 +339,7 @@ class Stage:
         if command.names:
             raise self._error(f"{command.verb} takes OPTION=VALUE only, not {command.names[0]!r}")
 
-    def _who_and_why(self, command: Command) -> tuple[Process, str]:
+    def _name_and_reason(self, command: Command) -> tuple[Process, str]:
         name, _, reason = command.rest.partition(" ")
         if not reason:
             raise self._error(f"{command.verb} takes a name and a reason")
@@ -349,7 +349,7 @@ class Stage:
         try:
             return float(text)
         except ValueError:
-            raise self._error(f"{text!r} is no number of seconds") from None
+            raise self._error(f"{text!r} is not a number of seconds") from None
 
     def _error(self, message: str) -> TraceError:
         return TraceError(self._line_number, message)
@@ -368,16 +368,16 @@ class Stage:
                 self._hidden.append((at, event.by, f"{event.error}: {event.reason}"))
             case NodeLeft():
                 self._hidden.append((at, event.by, f"RendezvousGracefulExitError: {event.reason}"))
-                self._say(event.by, event.text())
+                self._write_line(event.by, event.text())
             case _ if event.level >= self._level:
-                self._say(event.by, event.text())
+                self._write_line(event.by, event.text())
 
-    def _say_result(self, who: str, sentence: str, content: str) -> None:
+    def _write_result(self, who: str, sentence: str, content: str) -> None:
         said = (self._loop.time(), who, content) in self._hidden
-        self._say(who, sentence if said else f"{sentence} (no event says so)")
+        self._write_line(who, sentence if said else f"{sentence} (no event says so)")
 
-    def _say(self, who: str, sentence: str) -> None:
-        """A line of the output, or one more who says the same at the same time."""
+    def _write_line(self, who: str, sentence: str) -> None:
+        """Add a line to the output, or add a node to the line with the same sentence at the same time."""
         now = self._loop.time()
         if self._last is not None and self._last[0] == now and self._last[2] == sentence and who not in self._last[1]:
             self._last[1].append(who)
@@ -397,7 +397,7 @@ class Stage:
         self._output.append(line)
 
     def _readable(self, text: str) -> str:
-        """Names instead of ids."""
+        """The text with names instead of ids."""
         for node_id, name in self._shown_ids.items():
             text = text.replace(node_id, name)
         return text
@@ -407,28 +407,28 @@ def _result(error: BaseException) -> str:
     return f"-> {type(error).__name__}: {error}"
 
 
-VERBS: dict[str, Callable[[Stage, Command], Coroutine[Any, Any, None]]] = {
-    "run": Stage._run,
-    "show": Stage._show,
-    "advance": Stage._advance,
-    "start": Stage._start,
-    "join": Stage._join,
-    "work": Stage._work,
-    "leave": Stage._leave,
-    "close": Stage._close,
-    "reopen": Stage._reopen,
-    "drain": Stage._drain,
-    "crash": Stage._crash,
-    "cut": Stage._cut,
-    "refuse": Stage._refuse,
-    "heal": Stage._heal,
-    "hang": Stage._hang,
-    "unhang": Stage._unhang,
-    "freeze": Stage._freeze,
-    "thaw": Stage._thaw,
-    "clock": Stage._clock,
-    "put": Stage._put,
-    "keys": Stage._show_keys,
-    "waiting": Stage._waiting,
-    "members": Stage._members,
+VERBS: dict[str, Callable[[TraceRunner, Command], Coroutine[Any, Any, None]]] = {
+    "run": TraceRunner._run,
+    "show": TraceRunner._show,
+    "advance": TraceRunner._advance,
+    "start": TraceRunner._start,
+    "join": TraceRunner._join,
+    "work": TraceRunner._work,
+    "leave": TraceRunner._leave,
+    "close": TraceRunner._close,
+    "reopen": TraceRunner._reopen,
+    "drain": TraceRunner._drain,
+    "crash": TraceRunner._crash,
+    "cut": TraceRunner._cut,
+    "refuse": TraceRunner._refuse,
+    "heal": TraceRunner._heal,
+    "hang": TraceRunner._hang,
+    "unhang": TraceRunner._unhang,
+    "freeze": TraceRunner._freeze,
+    "thaw": TraceRunner._thaw,
+    "clock": TraceRunner._clock,
+    "put": TraceRunner._put,
+    "keys": TraceRunner._show_keys,
+    "waiting": TraceRunner._waiting,
+    "members": TraceRunner._members,
 }

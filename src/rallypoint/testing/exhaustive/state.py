@@ -1,4 +1,4 @@
-"""The words of a tiny world, all of them values: what may happen how often, the setup, the state."""
+"""The values of a tiny world: the budget of faults, the setup, the state."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from rallypoint.kv.types import Batch, Op
-from rallypoint.testing.exhaustive import ledger as ledgers
-from rallypoint.testing.exhaustive.ledger import Ledger
-from rallypoint.testing.exhaustive.server import Server
-from rallypoint.testing.exhaustive.symbols import (
+from rallypoint.testing.exhaustive import checker_state as checker_states
+from rallypoint.testing.exhaustive.checker_state import CheckerState
+from rallypoint.testing.exhaustive.store_model import StoreState
+from rallypoint.testing.exhaustive.symbolic import (
     rename_answer,
     rename_item,
     rename_op,
@@ -18,12 +18,12 @@ from rallypoint.testing.exhaustive.symbols import (
 )
 
 Choice: TypeAlias = tuple[Any, ...]
-"""One thing that may happen next: (kind, process, …)."""
+"""One possible next event: (kind, process, …)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How often each of these may happen."""
+    """How often each fault may happen."""
 
     crash: int = 0
     """A node dies."""
@@ -34,22 +34,22 @@ class Budget:
     take_over: int = 0
     """A coordinator dies, or its session ends while it lives."""
     leave: int = 0
-    """A member re-joins though nobody told it to."""
+    """A member re-joins without being told of a change."""
     depart: int = 0
     """A node leaves for good."""
     close: int = 0
     reopen: int = 0
     slow: int = 0
-    """Time passes for a process while something is still under way."""
+    """Time passes for a process while messages are pending."""
     late: int = 0
-    """A write is executed and its answer comes later."""
+    """A write is executed and its answer arrives later."""
     unknown: int = 0
     """A write's answer is lost, whether it was executed or not."""
     ghost: int = 0
-    """A write whose answer was lost, or whose sender died, is executed some time later."""
+    """A write whose answer was lost, or whose sender died, is executed later."""
 
     def spend(self, name: str) -> Budget:
-        """One less of it."""
+        """The budget with one less of this fault."""
         return replace(self, **{name: getattr(self, name) - 1})
 
 
@@ -65,15 +65,15 @@ class Setup:
     """How often a node may call `next_round`."""
     budget: Budget = Budget()
     elected: bool = False
-    """The nodes elect the coordinator among themselves; else it is a process of its own."""
-    door: bool = False
-    """Making the run is left to choice as well; else the run exists."""
+    """The nodes elect the coordinator among themselves; else coordinators are separate processes."""
+    creates_run: bool = False
+    """The nodes create the run; else it exists at the start."""
     max_txn_ops: int = 128
     begin: str = "nothing"
-    """Where the choices begin: with nothing, or in a fair world that has come to all nodes having `joined`, to a round
-    that is `forming`, or to all being in an `active` one."""
+    """Where the choices start: at `nothing`, or in the fault-free state in which all nodes have `joined`, a round is
+    `forming`, or all nodes are in an `active` round."""
 
-    def sentence(self) -> str:
+    def description(self) -> str:
         """Nodes, sizes and faults."""
         same = self.min_nodes == self.max_nodes
         sizes = f"min=max={self.min_nodes}" if same else f"min {self.min_nodes} / max {self.max_nodes}"
@@ -84,8 +84,8 @@ class Setup:
                 parts.append(f"{count} {field.name.replace('_', '-')}")
         if self.elected:
             parts.append("elected coordinator")
-        if self.door:
-            parts.append("open door")
+        if self.creates_run:
+            parts.append("run not created")
         if self.max_txn_ops != Setup.__dataclass_fields__["max_txn_ops"].default:
             parts.append(f"{self.max_txn_ops} operations a transaction")
         if self.begin != "nothing":
@@ -99,29 +99,29 @@ class Proc(NamedTuple):
     local: int
     binding: tuple[int, ...] = ()
     queues: tuple[tuple[Batch, ...], ...] = ()
-    """For each watch what it has not been given yet."""
+    """For each watch its undelivered batches."""
     answers: tuple[tuple[int, Any], ...] = ()
-    """Requests that were executed and not yet answered: place and answer."""
+    """Requests that were executed but not answered yet: index and answer."""
     grants: tuple[int, int] = (0, 0)
-    """How many sessions and other leases it has asked for."""
+    """The number of sessions and of other leases that it has requested."""
     joins: int = 0
 
 
 class State(NamedTuple):
     """The whole world."""
 
-    server: Server
+    store: StoreState
     procs: tuple[Proc, ...]
     ghosts: tuple[tuple[int, Op], ...]
-    """Writes that will be executed some time, and whose they are."""
+    """Pending writes of dead or impatient senders: sender and operation."""
     budget: Budget
-    ledger: Ledger
+    checker_state: CheckerState
     revision: int = 1
-    """The one that the store is at."""
+    """The current revision of the store."""
 
     def with_proc(self, index: int, proc: Proc) -> State:
         procs = (*self.procs[:index], proc, *self.procs[index + 1 :])
-        return State(self.server, procs, self.ghosts, self.budget, self.ledger, self.revision)
+        return State(self.store, procs, self.ghosts, self.budget, self.checker_state, self.revision)
 
     def with_changes(self, index: int, **changes: Any) -> State:
         return self.with_proc(index, self.procs[index]._replace(**changes))
@@ -130,13 +130,13 @@ class State(NamedTuple):
         return self._replace(budget=self.budget.spend(name))
 
     def compressed(self) -> State:
-        """The same with its revisions numbered from 1: only their order counts."""
+        """The same state with its revisions renumbered from 1: only their order matters."""
         used = sorted(self._revisions())
         revision = max(1, len(used))
         if revision == self.revision and (not used or used[-1] == revision):
             return self
         to = dict(zip(used, range(1, len(used) + 1), strict=True)).__getitem__
-        items = tuple([rename_item(item, to) for item in self.server.items])
+        items = tuple([rename_item(item, to) for item in self.store.items])
         procs = tuple(
             [
                 Proc(
@@ -151,12 +151,12 @@ class State(NamedTuple):
             ]
         )
         ghosts = tuple([(index, rename_op(op, to)) for index, op in self.ghosts])
-        ledger = ledgers.renamed(self.ledger, to)
-        return State(Server(items, self.server.leases), procs, ghosts, self.budget, ledger, revision)
+        checker_state = checker_states.renamed(self.checker_state, to)
+        return State(StoreState(items, self.store.leases), procs, ghosts, self.budget, checker_state, revision)
 
     def _revisions(self) -> set[int]:
         used: set[int] = set()
-        for item in self.server.items:
+        for item in self.store.items:
             used.add(item.create_revision)
             used.add(item.mod_revision)
         for proc in self.procs:
@@ -168,6 +168,6 @@ class State(NamedTuple):
                 revisions_in(proc.answers, used)
         for _, op in self.ghosts:
             revisions_compared(op, used)
-        used.update(ledgers.revisions(self.ledger))
+        used.update(checker_states.revisions(self.checker_state))
         used.discard(0)
         return used

@@ -1,6 +1,6 @@
-"""The line between one node and its backend, in the hands of a test: cut it, refuse connections, withhold one write.
+"""A backend whose connection a test controls: it can be cut or refused, and single writes can be withheld.
 
-Without a switch thrown it is the backend itself. Nothing is drawn: what happens is what the test said.
+By default it passes everything on. Nothing is random: see `chaos` for random faults.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from rallypoint.kv.types import AddResult, Batch, BranchOp, Compare, Put, TxnRes
 _T = TypeVar("_T")
 
 CALL_TIMEOUT_S = 5.0
-"""How long a call waits on a line that is cut."""
+"""How long a call waits while the connection is cut."""
 
 
-class Line(Backend):
-    """See the module. A call that fails on it was never executed."""
+class CuttableBackend(Backend):
+    """See the module. A call that fails because of it was never executed."""
 
     def __init__(self, inner: Backend) -> None:
         self.name = inner.name
         self.limits = inner.limits
         self.has_coordinator = inner.has_coordinator
         self.refused = False
-        """Calls fail at once, as if nobody listened at the other end."""
+        """Calls fail at once, as if no server listened."""
         self.withheld: Callable[[Put], bool] | None = None
-        """Transactions with such a put wait until there is no such rule any more."""
+        """Transactions with a put that this rule matches wait until `release`."""
         self._inner = inner
         self._intact = asyncio.Event()
         self._intact.set()
         self._released = asyncio.Event()
         self._sessions: list[Session] = []
-        self._watches: dict[_LineWatch, None] = {}
+        self._watches: dict[_CuttableWatch, None] = {}
 
     def cut(self) -> None:
         """From now on calls time out and watches stall."""
@@ -48,19 +48,19 @@ class Line(Backend):
         self._intact.clear()
 
     def heal(self) -> None:
-        """As before; what still waits goes on."""
+        """End `cut` and `refuse`; pending calls and watches continue."""
         self.refused = False
         self._intact.set()
         for watch in self._watches:
             watch.poke()
 
     def withhold(self, rule: Callable[[Put], bool]) -> None:
-        """Keep back every transaction with a put that the rule picks."""
+        """Hold back every transaction with a put that the rule matches."""
         self.withheld = rule
         self._released.clear()
 
     def release(self) -> None:
-        """Let go what was kept back."""
+        """Execute the transactions that were held back, and end the rule."""
         self.withheld = None
         self._released.set()
 
@@ -87,12 +87,12 @@ class Line(Backend):
         return await self._call(lambda: self._inner.add(key, amount, compares=compares, lease=lease))
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
-        watch = _LineWatch(self, self._inner.watch(prefix, after_revision))
+        watch = _CuttableWatch(self, self._inner.watch(prefix, after_revision))
         self._watches[watch] = None
         return watch
 
-    def forget(self, watch: _LineWatch) -> None:
-        """A watch has ended."""
+    def forget(self, watch: _CuttableWatch) -> None:
+        """Drop an ended watch."""
         self._watches.pop(watch, None)
 
     async def grant(self, ttl_s: float) -> int:
@@ -138,21 +138,21 @@ class Line(Backend):
         return await execute()
 
 
-class _LineWatch(Watch):
-    """A watch that delivers nothing while its line is not intact, and everything afterwards."""
+class _CuttableWatch(Watch):
+    """A watch that delivers nothing while its backend is cut, and everything afterwards."""
 
-    def __init__(self, line: Line, inner: Watch) -> None:
-        self._line = line
+    def __init__(self, owner: CuttableBackend, inner: Watch) -> None:
+        self._owner = owner
         self._inner = inner
         self._held: Batch | None = None
-        """Arrived while the line was cut; not lost if the reader is cancelled meanwhile."""
+        """Arrived during the cut; it is not lost if the reader is cancelled."""
         self._cancelled = False
         self._poked = asyncio.Event()
 
     async def __anext__(self) -> Batch:
         if self._held is None:
             self._held = await anext(self._inner)
-        while not self._line.is_intact and not self._cancelled:
+        while not self._owner.is_intact and not self._cancelled:
             self._poked.clear()
             await self._poked.wait()
         if self._cancelled:
@@ -161,16 +161,16 @@ class _LineWatch(Watch):
         return batch
 
     def ready(self) -> Batch | None:
-        if not self._line.is_intact or self._held is not None:
+        if not self._owner.is_intact or self._held is not None:
             return None
         return self._inner.ready()
 
     def cancel(self) -> None:
         self._cancelled = True
         self._inner.cancel()
-        self._line.forget(self)
+        self._owner.forget(self)
         self.poke()
 
     def poke(self) -> None:
-        """Look again whether there is still something to wait for."""
+        """Check again whether to wait."""
         self._poked.set()

@@ -1,6 +1,6 @@
-"""What happened in a world: everything goes into a digest, and the last of it is kept for whoever asks what went wrong.
+"""The event log of a world: a digest of all events, and the last events for error reports.
 
-Nothing is put into words before somebody asks: most worlds are fine, and nobody does.
+Events are formatted only on demand: most worlds are correct.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ KEPT = 80
 LINES_AT_ONCE = 256
 
 
-class Notes:
-    """Equal digests mean that the same things happened at the same times."""
+class EventLog:
+    """Equal digests mean the same events at the same times."""
 
     def __init__(self) -> None:
         self.count = 0
         self.last: deque[tuple[float, str, str, object]] = deque(maxlen=KEPT)
-        """Time, kind, who, and what it is about."""
+        """Time, kind, process, and content."""
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines: list[str] = []
-        """What is yet to go into the digest."""
+        """Lines that are not in the digest yet."""
         self._at = -1.0
         self._written_at = ""
 
     def add(self, now: float, kind: str, who: str, what: object, revision: int) -> None:
-        """One event. Of what is no text only the type counts."""
+        """Add an event. If `what` is not text, only its type goes into the digest."""
         self.count += 1
         if now != self._at:
             self._at = now
@@ -39,7 +39,7 @@ class Notes:
 
     @property
     def digest(self) -> str:
-        """Of everything so far."""
+        """The digest of all events so far."""
         self._hash()
         return self._digest.hexdigest()
 

@@ -1,4 +1,4 @@
-"""Keys of a run and what they hold, in a line that a person can compare with another."""
+"""Short texts for keys of a run and their values, for traces that people read and compare."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ LEFT_OUT = {
     *("v", "id", "session", "addr", "pid", "local_id", "incarnation", "run_lease", "data_lease", "digest", "chunks"),
     *("term", "timing", "at", "formed_at", "kept_from", "run_ttl_s"),
 }
-"""Fields that are drawn, or that say nothing which the key or the other fields do not say."""
+"""Fields with random values, and fields that repeat the key or other fields."""
 KEPT_IF_ZERO = {"closed", "rank"}
 
 
-def brief_key(key: str) -> str:
-    """The key without the zeros in front of its numbers."""
+def key_summary(key: str) -> str:
+    """The key without leading zeros in its numbers."""
     return "/".join(re.sub(r"^0+(?=\d)", "", part) if len(part) in (6, 12) else part for part in key.split("/"))
 
 
-def brief_value(value: bytes) -> str:
-    """The fields of a record that are set and worth a look; anything else as it is."""
+def value_summary(value: bytes) -> str:
+    """The relevant fields of a record that are set; other values unchanged."""
     try:
         fields = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The store as a value: its keys and leases, moved by the real engine, one operation at a time."""
+"""The store as a value: its keys and leases, changed by the real engine, one operation at a time."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from rallypoint.rendezvous.keys import RunKeys
 FOREVER_S = 1e12
 
 
-class Server(NamedTuple):
-    """Keys in order and the leases that are alive.
+class StoreState(NamedTuple):
+    """The keys in order, and the living leases.
 
-    What the algorithm never compares is blanked, so that it makes no difference: versions, create revisions but that
-    of `coordinator`, all revisions of the keys that no control watch covers. `Store` refuses compares on them.
+    Fields that the algorithm never compares are blank, so that they make no states different: versions, create
+    revisions except that of `coordinator`, all revisions of data keys. `StoreModel` refuses compares on them.
     """
 
     items: tuple[Item, ...] = ()
@@ -43,16 +43,16 @@ class Server(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What an operation did: the store afterwards, the answer, and what each watch is told."""
+    """The result of an operation: the store afterwards, the answer, and the events of the watches."""
 
-    server: Server
+    store: StoreState
     answer: Result
-    told: tuple[tuple[int, Batch], ...]
-    """Watch (its place among those given) and batch."""
+    events: tuple[tuple[int, Batch], ...]
+    """Watch (its index among the given ones) and batch."""
 
 
 def is_write(op: Op) -> bool:
-    """Whether it could change a key."""
+    """Whether the operation could change a key."""
     match op:
         case Txn():
             return any(isinstance(step, Put | Delete | DeleteRange) for step in op.then)
@@ -60,28 +60,28 @@ def is_write(op: Op) -> bool:
             return isinstance(op, Add | Revoke)
 
 
-class Store:
-    """Applies operations to values, and remembers what came of it."""
+class StoreModel:
+    """Applies operations to store values. Caches the results."""
 
     def __init__(self, keys: RunKeys) -> None:
         self._keys = keys
-        self._known: dict[tuple[Server, int, Op, int, tuple[str, ...]], Applied] = {}
+        self._known: dict[tuple[StoreState, int, Op, int, tuple[str, ...]], Applied] = {}
 
-    def apply(self, server: Server, revision: int, op: Op, lease: int, watches: tuple[str, ...]) -> Applied:
-        """Execute on a store that is at `revision`; a lease that is granted is called `lease`."""
-        key = (server, revision, op, lease, watches)
+    def apply(self, store: StoreState, revision: int, op: Op, lease: int, watches: tuple[str, ...]) -> Applied:
+        """Execute on a store at `revision`; a granted lease gets the id `lease`."""
+        key = (store, revision, op, lease, watches)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._apply(*key)
         return found
 
-    def _apply(self, server: Server, revision: int, op: Op, lease: int, watches: tuple[str, ...]) -> Applied:
+    def _apply(self, store: StoreState, revision: int, op: Op, lease: int, watches: tuple[str, ...]) -> Applied:
         engine = Engine()
         engine.revision = revision
-        for item in server.items:
+        for item in store.items:
             engine.adopt(item)
-        for lease_id in server.leases:
-            held = {item.key for item in server.items if item.lease == lease_id}
+        for lease_id in store.leases:
+            held = {item.key for item in store.items if item.lease == lease_id}
             engine.leases.insert(Lease(lease_id, FOREVER_S, FOREVER_S, held))
         for number, prefix in enumerate(watches):
             engine.watch(number, prefix, revision)
@@ -89,8 +89,8 @@ class Store:
         outcome = engine.apply(self._prepared(op), 0.0)
         items = tuple([self._blanked(engine.items[key]) for key in sorted(engine.items)])
         leases = tuple(sorted(lease.id for lease in engine.leases))
-        told = tuple((event.watch, self._told(event.batch)) for event in outcome.events)
-        return Applied(Server(items, leases), self._answer(outcome.result, is_write(op)), told)
+        events = tuple((event.watch, self._event_batch(event.batch)) for event in outcome.events)
+        return Applied(StoreState(items, leases), self._answer(outcome.result, is_write(op)), events)
 
     def _prepared(self, op: Op) -> Op:
         if isinstance(op, Grant):
@@ -100,7 +100,7 @@ class Store:
         for compare in op.compares:
             blank = isinstance(compare, VersionIs) or getattr(compare, "key", "").startswith(self._keys.data)
             if blank or (isinstance(compare, CreateRevisionIs) and compare.key != self._keys.coordinator):
-                raise NotImplementedError(f"{compare} is blanked here: no longer blank it, now that it is compared")
+                raise NotImplementedError(f"{compare} uses a blank field: do not blank it, now that it is compared")
         return op
 
     def _blanked(self, item: Item) -> Item:
@@ -109,13 +109,13 @@ class Store:
         created = item.create_revision if item.key == self._keys.coordinator else 0
         return Item(item.key, item.value, created, item.mod_revision, 1, item.lease)
 
-    def _told(self, batch: Batch) -> Batch:
-        """Nobody looks at the revision of a batch, only at those of its items."""
+    def _event_batch(self, batch: Batch) -> Batch:
+        """Batches without their revision: only the revisions of their items are used."""
         changes = [c if c.item is None else Change(c.key, self._blanked(c.item)) for c in batch.changes]
         return Batch(0, tuple(changes))
 
     def _answer(self, answer: Result, was_write: bool) -> Result:
-        """The revision of an answer counts where something was written; a read only starts a watch from it."""
+        """Answers to reads without their revision: it is only used to start a watch."""
         if not isinstance(answer, TxnResult):
             return answer
         results: list[BranchResult] = []
