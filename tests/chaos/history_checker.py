@@ -1,8 +1,8 @@
-"""Judges a world by its logs: what the store committed and what the processes said. The checkers are the simulator's.
+"""Checks a world by its logs: the commits of the store and the reports of the processes, with the simulator's checkers.
 
-Pure: evidence in, findings out, or the error of the guarantee that was broken. What the checkers do not see, because
-it is said by processes alone, is judged here: the order of what one node returned, what the store of a round answered,
-and how long anybody waited.
+Pure: a history in, findings out, or the error of the broken guarantee. Checked here is also what the checkers do not
+see, because only the processes know it: the order of one node's rounds, the answers of a round's store, and the
+durations of calls.
 """
 
 import re
@@ -23,27 +23,27 @@ from rallypoint.testing.checkers import (
     BrokeRelease,
     Safety,
 )
-from tests.chaos.server import Life, Line
+from tests.chaos.server import AuditLine, ServerStart
 
 Fact = dict[str, Any]
 NOBODY_ABSENT = re.compile(r": (\d+) of \1 ranks came")
 STORE_S = 5.0
-"""What a call of the store is given by the workload, at most."""
+"""The longest time-out of the workload's store calls."""
 WITHDRAW_S = 5.0
 SLACK_S = 2.0
 
 
 class BrokeStore(Broke):
-    """The store of a round lost or doubled something, or let somebody past a barrier before all had come."""
+    """The store of a round lost or repeated a write, or released a barrier before all ranks had arrived."""
 
 
 class Crashed(Broke):
-    """A process of the product ended, or wrote a traceback, though nobody had killed it."""
+    """A process ended unexpectedly, or wrote a traceback."""
 
 
 @dataclass(frozen=True)
-class Process:
-    """What one process said. `stalled` are the times it was not let run, by its own watch or because it was paused."""
+class ProcessLog:
+    """The reports of one process. `stalled` are the periods in which it was paused or got no processor."""
 
     name: str
     facts: Sequence[Fact]
@@ -53,23 +53,23 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Everything about one world."""
+class History:
+    """The logs of one world."""
 
     keys: RunKeys
     min_nodes: int
     max_nodes: int
-    lines: Sequence[Line]
-    nodes: Sequence[Process]
-    servers: Sequence[Process] = ()
+    lines: Sequence[AuditLine]
+    nodes: Sequence[ProcessLog]
+    servers: Sequence[ProcessLog] = ()
     compared: int = 1_000_000
     waits_s: float | None = None
-    """How long a call may take, `confirm_timeout` included; None: somebody may be a spare, who may wait for ever."""
+    """How long a call may take, including `confirm_timeout`; None: a node may be a spare, which may wait for ever."""
 
 
 @dataclass
 class Findings:
-    """What was judged."""
+    """What was checked."""
 
     commits: int = 0
     lives: int = 0
@@ -80,53 +80,53 @@ class Findings:
     store_calls: int = 0
     longest_join_s: float = 0.0
     longest_call_s: float = 0.0
-    """Of the calls of stores that failed."""
+    """Of the failed store calls."""
     clocks_apart_s: float = 0.0
-    """How far the wall clocks of nodes were apart, at most."""
+    """The largest difference between wall clocks of nodes."""
     errors: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class Activation:
-    """A round that became active, and what its members said of it."""
+    """A round that became active."""
 
     number: int
     ids: tuple[str, ...]
     names: tuple[str, ...]
 
 
-def judge(evidence: Evidence) -> Findings:
-    """Raises the error of the first guarantee that does not hold."""
+def check_history(history: History) -> Findings:
+    """Raises the error of the first broken guarantee."""
     findings = Findings()
-    activations = _replay(evidence, findings)
-    _numbers_grow(evidence.nodes)
-    _members_agree(evidence.nodes, activations)
-    _store_is_true(evidence.nodes, activations, findings)
-    _nobody_waits_for_ever(evidence, findings)
-    walls = [fact["wall"] - fact["at"] for node in evidence.nodes for fact in node.facts if "wall" in fact]
+    activations = _replay(history, findings)
+    _check_numbers(history.nodes)
+    _check_members(history.nodes, activations)
+    _check_store(history.nodes, activations, findings)
+    _check_waits(history, findings)
+    walls = [fact["wall"] - fact["at"] for node in history.nodes for fact in node.facts if "wall" in fact]
     findings.clocks_apart_s = max(walls) - min(walls) if walls else 0.0
-    _nobody_crashed((*evidence.nodes, *evidence.servers))
+    _check_crashes((*history.nodes, *history.servers))
     return findings
 
 
-# --- what was committed and returned ----------------------------------------------------------------------------------
+# --- commits and returns ----------------------------------------------------------------------------------------------
 
 
-def _replay(evidence: Evidence, findings: Findings) -> dict[tuple[str, int], Activation]:
-    """All commits through the checkers; each return when its round becomes active. The rounds, by member and number."""
-    safety = Safety(evidence.keys, evidence.min_nodes, evidence.max_nodes, compared=evidence.compared)
+def _replay(history: History, findings: Findings) -> dict[tuple[str, int], Activation]:
+    """Give all commits to the checkers, and each return at the activation of its round. Rounds by member and number."""
+    safety = Safety(history.keys, history.min_nodes, history.max_nodes, compared=history.compared)
     returned = {
         (fact["id"], fact["round"]): (node.name, fact)
-        for node in evidence.nodes
+        for node in history.nodes
         for fact in node.facts
         if fact["kind"] == "round"
     }
     activations: dict[tuple[str, int], Activation] = {}
     generation, last = None, 0
-    for line in evidence.lines:
-        if isinstance(line, Life):
+    for line in history.lines:
+        if isinstance(line, ServerStart):
             if line.lost:
-                raise BrokeOutageTolerance(f"{line.lost} revisions up to {last} were told of, and are gone")
+                raise BrokeOutageTolerance(f"{line.lost} revisions up to {last} were acknowledged and are lost")
             if generation is not None and line.generation != generation:
                 safety.wiped()
             generation, last = line.generation, line.revision
@@ -137,9 +137,9 @@ def _replay(evidence: Evidence, findings: Findings) -> dict[tuple[str, int], Act
             raise BrokeMonotonicity(f"revision {batch.revision} was committed after {last}")
         last = batch.revision
         findings.commits += 1
-        safety.committed(batch.revision, batch.changes, writer_of(evidence.keys, batch))
+        safety.committed(batch.revision, batch.changes, writer_of(history.keys, batch))
         now = safety.picture.round
-        wrote = any(change.key == evidence.keys.round and change.item is not None for change in batch.changes)
+        wrote = any(change.key == history.keys.round and change.item is not None for change in batch.changes)
         if wrote and now is not None and now.phase is RoundPhase.ACTIVE:
             findings.rounds += 1
             findings.returns += _feed(safety, now, returned, activations)
@@ -155,7 +155,7 @@ def _feed(
     returned: dict[tuple[str, int], tuple[str, Fact]],
     activations: dict[tuple[str, int], Activation],
 ) -> int:
-    """Whoever returned from this round, as if it had done so at once: before the run goes on to the next."""
+    """Report the returns from this round, as if they had happened at its activation."""
     members = safety.picture.members(now)
     activation = Activation(now.number, tuple(m.id for m in members), tuple(m.name for m in members))
     count = 0
@@ -173,15 +173,15 @@ def _feed(
 
 
 def writer_of(keys: RunKeys, batch: Batch) -> str:
-    """The node that wrote a value of the workload, which begins with its id; "" for all else."""
+    """The node that wrote a value of the workload, which begins with its id; "" for other batches."""
     for change in batch.changes:
         if change.item is not None and change.key.startswith(keys.stores) and "/own/" in change.key:
             return change.item.value.split(b" ")[0].decode()
     return ""
 
 
-def _numbers_grow(nodes: Iterable[Process]) -> None:
-    """By the log of each process: what one node returns from goes up."""
+def _check_numbers(nodes: Iterable[ProcessLog]) -> None:
+    """The round numbers of each node increase."""
     last: dict[str, int] = {}
     for node in nodes:
         for fact in node.facts:
@@ -191,23 +191,23 @@ def _numbers_grow(nodes: Iterable[Process]) -> None:
                 last[fact["id"]] = fact["round"]
 
 
-def _members_agree(nodes: Iterable[Process], activations: dict[tuple[str, int], Activation]) -> None:
+def _check_members(nodes: Iterable[ProcessLog], activations: dict[tuple[str, int], Activation]) -> None:
     for node in nodes:
         for fact in node.facts:
             if fact["kind"] == "members":
                 decided = activations[fact["id"], fact["round"]]
                 if tuple(member[0] for member in fact["members"]) != decided.ids:
                     raise BrokeAgreement(
-                        f"{node.name} has read {fact['members']} as the members of round {fact['round']}; decided was: "
+                        f"{node.name} has read {fact['members']} as the members of round {fact['round']}; decided: "
                         f"{decided.names}"
                     )
 
 
-# --- what the store answered ------------------------------------------------------------------------------------------
+# --- answers of the store ---------------------------------------------------------------------------------------------
 
 
-def _store_is_true(
-    nodes: Iterable[Process], activations: dict[tuple[str, int], Activation], findings: Findings
+def _check_store(
+    nodes: Iterable[ProcessLog], activations: dict[tuple[str, int], Activation], findings: Findings
 ) -> None:
     added: dict[int, list[tuple[str, int]]] = {}
     unknown: dict[int, int] = {}
@@ -218,18 +218,18 @@ def _store_is_true(
         current: Activation | None = None
         for fact in node.facts:
             kind = fact["kind"]
-            if kind == "lie":
+            if kind == "mismatch":
                 raise BrokeStore(f"{node.name}: {fact['what']}")
             if kind == "round":
                 current = activations[fact["id"], fact["round"]]
                 rounds[id(current)] = current
-                unknown[id(current)] = unknown.get(id(current), 0) + 1  # it may die with one under way
+                unknown[id(current)] = unknown.get(id(current), 0) + 1  # it may die during an add
             elif kind == "added":
                 added.setdefault(id(current), []).append((fact["id"], fact["value"]))
             elif kind == "store":
                 findings.errors[fact["error"]] = findings.errors.get(fact["error"], 0) + 1
                 if NOBODY_ABSENT.search(fact["text"]):
-                    raise BrokeStore(f"{node.name} waited in vain for nobody: {fact['text']}")
+                    raise BrokeStore(f"a barrier of {node.name} timed out although no rank was absent: {fact['text']}")
                 if fact["did"] == "add":
                     unknown[id(current)] += 1
             elif kind == "arrives":
@@ -238,15 +238,15 @@ def _store_is_true(
                 passed.setdefault((id(current), fact["barrier"]), []).append((fact["id"], fact["at"]))
             findings.store_calls += kind in ("added", "set", "got", "passed", "members")
     for where, values in added.items():
-        _adds_count_once(rounds[where], values, unknown[where])
+        _check_adds(rounds[where], values, unknown[where])
     findings.adds = sum(map(len, added.values()))
     for (where, name), those in passed.items():
-        _all_had_come(rounds[where], name, arrived.get((where, name), {}), those)
+        _check_barrier(rounds[where], name, arrived.get((where, name), {}), those)
     findings.barriers = len(passed)
 
 
-def _adds_count_once(activation: Activation, values: list[tuple[str, int]], unknown: int) -> None:
-    """No answer twice, and no more than was asked for."""
+def _check_adds(activation: Activation, values: list[tuple[str, int]], unknown: int) -> None:
+    """No two adds have the same answer, and the sum is at most the number of adds."""
     numbers = [value for _, value in values]
     if len(set(numbers)) != len(numbers):
         twice = sorted({n for n in numbers if numbers.count(n) > 1})
@@ -263,21 +263,21 @@ def _adds_count_once(activation: Activation, values: list[tuple[str, int]], unkn
         last[who] = value
 
 
-def _all_had_come(
+def _check_barrier(
     activation: Activation, name: str, arrived: dict[str, float], passed: list[tuple[str, float]]
 ) -> None:
     first_at = min(at for _, at in passed)
     late = [member for member in activation.ids if arrived.get(member, first_at + 1.0) > first_at]
     if late:
         names = [activation.names[activation.ids.index(member)] for member in late]
-        raise BrokeStore(f"round {activation.number}: somebody passed barrier {name!r} before {names} came")
+        raise BrokeStore(f"round {activation.number}: a rank passed barrier {name!r} before {names} arrived")
 
 
-# --- what the processes did -------------------------------------------------------------------------------------------
+# --- waits and crashes ------------------------------------------------------------------------------------------------
 
 
-def _nobody_waits_for_ever(evidence: Evidence, findings: Findings) -> None:
-    for node in evidence.nodes:
+def _check_waits(history: History, findings: Findings) -> None:
+    for node in history.nodes:
         for fact in node.facts:
             if fact["kind"] not in ("round", "raised", "exit", "store"):
                 continue
@@ -287,11 +287,11 @@ def _nobody_waits_for_ever(evidence: Evidence, findings: Findings) -> None:
                 limit_s: float | None = STORE_S
                 findings.longest_call_s = max(findings.longest_call_s, took_s - stood_s)
             else:
-                limit_s = evidence.waits_s
+                limit_s = history.waits_s
                 findings.longest_join_s = max(findings.longest_join_s, took_s - stood_s)
             if limit_s is not None and took_s - stood_s > limit_s + WITHDRAW_S + SLACK_S:
                 raise BrokeRelease(
-                    f"{node.name} waited for {took_s:.1f} s ({stood_s:.1f} s of that it stood still), allowed are "
+                    f"{node.name} waited for {took_s:.1f} s ({stood_s:.1f} s of that it was paused), allowed are "
                     f"{limit_s:g} s: {fact}"
                 )
 
@@ -300,9 +300,11 @@ def _overlap(since: float, until: float, began_at: float, ended_at: float) -> fl
     return max(0.0, min(until, ended_at) - max(since, began_at))
 
 
-def _nobody_crashed(processes: Iterable[Process]) -> None:
+def _check_crashes(processes: Iterable[ProcessLog]) -> None:
     for process in processes:
         told = [line for line in process.errors if "Traceback" in line or "never retrieved" in line]
         if told or process.is_crashed:
             text = "\n".join(list(process.errors)[-25:])
-            raise Crashed(f"{process.name} {'ended by itself' if process.is_crashed else 'wrote a traceback'}:\n{text}")
+            raise Crashed(
+                f"{process.name} {'ended unexpectedly' if process.is_crashed else 'wrote a traceback'}:\n{text}"
+            )

@@ -1,4 +1,4 @@
-"""The court finds a broken guarantee in logs that were doctored, by its name, and nothing in those that were not."""
+"""The history checker finds the broken guarantee in falsified logs, and nothing in correct ones."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,16 +21,16 @@ from rallypoint.testing.checkers import (
     BrokeRanks,
     BrokeRelease,
 )
-from tests.chaos.court import BrokeStore, Crashed, Evidence, Fact, Process, judge
-from tests.chaos.server import Audit, Committed, Life, Line, read_audit
-from tests.testing.test_checkers import FORMING, KEYS, Story
+from tests.chaos.history_checker import BrokeStore, Crashed, Fact, History, ProcessLog, check_history
+from tests.chaos.server import Audit, AuditLine, Committed, ServerStart, read_audit
+from tests.testing.test_checkers import FORMING, KEYS, Scenario
 
 
 class Recorder:
-    """In the place of the checkers: what they would have been told, as logs."""
+    """Replaces the checkers and records their input as logs."""
 
     def __init__(self) -> None:
-        self.lines: list[Line] = [Life(0.0, "first", 0)]
+        self.lines: list[AuditLine] = [ServerStart(0.0, "first", 0)]
         self.facts: dict[str, list[Fact]] = {}
         self.at = 0.0
 
@@ -45,8 +45,8 @@ class Recorder:
         self.facts.setdefault(who, []).append({"kind": kind, "at": self.at, "id": who, **what})
 
 
-class Logs(Story):
-    """A story, written down."""
+class Logs(Scenario):
+    """A scenario, recorded as logs."""
 
     def __init__(self) -> None:
         self.recorder = self.safety = Recorder()  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class Logs(Story):
         self.recorder.say(who, kind, **what)
 
     def write(self, who: str, number: int) -> None:
-        """To the store of a round, as the workload does."""
+        """Write to the store of a round, like the workload."""
         self._revision += 1
         key = f"{KEYS.store(number)}k/own/{who}/0"
         item = Item(key, f"{who} 1".encode(), self._revision, self._revision, 1, 1)
@@ -72,12 +72,12 @@ class Logs(Story):
             self.say(name, "passed", round=number, barrier="t")
 
     def judged(self, **more: Any) -> Any:
-        nodes = [Process(name, facts) for name, facts in self.recorder.facts.items()]
-        return judge(Evidence(KEYS, 2, 3, self.recorder.lines, nodes, **{"waits_s": 20.0, **more}))
+        nodes = [ProcessLog(name, facts) for name, facts in self.recorder.facts.items()]
+        return check_history(History(KEYS, 2, 3, self.recorder.lines, nodes, **{"waits_s": 20.0, **more}))
 
 
 def good() -> Logs:
-    """Two rounds with a bit of everything."""
+    """Two rounds with all kinds of reports."""
     logs = Logs()
     logs.whole_round(1, "a", "b")
     logs.say("a", "members", round=1, members=[["a", "a"], ["b", "b"]])
@@ -91,7 +91,7 @@ def good() -> Logs:
     return logs
 
 
-def test_logs_that_were_not_doctored_break_nothing():
+def test_correct_logs_break_nothing():
     findings = good().judged()
     assert (findings.rounds, findings.returns, findings.adds, findings.barriers) == (2, 5, 3, 1)
     assert findings.errors == {"OutcomeUnknown": 1}
@@ -173,7 +173,7 @@ def active_after_closing(logs: Logs) -> None:
 
 
 def told_and_gone(logs: Logs) -> None:
-    logs.recorder.lines.append(Life(99.0, "first", 5, lost=3))
+    logs.recorder.lines.append(ServerStart(99.0, "first", 5, lost=3))
 
 
 def revision_again(logs: Logs) -> None:
@@ -203,7 +203,7 @@ def never_came(logs: Logs) -> None:
 
 
 def read_something_else(logs: Logs) -> None:
-    logs.say("a", "lie", what="k was 1 and came back as 2")
+    logs.say("a", "mismatch", what="k was 1 and came back as 2")
 
 
 def waited_for_nobody(logs: Logs) -> None:
@@ -219,7 +219,7 @@ def waited_too_long(logs: Logs) -> None:
     logs.say("c", "raised", error="RendezvousTimeoutError", text="", took_s=31.0)
 
 
-DOCTORED: list[tuple[Callable[[Logs], None], type[AssertionError]]] = [
+FALSIFIED: list[tuple[Callable[[Logs], None], type[AssertionError]]] = [
     (too_few, BrokeBarrier),
     (returned_from_nothing, BrokeBarrier),
     (other_rank, BrokeAgreement),
@@ -246,18 +246,18 @@ DOCTORED: list[tuple[Callable[[Logs], None], type[AssertionError]]] = [
 ]
 
 
-@pytest.mark.parametrize(("doctor", "broken"), DOCTORED, ids=[doctor.__name__ for doctor, _ in DOCTORED])
-def test_logs_that_were_doctored_break_what_they_should(doctor, broken):
+@pytest.mark.parametrize(("falsify", "broken"), FALSIFIED, ids=[falsify.__name__ for falsify, _ in FALSIFIED])
+def test_falsified_logs_break_the_expected_guarantee(falsify, broken):
     logs = good()
-    doctor(logs)
+    falsify(logs)
     with pytest.raises(AssertionError) as caught:
         logs.judged()
     assert type(caught.value) is broken, caught.value
 
 
-def test_round_of_an_earlier_store_does_not_bind_a_store_without_memory():
+def test_round_of_an_earlier_store_does_not_count_for_a_store_without_data():
     logs = good()
-    logs.recorder.lines.append(Life(50.0, "second", 100))
+    logs.recorder.lines.append(ServerStart(50.0, "second", 100))
     logs._created.clear()
     logs._revision = 100
     logs.elect("other")
@@ -271,32 +271,32 @@ def test_round_of_an_earlier_store_does_not_bind_a_store_without_memory():
     assert logs.judged().rounds == 3
 
 
-def test_time_that_a_process_stood_still_is_not_time_it_waited():
+def test_time_in_which_a_process_was_paused_does_not_count_as_waiting():
     logs = good()
     waited_too_long(logs)
     facts = logs.recorder.facts
     at = facts["c"][-1]["at"]
-    nodes = [Process(name, said, stalled=[(at - 10, at)] if name == "c" else []) for name, said in facts.items()]
-    assert judge(Evidence(KEYS, 2, 3, logs.recorder.lines, nodes, waits_s=20.0)).longest_join_s == 21.0
+    nodes = [ProcessLog(name, said, stalled=[(at - 10, at)] if name == "c" else []) for name, said in facts.items()]
+    assert check_history(History(KEYS, 2, 3, logs.recorder.lines, nodes, waits_s=20.0)).longest_join_s == 21.0
 
 
 @pytest.mark.parametrize("spoilt", [{"errors": ["Traceback (most recent call last):"]}, {"is_crashed": True}])
-def test_process_that_crashed_is_found(spoilt):
+def test_crashed_process_is_noticed(spoilt):
     logs = good()
-    evidence = Evidence(KEYS, 2, 3, logs.recorder.lines, [Process(n, f) for n, f in logs.recorder.facts.items()])
+    history = History(KEYS, 2, 3, logs.recorder.lines, [ProcessLog(n, f) for n, f in logs.recorder.facts.items()])
     with pytest.raises(Crashed):
-        judge(replace(evidence, servers=[Process("server", [], **spoilt)]))
+        check_history(replace(history, servers=[ProcessLog("server", [], **spoilt)]))
 
 
-def test_revision_that_was_kept_and_not_written_down_before_a_kill_comes_before_the_next_life(tmp_path):
+def test_durable_revision_that_was_not_recorded_before_a_kill_is_recorded_at_the_next_start(tmp_path):
     kept = Engine(first=5)
     audit = Audit(tmp_path / "audit")
     audit.begin("same", kept)
     kept.apply(Txn((), (Put("/a", b"1"),)), 1.0)
-    audit.begin("same", kept)  # and killed before it wrote that down
+    audit.begin("same", kept)  # it was killed before it recorded the write
     kept.apply(Txn((), (Put("/a", b"2"),)), 2.0)
     audit.commit(*kept.history.after(6, ""))
     lines = read_audit(tmp_path / "audit")
-    assert [line.revision if isinstance(line, Life) else line.batch.revision for line in lines] == [5, 6, 6, 7]
-    evidence = Evidence(KEYS, 1, 2, lines, ())
-    assert judge(evidence).commits == 2
+    assert [line.revision if isinstance(line, ServerStart) else line.batch.revision for line in lines] == [5, 6, 6, 7]
+    history = History(KEYS, 1, 2, lines, ())
+    assert check_history(history).commits == 2
