@@ -10,8 +10,8 @@ from rallypoint.backends.memory import MemoryBackend, MemoryServer
 from rallypoint.errors import OutcomeUnknown, RendezvousError, Unavailable
 from rallypoint.launcher.book import Book
 from rallypoint.launcher.policy import BUDGET_USED_UP
-from rallypoint.rendezvous.entry import Entry
 from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 
 KEYS = RunKeys("rallypoint", "job")
@@ -25,8 +25,8 @@ class Desk:
         self.backend: Backend = MemoryBackend(MemoryServer(), "")
         self.numbers = iter(range(1000))
 
-    def entry(self, backend: Backend, name: str = "a") -> Entry:
-        return Entry(backend, KEYS, self.settings, name, lambda: f"life-{next(self.numbers)}", time.time)
+    def entry(self, backend: Backend, name: str = "a") -> RunConfig:
+        return RunConfig(backend, KEYS, self.settings, name, lambda: f"life-{next(self.numbers)}", time.time)
 
     def book(self, name: str, limit: int = 2) -> Book:
         return Book(

@@ -26,10 +26,8 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "handler",
                 "registry",
                 "_background",
-                "_bell",
                 "_address",
                 "_world",
-                "_early",
                 "_ending",
             }
         ),

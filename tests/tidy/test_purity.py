@@ -25,7 +25,7 @@ PURE = (
     "rallypoint.integrations.schedulers.*",
     "rallypoint.observe.report",
     "rallypoint.observe.scene",
-    "rallypoint.dashboard.tracks",
+    "rallypoint.dashboard.timeline",
     "rallypoint.dashboard.versioned",
 )
 FORBIDDEN_IMPORTS = frozenset(

@@ -15,9 +15,9 @@ from rallypoint.backends.contract import Backend
 from rallypoint.errors import LeaseGone, OutcomeUnknown, RendezvousError, Unavailable
 from rallypoint.kv.types import BranchOp, Compare, ModRevisionIs, Put
 from rallypoint.launcher.policy import BUDGET_USED_UP
-from rallypoint.rendezvous.entry import Door, Entry
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import ClosedRecord, Record, decode, encode
+from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot
 
 RETRY_S = 0.2
 
@@ -50,7 +50,7 @@ class Book:
         self,
         backend: Callable[[], Backend],
         keys: RunKeys,
-        entry: Callable[[Backend], Entry],
+        entry: Callable[[Backend], RunConfig],
         *,
         by: str,
         limit: int,
@@ -59,7 +59,7 @@ class Book:
     ) -> None:
         self._backend = backend
         self._keys = keys
-        self._entry = entry
+        self._run_config = entry
         self._by = by
         self._limit = limit
         self._closes = closes
@@ -117,7 +117,7 @@ class Book:
 
     # --- one read, one write ------------------------------------------------------------------------------------------
 
-    def _fresh(self, door: Door) -> BudgetRecord:
+    def _fresh(self, door: RunSnapshot) -> BudgetRecord:
         return BudgetRecord(incarnation=door.config.incarnation, used=0, limit=self._limit, by=self._by)
 
     def _changed(
@@ -139,12 +139,12 @@ class Book:
             outcome=outcome,
         )
 
-    async def _read(self) -> tuple[Door, BudgetRecord | None, int]:
+    async def _read(self) -> tuple[RunSnapshot, BudgetRecord | None, int]:
         """The run, the record if it is of this life of it, and the key's revision."""
         while True:
             try:
                 backend = self._backend()
-                door = await self._entry(backend).read()
+                door = await self._run_config(backend).read()
                 item = (await backend.get(self._keys.budget)).item
             except (Unavailable, OutcomeUnknown):
                 await asyncio.sleep(RETRY_S)
@@ -156,7 +156,7 @@ class Book:
                 record = None
             return door, record, item.mod_revision if item is not None else 0
 
-    async def _write(self, door: Door, revision: int, record: BudgetRecord, close: str | None = None) -> bool:
+    async def _write(self, door: RunSnapshot, revision: int, record: BudgetRecord, close: str | None = None) -> bool:
         """Whether it is written. If not, or if that is not known: read again, a round is counted once."""
         lease = door.config.run_lease
         compares: list[Compare] = [

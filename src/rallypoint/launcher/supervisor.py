@@ -43,9 +43,9 @@ from rallypoint.launcher.output import Console
 from rallypoint.launcher.plan import Plan, Share, agree
 from rallypoint.launcher.policy import Fate, NoEntry, Why
 from rallypoint.launcher.preflight import wait_until_fit
-from rallypoint.rendezvous.entry import Entry
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.static import SCHEME as STATIC
 from rallypoint.static import handler_for
@@ -90,9 +90,9 @@ class Supervisor:
         self._name = self.handler.name
         keys = RunKeys(settings.etcd_prefix, settings.run_id)
         self._book = Book(
-            self._reach,
+            self._reachability,
             keys,
-            lambda backend: Entry(backend, keys, settings, self._name, lambda: secrets.token_hex(8), time.time),
+            lambda backend: RunConfig(backend, keys, settings, self._name, lambda: secrets.token_hex(8), time.time),
             by=self._name,
             limit=job.max_restarts,
             closes=settings.scheme != STATIC,
@@ -406,7 +406,7 @@ class Supervisor:
         self._backend = await backend_opener(settings.scheme)(settings)
         return self._backend
 
-    def _reach(self) -> Backend:
+    def _reachability(self) -> Backend:
         if self._backend is None:
             raise RendezvousError(f"{self._settings.where} was not opened")
         return self._backend

@@ -16,8 +16,8 @@ from rallypoint.backends.contract import Backend
 from rallypoint.errors import HistoryGone, OutcomeUnknown, RallypointError, RendezvousError, Unavailable
 from rallypoint.kv.types import Exists, Item, ModRevisionIs, Put
 from rallypoint.observe.opening import Target
-from rallypoint.rendezvous.entry import Door, Entry
 from rallypoint.rendezvous.records import ConfigRecord, RoundPhase, RoundRecord, decode
+from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Done:
     """Whether anything changed, and how the run stands now."""
 
     changed: bool
-    door: Door
+    door: RunSnapshot
 
 
 class Operator:
@@ -44,12 +44,12 @@ class Operator:
     def __init__(self, backend: Backend, target: Target, by: str, wall: Callable[[], float]) -> None:
         self._backend = backend
         self._target = target
-        self._entry = Entry(backend, target.keys, target.settings, by, lambda: "", wall)
+        self._run_config = RunConfig(backend, target.keys, target.settings, by, lambda: "", wall)
         self._backoff = Backoff(random.Random())
 
-    async def door(self) -> Door:
+    async def door(self) -> RunSnapshot:
         """The run as it is. NoSuchRun."""
-        door = await self._entry.read()
+        door = await self._run_config.read()
         if door is None:
             raise no_such_run(self._target)
         return door
@@ -57,24 +57,24 @@ class Operator:
     async def close(self, why: str) -> Done:
         """Close the run. NoSuchRun, and the backend's errors once it did not answer in time."""
         await self.door()
-        changed = await self._insist(lambda: self._entry.close(why, make=False))
+        changed = await self._retry(lambda: self._run_config.close(why, make=False))
         return Done(changed, await self.door())
 
     async def reopen(self, why: str) -> Done:
         """Reopen the run, as `close`."""
         await self.door()
-        changed = await self._insist(lambda: self._entry.reopen(why))
+        changed = await self._retry(lambda: self._run_config.reopen(why))
         return Done(changed, await self.door())
 
     async def drain(self, node: str, why: str) -> list[str]:
         """Ask every node of this id or name to go; the ids that were asked. NoSuchRun, NoSuchKey."""
         await self.door()
         try:
-            return await self._insist(lambda: self._entry.drain(node, why))
+            return await self._retry(lambda: self._run_config.drain(node, why))
         except RendezvousError as error:
             raise NoSuchKey(str(error)) from error
 
-    async def _insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Until it is known to have worked; whoever calls sets the limit."""
         while True:
             try:

@@ -13,11 +13,11 @@ from rallypoint.backends.memory import MemoryBackend
 from rallypoint.errors import RallypointError
 from rallypoint.events import Event, JoinFailed, NodeLeft, RoundEntered
 from rallypoint.kv.types import Put
-from rallypoint.rendezvous.entry import Entry
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.ranks import natural_key
 from rallypoint.rendezvous.records import NodePhase
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.testing.cuttable import CuttableBackend
 from rallypoint.testing.loop import VirtualTimeLoop
 from rallypoint.testing.summary import key_summary, value_summary
@@ -151,7 +151,7 @@ class TraceRunner:
         if settings is None:
             raise self._error("no node can be drained: no process runs")
         backend = MemoryBackend(world.server)
-        operator = Entry(backend, self._keys, settings, "operator", str, lambda: EPOCH_S + self._loop.time())
+        operator = RunConfig(backend, self._keys, settings, "operator", str, lambda: EPOCH_S + self._loop.time())
         try:
             await operator.drain(node, reason)
         except RallypointError as error:

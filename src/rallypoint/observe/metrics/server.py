@@ -23,8 +23,8 @@ from rallypoint.observe.metrics.decisions import Decisions
 from rallypoint.observe.metrics.families import Sheet
 from rallypoint.observe.metrics.runs import numbers_of_view, show_runs
 from rallypoint.observe.metrics.table import MOST_RUNS, word
-from rallypoint.server.durable import DurableServer
-from rallypoint.server.journal import Journal
+from rallypoint.server.durability.journal import Journal
+from rallypoint.server.durability.server import DurableServer
 from rallypoint.server.server import Server
 
 PATIENCE_S = 5.0
@@ -96,13 +96,13 @@ class _ServerCollector(Collector):
     def _show_clients(self, sheet: Sheet) -> None:
         server = self._server
         clients, traffic, limits = server.clients, server.traffic, server.limits
-        sheet.put(table.SERVER_CONNECTIONS, server.door.inside)
-        sheet.put(table.SERVER_PENDING, len(server.door.pending))
+        sheet.put(table.SERVER_CONNECTIONS, server.admission.admitted)
+        sheet.put(table.SERVER_PENDING, len(server.admission.pending))
         sheet.put(table.SERVER_RECONNECTS, clients.reconnects)
         sheet.put(table.SERVER_SESSIONS, clients.session_count)
         for cause, ended in clients.ended.items():
             sheet.put(table.SERVER_SESSIONS_ENDED, ended, word(cause))
-        for kind, count in server.door.refusals.counts.items():
+        for kind, count in server.admission.refusals.counts.items():
             sheet.put(table.SERVER_REFUSALS, count, word(kind))
         lags = [one.lag for one in server.connections]
         waits = [since for _, since in lags if since]
@@ -116,14 +116,14 @@ class _ServerCollector(Collector):
         sheet.put(table.SERVER_MOST_RUNS, limits.max_runs)
 
     def _show_store(self, sheet: Sheet) -> None:
-        hub, limits = self._server.hub, self._server.limits
-        for kind, count in hub.executed.items():
+        engine_host, limits = self._server.engine_host, self._server.limits
+        for kind, count in engine_host.executed.items():
             sheet.put(table.SERVER_OPERATIONS, count, _snake(kind.__name__))
-        sheet.put(table.SERVER_COMMITS, hub.engine.revision - self._server.first_revision)
-        sheet.put(table.SERVER_WATCHES, hub.watch_count)
-        sheet.put(table.SERVER_KEYS, hub.engine.usage.keys)
-        sheet.put(table.SERVER_STORE, hub.engine.usage.size)
-        sheet.put(table.SERVER_LEASES, len(hub.engine.leases))
+        sheet.put(table.SERVER_COMMITS, engine_host.engine.revision - self._server.first_revision)
+        sheet.put(table.SERVER_WATCHES, engine_host.watch_count)
+        sheet.put(table.SERVER_KEYS, engine_host.engine.usage.keys)
+        sheet.put(table.SERVER_STORE, engine_host.engine.usage.size)
+        sheet.put(table.SERVER_LEASES, len(engine_host.engine.leases))
         sheet.put(table.SERVER_MOST_KEYS, limits.max_keys)
         sheet.put(table.SERVER_MOST_STORE, limits.max_bytes)
         sheet.put(table.SERVER_MOST_LEASES, limits.max_leases)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rallypoint.rendezvous.membership import Cause
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.server.clients import Ended
-from rallypoint.server.refusals import Refusal
 
 MOST_RUNS = 200
 """So many runs have series of their own: those that came first. With ten thousand runs, the rest are one."""

@@ -28,7 +28,7 @@ Deterministic:
 
 - sessions and the run's own leases never expire by time, only by choice; there are no renewals; nodes have no deadline;
 - granting a lease, renewing the run's lease, and reads of data that is immutable or followed by a watch from that
-  revision (a mirror's first scan, rosters, history, the coordinator) are answered at once: a later answer is equivalent
+  revision (a watch's first scan, rosters, history, the coordinator) are answered at once: a later answer is equivalent
   to an early answer and a late batch;
 - a process runs until it waits; two of its tasks that are ready at the same instant run in asyncio's order;
 - pauses and ids are not random; the longest pause is used;

@@ -56,10 +56,10 @@ IGNORED: dict[str, frozenset[str]] = {
         {"formed_at", "gather_s", "last_call_s", "confirm_s", "first_arrival", "last_arrivals", "last_confirmed"}
         | {"lasted_s"}
     ),
-    "Mirror": frozenset({"items"}),
+    "WatchedKeys": frozenset({"items"}),
     "Node": frozenset({"_listener"}),
 }
-"""Attributes that no decision reads, by class. A mirror's items are covered by what its owner has decoded from them."""
+"""Attributes that no decision reads, by class. A watch's items are covered by what its owner has decoded from them."""
 _ATOMS = (str, bytes, bool, int, type(None))
 _OPAQUE = (
     *(type, ModuleType, CodeType, FrameType, Context, ContextVar, Emitter),
