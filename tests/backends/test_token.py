@@ -134,7 +134,7 @@ def test_node_that_comes_back_shows_what_is_in_its_file_now(tmp_path):
             server.token = "brand new"
             path.write_text("brand new\n")
             for connection in list(server.connections):
-                connection.replaced()
+                connection.abort()
             await put(backend, "/a")
             await backend.close()
 

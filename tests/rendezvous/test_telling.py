@@ -27,7 +27,7 @@ from rallypoint.events import (
 from rallypoint.kv.types import Batch, TxnResult
 from rallypoint.rendezvous.node_session import WITHDRAW_S
 from rallypoint.rendezvous.records import HistoryRecord
-from rallypoint.testing.line import Line
+from rallypoint.testing.cuttable import CuttableBackend
 from tests.rendezvous.kit import ForwardingBackend, InterceptingBackend, T, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
@@ -228,10 +228,10 @@ def test_report_has_the_duration_only_if_the_same_coordinator_saw_the_beginning(
 
 
 def test_timeout_after_an_outage_that_is_over_does_not_name_the_backend() -> None:
-    lines: list[Line] = []
+    lines: list[CuttableBackend] = []
 
     def wrap(name: str, backend: Backend) -> Backend:
-        lines.append(Line(backend))
+        lines.append(CuttableBackend(backend))
         return lines[-1]
 
     async def scene(town: Town) -> None:
