@@ -339,7 +339,10 @@ MUTANTS = (
         ("Completion",),
         (
             Edit(
-                View, "_group", "self.unconfirmed.get(record.id) == node.mod_revision", "record.id in self.unconfirmed"
+                View,
+                "_group_of",
+                "self.unconfirmed.get(record.id) == node.mod_revision",
+                "record.id in self.unconfirmed",
             ),
         ),
     ),

@@ -4,7 +4,7 @@ Its view is one scan, made after its election, and then a watch on the control k
 create revision of the `coordinator` key (its term) and the revision of `state/round` that it was decided on (rule 3);
 writes of `state/round` compare `state/closed` as well (rule 7). A refused write means only that the view was out of
 date: scan, decide again. A coordinator never continues an attempt of another term (rule 1), and never writes a node's
-key.
+key. (The rules by number are in ARCHITECTURE.md, "Why it is safe".)
 
 Order within an attempt (rule 10): the complete roster, then `state/round` = forming, then the assignments. When all
 members have confirmed, `state/round` = active, in one transaction that compares that each member's key is still the

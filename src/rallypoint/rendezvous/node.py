@@ -3,7 +3,8 @@
 A call of `next_round` writes the node's key as joining, waits for an assignment, confirms it by rewriting the key, and
 returns when `state/round` says that the confirmed round is active. The node never decides about rounds: it follows
 `state/` and its own `assign/` key. Of the keys of the algorithm it writes only its own (`node_session.py`), and
-`config` and `state/closed` where the rules of a run allow it (`run_config.py`).
+`config` and `state/closed` where a run may be made, replaced or closed (`run_config.py`). The rules by number are in
+ARCHITECTURE.md, "Why it is safe".
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class View:
         self.minimum_since: float | None = None
         """Since when there are enough candidates: the start of the last call."""
         self.first_arrival_at: float | None = None
-        """First and last arrival of a candidate since the round became active: bounds of the admission window."""
+        """First arrival of a candidate since the round became active; with `last_arrival_at`, the admission window."""
         self.last_arrival_at = now
         self.departures: deque[Departure] = deque(maxlen=FEW)
         self.facts: list[Departure | Unreadable] = []
@@ -229,7 +229,7 @@ class View:
             self.departures.clear()
             self.minimum_since = None
             self.plan = None
-        self._sort_all()
+        self._regroup_all()
         self.last_arrival_at = now
         self.first_arrival_at = now if self.is_active and self.candidates else None
 
@@ -240,17 +240,17 @@ class View:
             self.drains.pop(node_id, None)
         else:
             self.drains[node_id] = record
-        self._sort(node_id, now)
+        self._regroup(node_id, now)
 
     def _health(self, key: str, item: Item | None, now: float) -> None:
         record = self._read(HealthRecord, key, item)
         if record is not None:
             self.hold_back.note_record(record, self.rules.timing if self.rules else None, now)
-            self._sort_name(record.name, now)
+            self._regroup_name(record.name, now)
             return
         for name in [name for name in self.hold_back.records if self.keys.health(name) == key]:
             self.hold_back.note_gone(name)
-            self._sort_name(name, now)
+            self._regroup_name(name, now)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class View:
             self._note_departure(before or seen, record.why or "no reason given", left=True, now=now)
         if self.plan is not None:
             self._check_plan(node_id, record.name, seen, now)
-        self._sort(node_id, now)
+        self._regroup(node_id, now)
 
     def _remove(self, node_id: str, before: SeenNode, now: float) -> None:
         del self.nodes[node_id]
@@ -285,11 +285,11 @@ class View:
             is_planned = self.plan is not None and node_id in self.plan.ranks
             if self.rules is not None and (node_id in self.members or is_planned):
                 self.hold_back.note_loss(before.record.name, self.rules.timing, now)
-                self._sort_name(before.record.name, now)
+                self._regroup_name(before.record.name, now)
             self._note_departure(before, "its session ended", left=False, now=now)
         self._check_plan(node_id, before.record.name, None, now)
         self.unconfirmed.pop(node_id, None)
-        self._sort(node_id, now)
+        self._regroup(node_id, now)
         if not self.nodes:
             self.hold_back.forget_losses()
 
@@ -317,7 +317,7 @@ class View:
             plan.confirmed_at = now
             plan.last_confirmed.append(name)
 
-    def _sort(self, node_id: str, now: float) -> None:
+    def _regroup(self, node_id: str, now: float) -> None:
         """Move one node into its group."""
         node = self.nodes.get(node_id)
         groups = (self.members, self.candidates, self.excluded)
@@ -327,7 +327,7 @@ class View:
             self.above.pop(node_id, None)
             self.rejoined.pop(node_id, None)
             return
-        target, is_active = self._group(node), self.is_active
+        target, is_active = self._group_of(node), self.is_active
         if node_id not in target:
             if is_active and target is self.candidates and node_id not in self.roster:
                 self.last_arrival_at = now
@@ -340,8 +340,8 @@ class View:
         _set(self.above, node_id, node.record.phase is _MEMBER and node.record.round > number)
         _set(self.rejoined, node_id, is_active and target is not self.members and node_id in self.roster)
 
-    def _sort_all(self) -> None:
-        """Move every node into its group, after a change of `state/round`. The same as `_sort` for each, but faster."""
+    def _regroup_all(self) -> None:
+        """Move every node into its group, after a change of `state/round`. As `_regroup` for each node, but faster."""
         number = self.round.number if self.round else 0
         active = number if self.is_active else None
         is_held, drains, unconfirmed = self.hold_back.is_held, self.drains, self.unconfirmed
@@ -360,9 +360,9 @@ class View:
                 excluded[node_id] = node
             else:
                 candidates[node_id] = node
-        self._sort_rejoined()
+        self._update_rejoined()
 
-    def _sort_rejoined(self) -> None:
+    def _update_rejoined(self) -> None:
         self.rejoined = {}
         if self.is_active:
             members, others = self.members, (self.candidates, self.excluded)
@@ -370,7 +370,7 @@ class View:
                 if node_id not in members and any(node_id in group for group in others):
                     self.rejoined[node_id] = None
 
-    def _group(self, node: SeenNode) -> dict[str, SeenNode]:
+    def _group_of(self, node: SeenNode) -> dict[str, SeenNode]:
         record, current = node.record, self.round
         has_confirmed = record.phase is _MEMBER and current is not None and record.round == current.number
         if has_confirmed and self.is_active:
@@ -380,9 +380,9 @@ class View:
             return self.excluded
         return self.candidates
 
-    def _sort_name(self, name: str, now: float) -> None:
+    def _regroup_name(self, name: str, now: float) -> None:
         for node_id in list(self._ids_of.get(name, ())):
-            self._sort(node_id, now)
+            self._regroup(node_id, now)
 
     # --- set by the coordinator ---------------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class View:
             self.last_ranks.setdefault(member.name, (rank, member.id))
         if self.is_active:
             self._note_absent([member.name for member in members if member.id not in self.nodes], number)
-        self._sort_rejoined()
+        self._update_rejoined()
 
     def note_predecessor(self, name: str) -> None:
         """Note that the previous coordinator is gone. Its node key ended before this view began: no change shows it."""
@@ -425,12 +425,12 @@ class View:
                 self.unconfirmed[node_id] = node.mod_revision
                 if self.rules is not None:
                     self.hold_back.note_loss(node.record.name, self.rules.timing, now)
-                self._sort_name(node.record.name, now)
+                self._regroup_name(node.record.name, now)
 
     def tick(self, now: float) -> None:
         """Apply the passing of time: holds end, the last call starts or is cancelled."""
         for name in self.hold_back.released(now):
-            self._sort_name(name, now)
+            self._regroup_name(name, now)
         if not self.candidates:
             self.first_arrival_at = None
         if self.plan is not None or self.rules is None:
