@@ -231,7 +231,7 @@ def test_serve_takes_up_new_files_when_it_is_told_to_and_running_nodes_notice_no
     fort.town.authority.issue("fort", fort.host)  # into the same files
     fort.token.write_text(f"{TOKEN}\nsecond\n")
     server.popen.send_signal(signal.SIGHUP)
-    server.wait_line("took up what is new")
+    server.wait_line("loaded changed files")
     assert shown_certificate(fort) != before
     second = fort.token.with_name("second")
     second.write_text("second")

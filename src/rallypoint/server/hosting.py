@@ -256,7 +256,7 @@ class HostingBackend(TcpBackend):
         emit = self._emit if isinstance(self._emit, Emitter) else Emitter(self._emit)
         self._server = Server(token=credentials.tokens, tls=credentials.server_context(), name=name, emit=emit)
         await self._server.listen([one])
-        self._keeps_fresh = credentials.keep_fresh(self._server)
+        self._keeps_fresh = credentials.watch_files(self._server)
         others = self._settings.min_nodes - 1
         waits = "it needs no other node"
         if others:

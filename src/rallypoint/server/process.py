@@ -76,11 +76,11 @@ async def serve_until_told(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, tell, number)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, credentials.read_soon)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, credentials.reload_now)
     await server.listen([one])
     for notice in [*notices, *([too_few] if too_few else [])]:
         server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
-    keeps_fresh = credentials.keep_fresh(server)
+    keeps_fresh = credentials.watch_files(server)
     async with page(server, credentials) if page is not None else nullcontext():
         await told.wait()
     if keeps_fresh is not None:
