@@ -184,13 +184,13 @@ def cannot_start(stage: Stage, bind: str, *options: str) -> str:
 
 def test_serve_without_authentication_stays_on_loopback_unless_it_is_told_otherwise(stage: Stage, fort: Fort):
     said = cannot_start(stage, "0.0.0.0:0")
-    for part in ("whoever reaches 0.0.0.0 could join", "--token-file", "--tls-ca", "--insecure"):
+    for part in ("anybody who reaches 0.0.0.0 could join", "--token-file", "--tls-ca", "--insecure"):
         assert part in said
     only_cert = ["--tls-cert", str(fort.server.cert), "--tls-key", str(fort.server.key)]
     assert "--insecure" in cannot_start(stage, "0.0.0.0:0", *only_cert)
-    stage.serve("0.0.0.0:0", "--insecure").wait_line("whoever reaches 0.0.0.0 can join and change every run here")
+    stage.serve("0.0.0.0:0", "--insecure").wait_line("anybody who reaches 0.0.0.0 can join and change every run here")
     with_token = stage.serve("0.0.0.0:0", "--token-file", str(fort.token))
-    with_token.wait_line("the token crosses the network as it is")
+    with_token.wait_line("the token crosses the network unencrypted")
     mutual = stage.serve("0.0.0.0:0", *only_cert, "--tls-ca", str(fort.ca))
     mutual.terminate()
     assert mutual.wait_exit() == 0

@@ -255,7 +255,7 @@ class EtcdMember:
         return "\n".join(list(self._words)[-count:])
 
 
-async def serve_etcd_until_told(
+async def serve_etcd_until_signal(
     *,
     bind: str | None,
     peers: str | None,
