@@ -162,7 +162,7 @@ MUTANTS = (
             Edit(
                 NodeSession,
                 "end",
-                "await session.close()\n    except TimeoutError:\n        pass  # time ends the lease\n"
+                "await session.close()\n    except TimeoutError:\n        pass  # the lease ends by time\n"
                 "    finally:\n        session.abandon()",
                 "pass\n    except TimeoutError:\n        pass",
             ),
@@ -201,7 +201,7 @@ MUTANTS = (
             Edit(
                 Node,
                 "_advance",
-                "view.closed_revision > door.closed_revision",
+                "view.closed_revision > snapshot.closed_revision",
                 "view.closed_revision > self._node_session.revision",
             ),
         ),
@@ -323,7 +323,7 @@ MUTANTS = (
     Mutant(
         "those who wait are not told of a close",
         ("Finality",),
-        (Edit(Node, "_advance", "view.closed_revision > door.closed_revision", "False"),),
+        (Edit(Node, "_advance", "view.closed_revision > snapshot.closed_revision", "False"),),
     ),
     Mutant(
         "a broken attempt is never given up",
@@ -499,7 +499,7 @@ MUTANTS = (
     Mutant(
         "the end of a lease by time is not kept",
         ("OutageTolerance", "Monotonicity", "Exclusivity", "Agreement", "Freshness", "Barrier"),
-        (Edit(log, "perform", "entries.append(RunConfig(Revoke(lease)))", "pass"),),
+        (Edit(log, "perform", "entries.append(Entry(Revoke(lease)))", "pass"),),
         has_data=True,
     ),
     Mutant(

@@ -510,7 +510,7 @@ def test_request_that_is_too_large_is_rejected_with_the_limit_and_the_connection
                     return_exceptions=True,
                 )
                 assert isinstance(results[1], Rejected)
-                assert "too large: the server takes 10000 at most" in str(results[1])
+                assert "too large: the server accepts at most 10000" in str(results[1])
                 assert sorted(server.engine_host.engine.items) == ["/a", "/b", "/d"]
                 assert (await backend.get("/d")).item.mod_revision == results[2]
                 assert (proxy.connections, server.describe()["refused"]) == (1, "0")

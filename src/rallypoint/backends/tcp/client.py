@@ -1,12 +1,13 @@
 """Backend `tcp`: a client of the embedded server.
 
-It connects when it is first used and reconnects for as long as it is open, with jittered pauses. A reconnect resumes
-everything: sessions go on, watches start after the last revision that arrived, requests that were not answered are
-sent again under their numbers and executed once. A server that has lost its memory (another generation) is different:
-sessions are lost, watches have to scan again, and of requests that had been sent the outcome is unknown.
+It connects at first use and reconnects while it is open, with jittered back-off. A reconnect resumes everything:
+sessions continue, watches start after the last revision that arrived, and unanswered requests are sent again under
+their numbers and executed once. If the server was restarted without its data (it has another generation), sessions are
+lost, watches raise `HistoryGone`, and the outcome of requests that had been sent is unknown.
 
-While there is no connection, requests that were never sent fail with the cause as soon as an attempt to connect has
-failed; those that were sent wait for the resumption. Every request ends within its time-out, whatever the peer does.
+Without a connection, requests that were never sent fail with the cause as soon as an attempt to connect fails; those
+that were sent wait for the reconnect. Every request ends within its time-out, whatever the server does. The client must
+never execute a request twice, and never send requests out of the order of their numbers.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ from rallypoint.wire.messages import (
 )
 
 LIMITS = Limits(max_txn_ops=100_000, max_txn_bytes=16 * 1024 * 1024)
-CONNECT_S = 10.0  # one attempt to connect, with the welcome, takes no longer
+CONNECT_S = 10.0
+"""The limit of one attempt to connect, until the welcome."""
 CALL_S = 60.0
 
 
 class TcpBackend(OpBackend):
-    """One client of one server. Belongs to the loop it is first used on."""
+    """One client of one server. It belongs to the event loop that it was created on."""
 
     name = "tcp"
     limits = LIMITS
@@ -90,7 +92,8 @@ class TcpBackend(OpBackend):
         self._generation = ""
         self._loop = asyncio.get_running_loop()
         self._keeper: asyncio.Task[None] | None = None
-        self._link: ClientConnection | None = None  # the connection, once it is welcome
+        self._link: ClientConnection | None = None
+        """The connection, from the welcome until it ends."""
         self._requests = Requests(call_timeout_s)
         self._stall_detector = StallDetector(endpoint, self._requests, lambda: self._link, stall_s)
         self._out: list[ClientMessage] = []
@@ -102,13 +105,14 @@ class TcpBackend(OpBackend):
         self._is_receiving = False
         self._sessions: dict[int, LeaseSession] = {}
         self._ungranted: dict[int, Pending] = {}
-        """Sessions whose lease is asked for, and the request: a new connection may not know them."""
+        """The requests for leases that are not granted yet. The server may not know these leases after a reconnect."""
         self._make_claim: Callable[[], bytes] | None = None
         self._claim: Claim | None = None
-        """What was claimed when the server had lost its memory, until it is known to have heard it."""
+        """The claim to a server that was restarted without its data, until the server is known to have received it."""
         self._on_reach: Callable[[BackendError | None], None] | None = None
         self._is_down = self._is_closed = False
-        self._was_dedicated = False  # whether the last server was one that somebody runs for its own sake
+        self._was_dedicated = False
+        """Whether the last server was started by `rallypoint serve`, not hosted by a node."""
 
     # --- the contract -------------------------------------------------------------------------------------------------
 
@@ -120,7 +124,7 @@ class TcpBackend(OpBackend):
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
     ) -> TxnResult:
-        """As in the contract, with fewer steps: a node's part in a round is one of these."""
+        """As in the contract. Every step of a node in a round is one call, so this path has few function calls."""
         self._start()
         op = Txn(tuple(compares), tuple(then), tuple(otherwise))
         changes = (bool(then) and type(then[0]) is Put) or changes_something(op)
@@ -133,12 +137,12 @@ class TcpBackend(OpBackend):
         return TcpWatch(self, prefix, after_revision)
 
     async def scan_and_watch(self, prefixes: Sequence[str]) -> tuple[TxnResult, list[Watch]]:
-        """In one trip; what the watches tell of the time before the scan is left out."""
+        """One round trip. Changes from before the scan are removed from the watches."""
         self._start()
         scan = Txn((), tuple(map(Range, prefixes)))
         watches = [TcpWatch(self, prefix) for prefix in prefixes]
         for watch in watches:
-            watch.begin()  # first: what changes until the scan is in both, never in neither
+            watch.begin()  # before the scan: a change in between is in both, never in neither
         answer = self._answer(self._asked(Do(self._requests.number(), scan), changes=False))
         try:
             result = self.checked(await answer)
@@ -161,14 +165,14 @@ class TcpBackend(OpBackend):
     ) -> Session:
         lease = draw_lease(self._rng)
         self._start()
-        asked = self._asked(Do(self._requests.number(), Grant(ttl_s, lease)), changes=True)
-        self._ungranted[lease] = asked
-        self._send(Hold(lease, self._grace_s))  # in the same frame, or both in `_welcomed`
-        if self._link is None:  # else what needs the session goes out behind the request for it: no need to wait
+        grant = self._asked(Do(self._requests.number(), Grant(ttl_s, lease)), changes=True)
+        self._ungranted[lease] = grant
+        self._send(Hold(lease, self._grace_s))  # in the same frame; without a connection, `_welcomed` sends both
+        if self._link is None:  # else requests that use the lease follow the grant on the connection: no need to wait
             try:
-                self.checked(await asked.answer)
+                self.checked(await grant.answer)
             except asyncio.CancelledError:
-                if asked.is_sent:  # and so it is held for somebody who does not want it any more
+                if grant.is_sent:  # the server may keep a lease without a user
                     self._asked(Do(self._requests.number(), Revoke(lease)), changes=True)
                 raise
             finally:
@@ -177,7 +181,7 @@ class TcpBackend(OpBackend):
             self,
             lease,
             ttl_s,
-            asked.first_sent_at,  # connecting may have taken longer than the session lasts
+            grant.first_sent_at,  # not the time of the call: connecting may take longer than the time to live
             interval_s=interval_s,
             renew_timeout_s=renew_timeout_s,
             on_missed=on_missed,
@@ -186,13 +190,13 @@ class TcpBackend(OpBackend):
         )
         self._sessions[lease] = session
         session.lost.add_callback(lambda _: self._forget_session(lease))
-        asked.answer.add_done_callback(lambda granting: self._lost_if_not_granted(session, granting))
+        grant.answer.add_done_callback(lambda answer: self._lost_if_not_granted(session, answer))
         return session
 
-    def _lost_if_not_granted(self, session: LeaseSession, granting: asyncio.Future[Result | Status]) -> None:
+    def _lost_if_not_granted(self, session: LeaseSession, answer: asyncio.Future[Result | Status]) -> None:
         self._ungranted.pop(session.lease, None)
         try:
-            self.checked(granting.result())
+            self.checked(answer.result())
         except (BackendError, asyncio.CancelledError) as error:
             session.lost.set(f"the session could not be opened: {error}")
 
@@ -207,9 +211,9 @@ class TcpBackend(OpBackend):
         self._ungranted.pop(lease, None)
 
     async def status(self) -> BackendStatus:
-        told = await self._request(AskStatus(self._requests.number()), changes=False)
-        assert isinstance(told, Status)
-        return BackendStatus(self.name, self.endpoint, told.revision, told.details)
+        status = await self._request(AskStatus(self._requests.number()), changes=False)
+        assert isinstance(status, Status)
+        return BackendStatus(self.name, self.endpoint, status.revision, status.details)
 
     def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:
         self._on_reach = on_reach
@@ -245,10 +249,10 @@ class TcpBackend(OpBackend):
             self._requests.forget(pending)
             raise
         finally:
-            del pending  # or an error would refer to itself
+            del pending  # an error's traceback contains this frame: a reference cycle
 
     def _asked(self, message: Do | AskStatus, changes: bool) -> Pending:
-        """Send it, now or when there is a connection."""
+        """Register a request and send it, now or after the next welcome."""
         pending = self._requests.add(message, changes)
         if self._link is not None:
             self._dispatch(pending)
@@ -260,7 +264,7 @@ class TcpBackend(OpBackend):
         self._send(pending.message)
 
     def _send(self, message: ClientMessage) -> None:
-        """Send with whatever else is to be sent in this turn of the loop; nothing, if there is no connection."""
+        """Send in one frame with all messages of this iteration of the loop. Without a connection, do nothing."""
         if self._link is None:
             return
         self._out.append(message)
@@ -334,7 +338,7 @@ class TcpBackend(OpBackend):
                     trouble = Unavailable(f"{self.endpoint} cannot be reached: {cause_of(error)}")
                     if await self._unreachable(error):
                         continue
-                else:  # a defect must not leave everybody waiting in silence
+                else:  # a bug must not leave callers waiting without an error
                     trouble = Unavailable(f"connecting to {self.endpoint} failed: {error!r}")
                 self._requests.fail(trouble, lambda pending: not pending.is_sent)
                 self._down(trouble)
@@ -348,26 +352,26 @@ class TcpBackend(OpBackend):
                 await asyncio.sleep(self._rng.uniform(0.0, 0.02))
 
     async def _unreachable(self, error: Exception) -> bool:
-        return False  # an attempt failed; whether to try again at once
+        return False  # overridden: whether to try again at once
 
     async def _connect(self) -> asyncio.Future[str]:
-        """A connection that is welcome and has been told all that is open; what is returned says when it is over."""
+        """Connect, and send everything that has to be resumed. The result is set when the connection ends."""
         closed: asyncio.Future[str] = self._loop.create_future()
 
-        def over(link: ClientConnection, why: str) -> None:
+        def on_closed(link: ClientConnection, why: str) -> None:
             if self._link is link:
                 self._link = None
                 self._out.clear()
             if not closed.done():
                 closed.set_result(why)
 
-        link = ClientConnection(self._hello, self._received, over)
+        link = ClientConnection(self._hello, self._received, on_closed)
         try:
             async with asyncio.timeout(CONNECT_S):
                 await self._connector(lambda: link)
                 welcome = await link.welcome
         except BaseException as error:
-            link.abort("given up")
+            link.abort("the attempt to connect failed")
             if (trouble := trouble_of(link, self.endpoint, error, CONNECT_S)) is not None:
                 raise trouble from None
             raise
@@ -378,7 +382,7 @@ class TcpBackend(OpBackend):
         return closed
 
     def _hello(self) -> Hello:
-        sent = [lease for lease, asked in self._ungranted.items() if asked.is_sent]
+        sent = [lease for lease, grant in self._ungranted.items() if grant.is_sent]
         return Hello(
             oldest=self._versions.oldest,
             newest=self._versions.newest,
@@ -396,19 +400,19 @@ class TcpBackend(OpBackend):
         self.makes_run = welcome.makes_run
         if link.is_over:
             return
-        has_forgotten = self._generation not in ("", welcome.generation)
+        has_lost_data = self._generation not in ("", welcome.generation)
         self._generation = welcome.generation
         self._link = link
-        if has_forgotten:
+        if has_lost_data:
             self._forgotten()
         elif self._claim is not None:
             self._send(self._claim)
         for lease in welcome.ended:
             if lease in self._ungranted:
-                continue  # it has not begun: what asks for it is sent again
+                continue  # not granted yet: the request is sent again below
             if (session := self._sessions.pop(lease, None)) is not None:
                 session.lost.set("the server ended the session: it had not been renewed in time")
-        for number, watch in self._watches.items():  # before the requests: the scan that it goes on from may be there
+        for number, watch in self._watches.items():  # before the requests, as in `scan_and_watch`
             self._send(WatchStart(number, watch.prefix, watch.after))
         for pending in self._requests.open():
             self._dispatch(pending)
@@ -416,10 +420,10 @@ class TcpBackend(OpBackend):
             self._send(Hold(lease, self._grace_s))
 
     def _forgotten(self) -> None:
-        """The server has lost its memory: so has everything that was based on it."""
+        """The server was restarted without its data: end everything that depends on the old data."""
         mark("tcp.forgotten")
         why = f"{self.endpoint} was restarted without its data"
-        # Nothing to claim has to be said, too. Before all requests: the first answer shows that it was heard.
+        # An empty claim is sent, too. It precedes all requests, so the first answer proves that it was received.
         self._claim = Claim(self._make_claim() if self._make_claim is not None else b"")
         self._send(self._claim)
         for session in list(self._sessions.values()):
@@ -433,7 +437,7 @@ class TcpBackend(OpBackend):
         self._is_receiving = True
         try:
             for message in messages:
-                if type(message) is Push:  # most often
+                if type(message) is Push:  # the most frequent message
                     if (watch := self._watches.get(message.watch)) is not None:
                         watch.push(message.batch)
                 elif type(message) is Answer:

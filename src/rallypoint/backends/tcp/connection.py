@@ -1,4 +1,7 @@
-"""One connection of a client: the greeting, the welcome, then frames either way. Made anew for every attempt."""
+"""One connection of a client: greeting and hello, the welcome, then frames in both directions.
+
+Every attempt to connect has an object of its own. It never reconnects; that is the task of `client`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from rallypoint.wire.messages import (
 
 
 class ClientConnection(asyncio.Protocol):
-    """`welcome` is the server's first word; `closed` is set with the reason when the connection is over."""
+    """`welcome` is the server's first frame; `on_closed` is called once, with the reason, when the connection ends."""
 
     def __init__(
         self,
@@ -39,11 +42,11 @@ class ClientConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.welcome: asyncio.Future[Welcome | Refused] = loop.create_future()
         self.heard_at = loop.time()
-        """When something was last received."""
+        """When data was last received."""
         self.not_rallypoint: str | None = None
-        """What the other side speaks, if it is something else."""
+        """The protocol of the peer, if it is another one."""
         self.error: Exception | None = None
-        """What the connection ended with, if it did not end in good order."""
+        """The error that ended the connection, if there was one."""
         self._hello = hello
         self._on_messages = on_messages
         self._on_closed = on_closed
@@ -59,7 +62,7 @@ class ClientConnection(asyncio.Protocol):
         return self._is_over
 
     def opening(self, transport: asyncio.Transport) -> None:
-        """There is a connection, on which something else has to be done first: giving up ends that too."""
+        """A TCP connection exists and the TLS handshake begins; `abort` closes it from now on."""
         self._transport = transport
         guard(self)
         if self._is_over:
@@ -81,7 +84,7 @@ class ClientConnection(asyncio.Protocol):
             for payload in self._framer.feed(data):
                 if self._is_welcome:
                     self._on_messages(server_decoder.decode(payload))
-                elif not self.welcome.done():  # else it was given up just now
+                elif not self.welcome.done():  # else the attempt was just cancelled
                     self.welcome.set_result(welcome_decoder.decode(payload))
                     self._is_welcome = True
                 if self.is_over:
@@ -90,34 +93,34 @@ class ClientConnection(asyncio.Protocol):
             self.not_rallypoint = describe(error.first)
             self.abort(f"it answered with {self.not_rallypoint}")
         except (FrameError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.abort(f"it sent what cannot be read: {error}")
+            self.abort(f"it sent malformed data: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.error = error
         self._end(str(error) if error is not None else "the connection was closed")
 
     def send(self, payload: bytes) -> None:
-        """One frame, unless the connection is over."""
+        """Send one frame; does nothing if the connection has ended."""
         if not self._is_over and self._transport is not None:
             self._transport.write(frame(payload))
 
     def close(self) -> None:
-        """Close in good order: what was sent is delivered."""
+        """Close after sending what is buffered."""
         self._end("closed by this side")
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, why: str) -> None:
-        """Have done with it now."""
+        """Close at once; buffered data is dropped."""
         self._end(why)
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def has_arrived(self) -> bool:
-        """Whether the other machine has all that was sent, as far as this system can tell: its process may not."""
+        """Whether the peer's system has acknowledged all data that was sent. Its process may not have read it."""
         try:
-            import fcntl  # not everywhere
+            import fcntl  # not on every platform
             import termios
 
             waiting = array("i", [0])
@@ -133,12 +136,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def goes_to(self) -> str:
-        """The address at the other end, as far as there is one."""
+        """The address of the peer, or an empty string."""
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
         return format_endpoint(*peer[:2]) if isinstance(peer, tuple) else ""
 
     def note(self, why: str) -> None:
-        """What the server said of the end that comes next."""
+        """Record the reason that the server gave before it closes the connection."""
         self._why = why
 
     def _end(self, why: str) -> None:
@@ -147,16 +150,16 @@ class ClientConnection(asyncio.Protocol):
         self._is_over = True
         if not self.welcome.done():
             self.welcome.set_exception(ConnectionError(self._why or why))
-            self.welcome.exception()  # whoever waits gets it; nobody else has to
+            self.welcome.exception()  # mark as retrieved: perhaps no caller waits
         self._on_closed(self, self._why or why)
 
 
 Connector: TypeAlias = Callable[[Callable[[], ClientConnection]], Awaitable[None]]
-"""Opens a connection for a link."""
+"""Opens a TCP (and TLS) connection for the `ClientConnection` that the argument creates."""
 
 
 def trouble_of(link: ClientConnection, endpoint: str, error: BaseException, limit_s: float) -> Exception | None:
-    """What to say of an attempt that failed; None: the error itself."""
+    """A clearer error for a failed attempt to connect; None: raise the original one."""
     if link.not_rallypoint is not None:
         return not_rallypoint(endpoint, link.not_rallypoint)
     if (trouble := trouble_with_server(endpoint, link.error)) is not None:
@@ -165,19 +168,19 @@ def trouble_of(link: ClientConnection, endpoint: str, error: BaseException, limi
 
 
 def not_rallypoint(endpoint: str, answer: str) -> Rejected:
-    """The error of an endpoint that speaks another protocol."""
+    """The error for an endpoint that speaks another protocol."""
     return Rejected(f"{endpoint} is not a Rallypoint server: it answered with {answer}. Is the port right?")
 
 
 def refusal_of(endpoint: str, refused: Refused) -> BackendError:
-    """What to say of a server that does not go on; Unavailable if it may when it is asked again."""
+    """The error for a refused hello: Unavailable if the server is busy, so that a retry may succeed, else Rejected."""
     if refused.code is RefusalCode.BUSY:
         return Unavailable(refused.message)
     return Rejected(f"{endpoint} refused: {refused.message}")
 
 
 def cause_of(error: Exception) -> str:
-    """An error of connecting in a few words."""
+    """A short description of a connect error."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, OSError) and error.strerror:

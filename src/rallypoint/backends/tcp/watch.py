@@ -1,4 +1,7 @@
-"""A watch over the wire: survives its connection, and starts again where it was when it falls behind."""
+"""A watch on the embedded server. It survives reconnects, and restarts after its last batch if its buffer overflows.
+
+It must never skip a batch or deliver one twice.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ WATCH_BUFFER = 4_096
 
 
 class Post(Protocol):
-    """Where a watch is asked for."""
+    """The client that a watch sends its requests through."""
 
     def start_watch(self, watch: TcpWatch) -> int:
-        """Ask for it, after `watch.after`; the number under which it will be pushed. A new one every time."""
+        """Request the watch from `watch.after` on. Returns the number of its pushes, a new one for each call."""
 
     def stop_watch(self, number: int) -> None:
-        """Ask no more."""
+        """Cancel the watch on the server."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call once, when all that has arrived together is in place."""
+        """Call once, after all messages that arrived together have been processed."""
 
 
 class TcpWatch(Watch):
-    """Asked for when it is first iterated."""
+    """Requested from the server at the first iteration, or by `begin` or `follow`."""
 
     def __init__(self, post: Post, prefix: str, after_revision: int = NOW) -> None:
         self.prefix = prefix
@@ -43,34 +46,34 @@ class TcpWatch(Watch):
 
     @property
     def after(self) -> int:
-        """Everything up to here has arrived."""
+        """The revision up to which all batches have arrived."""
         return self._buffer[-1].revision if self._buffer else self._seen
 
     def push(self, batch: Batch) -> None:
-        """A batch has arrived."""
+        """Take a batch that has arrived."""
         if len(self._buffer) >= WATCH_BUFFER:
-            self._stop()  # and start again when what is here has been taken
+            self._stop()  # `ready` starts it again when the buffer has been read
             return
         self._buffer.append(batch)
         self.is_idle = False
-        if self._on_ready is not None:  # most often
+        if self._on_ready is not None:  # the usual case
             self._post.call_soon(self._on_ready)
         else:
             self._tell()
 
     def gone(self, error: Rejected) -> None:
-        """What it would have to go on from is not kept, or it may not go on."""
+        """End the stream with an error: its next revisions are no longer kept, or the server refused it."""
         self._stop()
         self._gone = error
         self._tell()
 
     def begin(self) -> None:
-        """Ask for it now."""
+        """Request the watch from the server, unless it is running."""
         if self._number is None:
             self._number = self._post.start_watch(self)
 
     def since(self, revision: int) -> None:
-        """It was asked for from `NOW` on, and what is there up to this revision is known already."""
+        """For a watch from `NOW`: drop batches up to this revision, because the caller has read that state."""
         while self._buffer and self._buffer[0].revision <= revision:
             self._buffer.popleft()
         if self._seen == NOW:
@@ -94,7 +97,7 @@ class TcpWatch(Watch):
             gone, self._gone = self._gone, None
             raise gone
         if self._number is None and self._on_ready is not None:
-            self.begin()  # again, if it had fallen behind
+            self.begin()  # restart after an overflow of the buffer
         self.is_idle = True
         return None
 
