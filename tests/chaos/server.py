@@ -30,7 +30,8 @@ from rallypoint.cli import main
 from rallypoint.events import Event
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.types import Batch
-from rallypoint.server import journal, process
+from rallypoint.server import process
+from rallypoint.server.durability import journal
 from rallypoint.server.durability.disk import File
 from rallypoint.server.durability.server import DurableServer
 from rallypoint.server.engine_host import EngineHost
