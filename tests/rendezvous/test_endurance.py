@@ -69,7 +69,7 @@ def test_run_of_short_sessions_forms_rounds_for_hours(end: str) -> None:
     play(scene, max_iterations=BUSY, min_nodes=2, join_timeout=30, hold_back_losses=0)
 
 
-def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again() -> None:
+def test_expired_data_lease_is_replaced_and_rounds_form_again() -> None:
     looks: list[float] = []
 
     async def scene(town: Town) -> None:

@@ -115,12 +115,12 @@ def test_all_clients_get_all_changes_once_and_in_order(seed, has_data, monkeypat
             client_of(server.addresses[0]) as writer,
         ):
             first = await put(writer, "/w/begin")
-            told = {}
+            received = {}
             clients, watches, tasks = [], [], []
 
             async def collect(name, watch):
                 async for batch in watch:
-                    told[name].append(batch.revision)
+                    received[name].append(batch.revision)
 
             revisions = []
             for step in range(60):
@@ -132,17 +132,17 @@ def test_all_clients_get_all_changes_once_and_in_order(seed, has_data, monkeypat
                     backend = await client.__aenter__()
                     clients.append(client)
                     after = rng.choice([first, revisions[-1], rng.choice(revisions)])
-                    told[step] = []
+                    received[step] = []
                     watches.append((step, after, backend.watch("/w/", after)))
                     tasks.append(asyncio.create_task(collect(step, watches[-1][2])))
                 if rng.random() < 0.1:
                     rng.choice(list(server.connections)).abort()  # its client reconnects and resumes
                 await asyncio.sleep(rng.choice([0, 0, 0.01]))
             end = await put(writer, "/w/end")
-            await eventually(lambda: all(seen and seen[-1] == end for seen in told.values()), "all have seen the end")
+            await eventually(lambda: all(seen and seen[-1] == end for seen in received.values()), "all have seen the end")
             items = server.engine_host.engine.history.after(first - 1, "/w/")
             for name, after, _ in watches:
-                assert told[name] == [batch.revision for batch in items if batch.revision > after]
+                assert received[name] == [batch.revision for batch in items if batch.revision > after]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -162,12 +162,12 @@ def test_read_only_client_gets_a_change_before_any_answer_that_reflects_it(monke
             await eventually(lambda: len(server.observer_watches) == 2, "it watches")
             revisions = [await put(writer, "/w/a") for _ in range(3)]
             raw.send(Do(1, Txn((), (Put("/w/a", b"mine"),))))
-            told = []
+            received = []
             while not isinstance(message := await raw.next_message(), Answer):
-                told.append((message.watch, message.batch.revision))
+                received.append((message.watch, message.batch.revision))
             own = message.result.revision
-            assert [revision for watch, revision in told if watch == 1] == [*revisions, own]
-            assert [revision for watch, revision in told if watch == 2] == [*revisions, own]
+            assert [revision for watch, revision in received if watch == 1] == [*revisions, own]
+            assert [revision for watch, revision in received if watch == 2] == [*revisions, own]
 
     run(main())
 

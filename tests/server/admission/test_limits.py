@@ -104,8 +104,8 @@ def test_idle_connections_do_not_starve_clients_that_authenticate(monkeypatch):
             async with client_of(server.addresses[0]) as another:
                 await put(another, "/b")
             await eventually(lambda: count(server, Refusal.PENDING) >= 30, "idle connections are evicted")
-            told = [raw for raw in idle[:10] if b"newer connections are waiting" in await raw.rest()]
-            assert len(told) == 10
+            evicted = [raw for raw in idle[:10] if b"newer connections are waiting" in await raw.rest()]
+            assert len(evicted) == 10
             for raw in idle:
                 raw.abort()
 

@@ -23,8 +23,8 @@ def test_source_is_an_ipv4_address_or_an_ipv6_network(address, source):
 
 def test_all_refusals_are_counted_and_each_source_and_kind_is_logged_once_an_interval():
     refusals = Refusals(60.0)
-    told = [refusals.note(Refusal.TOKEN, "a", float(second)) for second in range(60)]
-    assert told == [0] + [None] * 59
+    notes = [refusals.note(Refusal.TOKEN, "a", float(second)) for second in range(60)]
+    assert notes == [0] + [None] * 59
     assert refusals.note(Refusal.TOKEN, "b", 5.0) == 0
     assert refusals.note(Refusal.STRANGER, "a", 5.0) == 0
     assert refusals.note(Refusal.TOKEN, "a", 60.0) == 59
