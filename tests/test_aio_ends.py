@@ -15,7 +15,7 @@ from rallypoint.backends import schemes
 from rallypoint.backends.memory import MemoryBackend, MemoryServer
 from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError, Unavailable
 from rallypoint.rendezvous.membership import Cause
-from rallypoint.testing.line import Line
+from rallypoint.testing.cuttable import CuttableBackend
 from rallypoint.testing.loop import run
 from tests.patience import PATIENCE_S, script, unique
 
@@ -167,7 +167,7 @@ def test_whoever_lets_go_at_the_same_time_waits_until_it_has_ended_too(opened_by
 
 
 def test_nothing_is_left_of_one_whose_goodbye_nobody_waits_for(opened_by):
-    class Known(Line):
+    class Known(CuttableBackend):
         is_hurried = False
 
         def hurry(self):
@@ -177,7 +177,7 @@ def test_nothing_is_left_of_one_whose_goodbye_nobody_waits_for(opened_by):
             closed_at.append(now())
             await super().close()
 
-    lines: list[Line] = []
+    lines: list[CuttableBackend] = []
     closed_at: list[float] = []
 
     async def opener(settings):
@@ -269,7 +269,7 @@ def test_whoever_waits_for_a_shutting_down_that_is_cancelled_does_it_itself(open
     server, lines = MemoryServer(), []
 
     async def opener(settings):
-        lines.append(Line(MemoryBackend(server)))
+        lines.append(CuttableBackend(MemoryBackend(server)))
         return lines[-1]
 
     async def main():
@@ -436,7 +436,7 @@ def test_opener_that_is_unavailable_at_first_is_tried_again(opened_by):
 def test_closing_takes_no_longer_than_it_may_whatever_is_slow(opened_by, call, opening_s):
     async def opener(settings):
         await asyncio.sleep(opening_s)
-        line = Line(MemoryBackend(MemoryServer()))
+        line = CuttableBackend(MemoryBackend(MemoryServer()))
         line.cut()
         return line
 

@@ -139,7 +139,9 @@ def test_all_clients_get_all_changes_once_and_in_order(seed, has_data, monkeypat
                     rng.choice(list(server.connections)).abort()  # its client reconnects and resumes
                 await asyncio.sleep(rng.choice([0, 0, 0.01]))
             end = await put(writer, "/w/end")
-            await eventually(lambda: all(seen and seen[-1] == end for seen in received.values()), "all have seen the end")
+            await eventually(
+                lambda: all(seen and seen[-1] == end for seen in received.values()), "all have seen the end"
+            )
             items = server.engine_host.engine.history.after(first - 1, "/w/")
             for name, after, _ in watches:
                 assert received[name] == [batch.revision for batch in items if batch.revision > after]

@@ -151,7 +151,7 @@ def for_another_host(certificates: Certificates):
         (expired, "its certificate has expired"),
         (not_yet, "its certificate is not valid yet"),
         (self_signed, "its certificate is self-signed and not in tls_ca"),
-        (of_another_authority, "its certificate is of an authority that is not in tls_ca"),
+        (of_another_authority, "its certificate was signed by an authority that is not in tls_ca"),
         (for_another_host, "its certificate is not for '127.0.0.1'"),
     ],
 )
@@ -206,12 +206,12 @@ def test_tls_client_is_told_which_other_protocol_answered(certificates):
         (lambda certificates: certificates.authority.expired("late"), "(tls_cert) has expired", "has expired"),
         (
             lambda certificates: certificates.foreign.issue("foreign"),
-            "(tls_cert) is of an authority that the server",
+            "(tls_cert) was signed by an authority that the server",
             "unable to get",
         ),
         (
             lambda certificates: certificates.authority.issue("alone", self_signed=True),
-            "(tls_cert) is of an authority",
+            "(tls_cert) was signed by an authority",
             "self-signed",
         ),
     ],

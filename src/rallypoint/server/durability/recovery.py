@@ -28,8 +28,8 @@ from rallypoint.kv.log import (
     replay,
     scan,
 )
-from rallypoint.kv.parts import assemble
 from rallypoint.kv.snapshot import SnapshotError
+from rallypoint.kv.snapshot_parts import assemble
 from rallypoint.server.durability.disk import Disk
 
 TEMPORARY = ".tmp"
