@@ -69,7 +69,7 @@ def test_file_that_everybody_can_read_is_warned_of(tmp_path, mode, words):
 
 def test_server_takes_up_another_token_and_keeps_the_last_one_if_the_file_becomes_useless(tmp_path, monkeypatch):
     """A whole rotation: nobody who has either token at the right time is refused, and who is in stays in."""
-    monkeypatch.setattr("rallypoint.server.admission.credentials.LOOK_S", 0.05)
+    monkeypatch.setattr("rallypoint.server.admission.credentials.POLL_S", 0.05)
     path = tmp_path / "token"
     path.write_text("sesame-1\n")
 
@@ -89,7 +89,7 @@ def test_server_takes_up_another_token_and_keeps_the_last_one_if_the_file_become
         seen = []
         credentials = Credentials(str(path))
         async with serving(token=credentials.tokens, emit=Emitter(seen.append)) as server:
-            task = credentials.keep_fresh(server)
+            task = credentials.watch_files(server)
             async with client_of(server.addresses[0], token="sesame-1") as inside:
                 await put(inside, "/a")
                 write("sesame-1\nsesame-2\n")

@@ -227,7 +227,7 @@ def test_log_of_a_server_with_data_grows_and_its_trouble_shows():
                 assert found("rallypoint_server_log_entries") >= 1
                 assert found("rallypoint_server_log_commit_seconds_count") >= 1
                 assert found("rallypoint_server_data_failing") == 0
-                server.journal._troubled("a test says so")
+                server.journal._set_trouble("a test says so")
                 assert scrape(registry)("rallypoint_server_data_failing") == 1
                 server.journal._recovered()
 

@@ -31,7 +31,7 @@ async def _observe_tcp(settings: Settings) -> Backend:
 
     backend = await open_tcp(msgspec.structs.replace(settings, is_host=False))
     assert isinstance(backend, HostingBackend)
-    backend.come_for_no_run()
+    backend.observe_only()
     return backend
 
 

@@ -24,7 +24,7 @@ from rallypoint.testing.conformance.handler import HANDLER_CHECKS, HandlerKit, r
 from rallypoint.testing.conformance.store import STORE_CHECKS, StoreKit, run_store_checks
 from tests.patience import until_let_go, users
 from tests.server.kit import PATIENCE_S, serving
-from tests.server.tls_kit import Town, files
+from tests.server.tls_kit import Certificates, files
 
 HISTORY = 500
 SLACK_S = 0.7
@@ -71,9 +71,9 @@ def test_tcp_backend_conforms_in_process_and_gives_the_answers_of_the_model():
 
 
 def test_tcp_backend_conforms_over_mutual_tls_with_a_token(tmp_path):
-    town = Town(tmp_path)
-    server_tls = files(town.authority.path, town.server).server_context()
-    secure = Credentials(tls=files(town.authority.path, town.client)).secure
+    certificates = Certificates(tmp_path)
+    server_tls = files(certificates.authority.path, certificates.server).server_context()
+    secure = Credentials(tls=files(certificates.authority.path, certificates.client)).secure
     a_few = asyncio.Semaphore(A_FEW)  # handshakes of all at once would take longer than sessions live
 
     async def check_one(check):

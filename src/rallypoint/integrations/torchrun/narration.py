@@ -16,7 +16,7 @@ from torch.distributed.elastic.utils.logging import get_logger
 
 from rallypoint.events import Event, Hosting, JoinStarted, NodeLeft, RoundEntered, RunClosed
 from rallypoint.rendezvous.membership import Identity
-from rallypoint.server.hosting import ANYBODYS_RUN_ID
+from rallypoint.server.hosting import TORCHRUN_DEFAULT_RUN_ID
 from rallypoint.settings import Settings
 
 DESTINATION = "dynamic_rendezvous"
@@ -45,7 +45,7 @@ class Narrator:
     def __call__(self, event: Event) -> None:
         level = logging.DEBUG if event.level == logging.INFO and not isinstance(event, _INFO) else event.level
         logger.log(level, "%s", event)
-        if isinstance(event, Hosting) and event.run_id == ANYBODYS_RUN_ID:
+        if isinstance(event, Hosting) and event.run_id == TORCHRUN_DEFAULT_RUN_ID:
             logger.warning(
                 "this run was given no id of its own (torchrun: --rdzv-id): every other job that comes to %s without "
                 "one joins it",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from rallypoint.errors import SettingsError
-from rallypoint.server.hosting import ANYBODYS_RUN_ID
+from rallypoint.server.hosting import TORCHRUN_DEFAULT_RUN_ID
 from rallypoint.settings import Parameters, Settings
 from rallypoint.urls import shown
 
@@ -35,7 +35,7 @@ def settings_of(params: Parameters, environ: Mapping[str, str]) -> Settings:
         settings = Settings.build(scheme=DEFAULT_SCHEME, endpoints=endpoint, run_id=params.run_id, **options)
     else:
         settings = Settings.from_url(_run_url(endpoint, start, params.run_id), **options)
-    if settings.run_id == ANYBODYS_RUN_ID and settings.scheme in _OPEN_TO_ALL:
+    if settings.run_id == TORCHRUN_DEFAULT_RUN_ID and settings.scheme in _OPEN_TO_ALL:
         raise SettingsError(
             f"run id {settings.run_id!r} is what torchrun calls every run without an id, and {settings.scheme}:// "
             f"serves many: two jobs would become one. Give this one an id of its own with --rdzv-id",
