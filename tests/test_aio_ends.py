@@ -170,7 +170,7 @@ def test_nothing_is_left_of_one_whose_goodbye_nobody_waits_for(opened_by):
     class Known(Line):
         is_hurried = False
 
-        def hurry(self):
+        def shorten_close(self):
             self.is_hurried = True
 
         async def close(self):

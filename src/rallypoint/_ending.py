@@ -26,7 +26,7 @@ async def end(node: Node | None, backend: Backend, then: Callable[[], None] = la
         if node is not None:
             await node.stop()
     except BaseException:
-        backend.hurry()
+        backend.shorten_close()
         raise
     finally:
         try:

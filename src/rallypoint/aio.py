@@ -299,7 +299,7 @@ class AsyncHandler:
             if self._node is None:
                 identity = await self._identify()
                 self._backend = await self._opener(self.settings)
-                self._backend.tell_by(self._emit)
+                self._backend.on_event(self._emit)
                 self._node = Node(
                     self._backend,
                     self.settings,

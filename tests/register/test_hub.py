@@ -217,7 +217,7 @@ def test_cell_that_comes_late_is_waited_for():
 
     async def main():
         backend = backend_on(faulty)
-        backend.listen(lambda error: reached.append(error is None))
+        backend.on_reachability(lambda error: reached.append(error is None))
         asking = asyncio.create_task(backend.txn((), [Put("/a", b"x")]))
         await asyncio.sleep(10.0)
         assert not asking.done()

@@ -73,7 +73,7 @@ def keys_under(server, run_id):
 @pytest.fixture
 def never_gives_up(monkeypatch):
     """Who is not to make a run waits for it for longer than any test takes."""
-    monkeypatch.setattr(TcpBackend, "gives_way_s", (600.0, 600.0))
+    monkeypatch.setattr(TcpBackend, "make_run_delay_s", (600.0, 600.0))
 
 
 @pytest.mark.parametrize("theirs", [Versions(), Versions(1, 2)], ids=["this server", "an older server"])
@@ -371,7 +371,7 @@ def test_client_claims_until_the_server_has_heard_it():
         proxy = Proxy(port)
         await proxy.listen()
         async with client_of(proxy.endpoint, run="run") as backend:
-            backend.claim_by(lambda: encode(claim))
+            backend.on_data_loss(lambda: encode(claim))
             async with serving(port=port) as first:
                 await backend.get("/a")
             hello = len(GREETING + frame(encoder.encode(backend._hello())))

@@ -185,7 +185,7 @@ class HostingBackend(TcpBackend):
     def is_hosting(self) -> bool:
         return self._server is not None
 
-    def tell_by(self, emit: Callable[[Event], None]) -> None:
+    def on_event(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
         for warning in self._credentials.warnings():
             emit(SecurityNotice(run_id=self._settings.run_id, by=self._name, reason=warning))
@@ -298,7 +298,7 @@ class HostingBackend(TcpBackend):
         self._unreachable_since, self._has_said, self._was_up = None, False, True
         super()._up()
 
-    def hurry(self) -> None:
+    def shorten_close(self) -> None:
         self._linger_s = 0.0
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rallypoint.backends.contract import BackendStatus, Direct, Late, Limits, Watch
+from rallypoint.backends.contract import BackendStatus, DeadlineExceeded, Direct, Limits, Watch
 from rallypoint.backends.ops import OpBackend
 from rallypoint.errors import OutcomeUnknown, Rejected, StoreError, StoreTimeoutError, Unavailable
 from rallypoint.kv.types import GotItem, Item, Op, Result, TxnResult
@@ -150,7 +150,7 @@ class _Limit:
     ) -> None:
         where = f"{self._what} in the store of round {self._store.round}"
         match error:
-            case Late():
+            case DeadlineExceeded():
                 text = f"{where}: no answer within {self._limit_s:g} s"
                 raise StoreTimeoutError(text, missing=self._awaited) from error
             case Unavailable():  # the connections were closed for good

@@ -131,9 +131,9 @@ class RegisterBackend(OpBackend):
                 return None  # it says nothing at all: that is not being slow
         return None
 
-    def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:
-        self._listener = on_reach
-        self.hub.on_reach.append(on_reach)
+    def on_reachability(self, listener: Callable[[BackendError | None], None]) -> None:
+        self._listener = listener
+        self.hub.on_reach.append(listener)
 
     async def status(self) -> BackendStatus:
         await self.execute(Tick())
