@@ -143,7 +143,7 @@ def test_page_whose_connection_is_dropped_connects_again(tmp_path):
         with browser.stream(f"/api/run?id={RUN}") as stream:
             stream.until(lambda message: phase(message) == "active")
             pid = the_page()
-            site.ask(lambda: [one.go("a test") for one in list(site.server.connections) if not one.is_stranger])
+            site.ask(lambda: [one.shut_down("a test") for one in list(site.server.connections) if one.is_trusted])
             browser.post("/api/close", {"run": RUN})
             stream.until(lambda message: (message.get("state") or {}).get("is_closed"))
         assert the_page() == pid
@@ -168,7 +168,7 @@ def test_admitted_connection_needs_no_token_and_takes_no_place(has_data):
             assert [item.value for item in (await backend.scan("/rallypoint/")).items] == [b"y"]
             assert [isinstance(one, DurableConnection) for one in server.connections] == [has_data]
             await backend.close()
-            await eventually(lambda: not server.has_company, "it is gone")
+            await eventually(lambda: not server.connections, "it is gone")
 
     run(main())
 

@@ -21,14 +21,14 @@ def test_feed_starts_with_the_first_reader_and_stops_after_the_last():
     async def main():
         async with serving() as server:
             feeds = Feeds(behind(f"tcp://{server.addresses[0]}"), linger_s=0.05)
-            assert (len(feeds), server.has_company) == (0, False)
+            assert (len(feeds), len(server.connections)) == (0, 0)
             async with feeds.reading(RUN) as first:
                 async with feeds.reading(RUN) as second:
                     assert first is second
                 await eventually(lambda: first.view.version >= 2, "a first look")
                 assert len(feeds) == 1
             await eventually(lambda: len(feeds) == 0, "it is stopped")
-            await eventually(lambda: not server.has_company, "its connection is closed")
+            await eventually(lambda: not server.connections, "its connection is closed")
             await feeds.close()
 
     run(main())

@@ -171,7 +171,7 @@ def test_client_that_comes_back_is_a_reconnect():
             handlers = await gathered(server, "a")
             assert scrape(registry)("rallypoint_server_reconnects_total") == 0
             for connection in list(server.connections):
-                connection.replaced()
+                connection.abort()
             await eventually(lambda: scrape(registry)("rallypoint_server_reconnects_total") == 1, "it is back")
             for one in handlers:
                 await one.aclose()

@@ -136,7 +136,7 @@ def test_everybody_is_told_everything_once_and_in_order(seed, has_data, monkeypa
                     watches.append((step, after, backend.watch("/w/", after)))
                     tasks.append(asyncio.create_task(collect(step, watches[-1][2])))
                 if rng.random() < 0.1:
-                    rng.choice(list(server.connections)).replaced()  # it comes back, and goes on where it was
+                    rng.choice(list(server.connections)).abort()  # it comes back, and goes on where it was
                 await asyncio.sleep(rng.choice([0, 0, 0.01]))
             end = await put(writer, "/w/end")
             await eventually(lambda: all(seen and seen[-1] == end for seen in told.values()), "all have seen the end")
@@ -209,14 +209,14 @@ def test_those_who_do_not_keep_up_do_not_cost_an_encoding_each(monkeypatch):
             readers = [Connection(server) for _ in range(5)]
             for reader in readers:
                 reader.pause_writing()
-                server.observer_watches.enter(reader, 1, "/w/", server.engine_host.engine.revision)
+                server.observer_watches.add(reader, 1, "/w/", server.engine_host.engine.revision)
             for _ in range(10):
                 server.engine_host.execute(Txn((), (Put("/w/a", b"x"),)))
             server.observer_watches.flush()
             assert [reader.lag[0] for reader in readers] == [10] * 5
             assert len(encoded) == 10
             for reader in readers:
-                server.observer_watches.leave(reader, 1, "/w/")
+                server.observer_watches.remove(reader, 1, "/w/")
 
     run(main())
 

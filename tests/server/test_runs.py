@@ -147,7 +147,7 @@ def test_one_client_at_a_time_is_told_to_make_a_run_and_nobody_once_it_is_there(
             assert await told_on_joining(second, 2) == [Answer, Answer]
             first.send(Do(3, Txn((), (Put(RunKeys("rallypoint", "run").config, b"{}"),))))
             await first.answer(3)
-            server.runs.attend("run")._turn_at -= runs.TURN_S
+            server.runs.ensure_run("run")._turn_at -= runs.TURN_S
             assert await told_on_joining(third, 3) == [Answer, Answer]
 
     run(main())
@@ -329,10 +329,10 @@ def test_server_that_is_started_again_still_waits_for_those_of_an_earlier_life()
             server.runs.claimed("other", "c", b"junk")
             engine = server.engine_host.engine
         async with serving(engine=engine, generation=server.generation) as again:
-            returning = again.runs.attend("run").returning
+            returning = again.runs.ensure_run("run").returning
             assert returning.holds_until(asyncio.get_running_loop().time()) is not None
             assert (returning.floor, returning.round, returning.size) == (9, 7, 2)
-            assert again.runs.attend("other").returning.holds_until(asyncio.get_running_loop().time()) is None
+            assert again.runs.ensure_run("other").returning.holds_until(asyncio.get_running_loop().time()) is None
 
     run(main())
 
@@ -341,12 +341,12 @@ def test_server_that_is_started_again_waits_for_those_who_had_come_back_and_not_
     async def main():
         async with serving() as server:
             raw, _ = await Raw.welcomed(server, "back", run="run", generation="an earlier life")
-            assert server.runs.attend("run").returning.holds_until(asyncio.get_running_loop().time()) is not None
+            assert server.runs.ensure_run("run").returning.holds_until(asyncio.get_running_loop().time()) is not None
             engine = server.engine_host.engine
             raw.close()
         async with serving(engine=engine, generation=server.generation) as again:
             # Bug that this found: only what had been said was kept, and it died before.
-            assert again.runs.attend("run").returning.holds_until(asyncio.get_running_loop().time()) is not None
+            assert again.runs.ensure_run("run").returning.holds_until(asyncio.get_running_loop().time()) is not None
 
     run(main())
 
@@ -359,7 +359,7 @@ def test_onlooker_that_comes_back_keeps_nobody_waiting_after_a_restart():
             engine = server.engine_host.engine
             assert RunKeys("rallypoint", "run").returned not in engine.items
         async with serving(engine=engine, generation=server.generation) as again:
-            assert again.runs.attend("run").returning.holds_until(asyncio.get_running_loop().time()) is None
+            assert again.runs.ensure_run("run").returning.holds_until(asyncio.get_running_loop().time()) is None
 
     run(main())
 
@@ -384,7 +384,7 @@ def test_client_claims_until_the_server_has_heard_it():
             async with serving(port=port, engine=engine, generation=second.generation) as third:
                 await backend.get("/a")
                 # Bug that this found: it was claimed once, and the numbers of rounds began again.
-                assert third.runs.attend("run").returning.floor == 7
+                assert third.runs.ensure_run("run").returning.floor == 7
         await proxy.close()
 
     run(main())
@@ -482,7 +482,7 @@ def test_server_that_stops_says_so_to_everybody_and_is_quick():
             silent = await Raw.open(server)
             began_at = loop.time()
             await server.stop("maintenance")
-            assert loop.time() - began_at < serving_module.GOODBYE_S + 5.0
+            assert loop.time() - began_at < serving_module.SHUTDOWN_S + 5.0
             for raw in raws:
                 assert await raw.next_message() == Going("maintenance")
                 assert await raw.rest() == b""
@@ -492,7 +492,7 @@ def test_server_that_stops_says_so_to_everybody_and_is_quick():
             assert not server.connections
         assert "maintenance" in str(next(event for event in seen if isinstance(event, ServerStopped)))
         names = {task.get_name() for task in asyncio.all_tasks()}
-        assert not [name for name in names if name.startswith(("coordinator", "keeper"))]
+        assert not [name for name in names if name.startswith(("coordinator", "renewal"))]
 
     run(main())
 
@@ -506,7 +506,7 @@ def test_server_that_stops_does_not_wait_for_one_who_reads_nothing():
                 await put(writer, "/w/a", bytes(256 * 1024))
             began_at = asyncio.get_running_loop().time()
             await server.stop()
-            assert asyncio.get_running_loop().time() - began_at < serving_module.GOODBYE_S + 5.0
+            assert asyncio.get_running_loop().time() - began_at < serving_module.SHUTDOWN_S + 5.0
             await eventually(lambda: not server.connections, "it is dropped")
             raw.abort()
 

@@ -162,7 +162,7 @@ MUTANTS = (
             Edit(
                 NodeSession,
                 "end",
-                "await session.close()\n    except TimeoutError:\n        pass  # time ends the lease\n"
+                "await session.close()\n    except TimeoutError:\n        pass  # the lease ends by time\n"
                 "    finally:\n        session.abandon()",
                 "pass\n    except TimeoutError:\n        pass",
             ),
@@ -201,7 +201,7 @@ MUTANTS = (
             Edit(
                 Node,
                 "_advance",
-                "view.closed_revision > door.closed_revision",
+                "view.closed_revision > snapshot.closed_revision",
                 "view.closed_revision > self._node_session.revision",
             ),
         ),
@@ -323,7 +323,7 @@ MUTANTS = (
     Mutant(
         "those who wait are not told of a close",
         ("Finality",),
-        (Edit(Node, "_advance", "view.closed_revision > door.closed_revision", "False"),),
+        (Edit(Node, "_advance", "view.closed_revision > snapshot.closed_revision", "False"),),
     ),
     Mutant(
         "a broken attempt is never given up",
@@ -400,7 +400,7 @@ MUTANTS = (
         (
             Edit(
                 Clients,
-                "came",
+                "connected",
                 "client = self._clients.get(client_id)",
                 "client = self._clients.get(client_id)\n    self._host.engine.dedupe.clients.pop(client_id, None)",
             ),
@@ -423,7 +423,7 @@ MUTANTS = (
     Mutant(
         "a client that comes back does not go on with its sessions",
         ("OutageTolerance",),
-        (Edit(Clients, "came", "for session in held:", "for session in ():"),),
+        (Edit(Clients, "connected", "for session in held:", "for session in ():"),),
         is_wired=True,
     ),
     Mutant(
@@ -432,9 +432,9 @@ MUTANTS = (
         (
             Edit(
                 Clients,
-                "gone",
-                "if client.line is not line:\n        return",
-                "if client.line is not line:\n"
+                "disconnected",
+                "if client.connection is not connection:\n        return",
+                "if client.connection is not connection:\n"
                 "        for lease, grace_s in client.sessions.items():\n"
                 "            self._shorten(lease, grace_s)\n"
                 "        return",
@@ -445,7 +445,7 @@ MUTANTS = (
     Mutant(
         "a connection that the peer closed shortens nothing",
         ("Detection",),
-        (Edit(Clients, "gone", "if by_peer:", "if False:"),),
+        (Edit(Clients, "disconnected", "if by_peer:", "if False:"),),
         is_wired=True,
     ),
     Mutant(
@@ -499,7 +499,7 @@ MUTANTS = (
     Mutant(
         "the end of a lease by time is not kept",
         ("OutageTolerance", "Monotonicity", "Exclusivity", "Agreement", "Freshness", "Barrier"),
-        (Edit(log, "perform", "entries.append(RunConfig(Revoke(lease)))", "pass"),),
+        (Edit(log, "perform", "entries.append(Entry(Revoke(lease)))", "pass"),),
         has_data=True,
     ),
     Mutant(

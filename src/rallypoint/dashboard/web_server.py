@@ -55,7 +55,7 @@ class HttpConnection(H11Protocol):
             self.scheme = "https"
         self._peer = peer_of(transport)
         self.client = self._peer
-        refused = self._admission.accepted(self, self._peer[0])
+        refused = self._admission.add_pending(self, self._peer[0])
         if refused is not None:
             self._refuse(refused.message, Refusal.BLOCKED)
         elif len(self.connections) > MOST_CONNECTIONS:
@@ -116,7 +116,7 @@ class HttpConnection(H11Protocol):
 
     def _settle(self) -> None:
         """It is pending no more."""
-        self._admission.settled(self)
+        self._admission.remove_pending(self)
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -128,10 +128,10 @@ class HttpConnection(H11Protocol):
 
     # --- `Pending` ----------------------------------------------------------------------------------------------------
 
-    def crowded_out(self) -> None:
+    def evict(self) -> None:
         self._refuse("it is silent, and others wait to be let in", Refusal.PENDING)
 
-    def go(self, why: str) -> None:
+    def shut_down(self, why: str) -> None:
         self._settle()
         self.transport.abort()
 

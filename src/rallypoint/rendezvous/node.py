@@ -1,8 +1,9 @@
-"""The node driver: gets one node into rounds and tells it when its round is no longer what it was.
+"""The node driver: takes one node into rounds, and reports when its round has changed.
 
-It writes one key, its own, and compares that key's revision each time, so that no write of its past (an earlier join,
-a request sent again, an earlier session) can pass. It decides nothing about rounds: it follows `state/` and its own
-`assign/` key, confirms, and returns when its confirmed round is active.
+A call of `next_round` writes the node's key as joining, waits for an assignment, confirms it by rewriting the key, and
+returns when `state/round` says that the confirmed round is active. The node never decides about rounds: it follows
+`state/` and its own `assign/` key. Of the keys of the algorithm it writes only its own (`node_session.py`), and
+`config` and `state/closed` where the rules of a run allow it (`run_config.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Node:
         self.current: Joined | None = None
         """The round that the node last returned from and has not left; its session may be lost."""
         self._was_in: Joined | None = None
-        """The same, also when it has left it since: until it opens another session, and so enters another life."""
+        """The last round that it returned from, also after leaving it; cleared when it opens a new session."""
         self._listener: ChangeListener | None = None
         self._bootstrap = bootstrap
         self._node_events = NodeEvents(emit, settings.run_id, identity.name)
@@ -116,16 +117,16 @@ class Node:
         self.is_joining = False
         self._shown_up_for = 0
         self.left_because: str | None = None
-        """Why a call that is under way is to end, if somebody has said so."""
+        """Why the running call must end; None: it may go on."""
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
 
     async def next_round(self, started_at: float | None = None) -> Joined:
-        """Leave the current round, if any, and wait for a place in the next, from `started_at` (now) on.
+        """Leave the current round, if any, and wait for a place in the next. Time counts from `started_at` (now).
 
-        Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or asked to go),
+        Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or a drained node),
         RendezvousTimeoutError, RendezvousConnectionError, SettingsMismatchError, RendezvousStateError. After any of
-        them, and when it is cancelled, the node has withdrawn.
+        them, and after a cancellation, the session of the node has ended (rule 5).
         """
         if self.is_joining:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
@@ -137,7 +138,7 @@ class Node:
             async with deadline.scope:
                 return await self._join_until_in(deadline)
         except TimeoutError:
-            if not deadline.scope.expired():  # not ours: something that the call used has given up
+            if not deadline.scope.expired():  # not the deadline of this call: a time-out inside bootstrap, for example
                 await self._node_session.end("its call was interrupted (TimeoutError)")
                 raise
             raise await self._failed(
@@ -156,9 +157,9 @@ class Node:
             deadline.end()
 
     async def leave(self, why: str) -> None:
-        """Go, without closing the run. The node may join again. Takes at most a few seconds, whatever the backend.
+        """Leave the run without closing it. The node may join again. Bounded to a few seconds on every backend.
 
-        A call of `next_round` that is under way ends with an error that says so.
+        A running call of `next_round` raises RendezvousError, which says that the node left.
         """
         self.current = None
         if self.is_joining:
@@ -168,7 +169,7 @@ class Node:
             self._node_events.left(why)
 
     async def close_run(self, why: str, started_at: float | None = None) -> None:
-        """Close the run for everybody. RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
+        """Close the run for all nodes. Raises RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
         if await self._retry(lambda: self._run_config.close(why), "closed", started_at):
             await self.view.wait_closed(is_closed=True)
             self._node_events.closed(why)
@@ -182,51 +183,51 @@ class Node:
         return reopened
 
     async def stop(self) -> None:
-        """End the session if there is one, and everything that runs for this node. Idempotent."""
+        """Leave the run and stop all tasks of this node. Idempotent."""
         try:
             await self.leave("the process let go of it")
         finally:
             self.view.stop()
 
     def abandon(self) -> None:
-        """Stop everything without a word: what a dead process does. The backend learns of it by time alone."""
+        """Stop all tasks without writing anything, as a dead process does. The session ends when its lease does."""
         self.current = None
         self._node_session.abandon()
         self.view.stop()
 
     async def roster(self, joined: Joined) -> tuple[RosterMember, ...]:
-        """The members of a round that this node returned from, in rank order. Read when asked for."""
+        """The members of a round that this node returned from, in rank order. Reads the backend."""
         return await self.view.read_roster(
             joined, self._node_session.lost_reason if self._node_session.session else None
         )
 
     def observe(self) -> None:
-        """Begin to follow the run without joining it."""
+        """Follow the run without joining it."""
         self.view.start()
 
     def listen(self, listener: ChangeListener) -> None:
-        """Call when the round that the node is in changes, and at once if it has. One listener; the last one counts."""
+        """Call `listener` when the node's current round changes, at once if it has already. Replaces the listener."""
         self._listener = listener
         if self.current is not None and self._told_cause is not None:
             listener(self._told_cause, self._told_reason)
 
     def waiting_count(self) -> int:
-        """What `num_nodes_waiting()` answers, from what was pushed last."""
+        """The result of `num_nodes_waiting()`, from the last known values."""
         if self.view.is_closed:
             return 0
         if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
-            return 1  # whoever polls this has to join again to learn more
+            return 1  # a caller that polls this must see a reason to join again
         return self.view.count_waiting(self.settings.min_nodes)
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
     async def _join_until_in(self, deadline: JoinDeadline) -> Joined:
-        asked = 0
+        announced = 0
         while True:
             self._raise_if_left()
             deadline.is_spare_no_more()
-            if (join := self._node_session.new_join()) != asked:
-                asked = join
+            if (join := self._node_session.new_join()) != announced:
+                announced = join
                 self._node_events.joins(join)
             try:
                 session = await self._come()
@@ -246,7 +247,7 @@ class Node:
                 raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
 
     async def _come(self) -> Session:
-        """A session; meanwhile, the run is looked at."""
+        """A live session; the first scan of the run runs at the same time."""
         self._snapshot = self._snapshot or self._run_config.guess(*self.view.snapshot())
         self.view.start()
         session = await self._node_session.ensure()
@@ -255,17 +256,22 @@ class Node:
         return session
 
     async def _write_join(self) -> None:
-        """Write the node's key as joining, through a snapshot that is as it was checked, or as it seems to be."""
+        """Write the node's key as joining, on a snapshot of the run that this node may join.
+
+        The watched `config` and `state/closed` are tried first. If the write is refused, or they do not allow a join,
+        the run is read, made or reopened (`RunConfig.check`) until a write succeeds.
+        """
         snapshot = self._snapshot or self._run_config.guess(*self.view.snapshot())
         if snapshot is None and not self.backend.makes_run:
             await self._give_way()
             snapshot = self._run_config.guess(*self.view.snapshot())
         while snapshot is None or not await self._enter_by(snapshot):
-            snapshot = await self._run_config.check()
+            is_absent = snapshot is None and self.view.is_synced and None in self.view.snapshot()
+            snapshot = await self._run_config.check(is_absent=is_absent)
             self._reachability.succeeded()
 
     async def _give_way(self) -> None:
-        """If the run does not exist, somebody else, or the coordinator, is about to make it: wait a moment for it."""
+        """If the run does not exist, the coordinator or another process is about to make it: wait a moment for it."""
         backend, view = self.backend, self.view
         with suppress(TimeoutError):
             async with asyncio.timeout(self._rng.uniform(*backend.make_run_delay_s)):
@@ -278,7 +284,7 @@ class Node:
                     await self._wake.wait()
 
     async def _enter_by(self, snapshot: RunSnapshot) -> bool:
-        """Join if the snapshot is still as it was checked."""
+        """Join, if `config` and `state/closed` still have the revisions of the snapshot (rule 8)."""
         self._snapshot = snapshot
         compares = (
             ModRevisionIs(self.keys.config, snapshot.config_revision),
@@ -299,27 +305,31 @@ class Node:
             if (joined := await self._advance(deadline)) is not None:
                 return joined
             if self._wake.is_set():
-                continue  # there is more to see: most often the end
+                continue  # something changed meanwhile, most often to active
             is_spare, in_attempt = self.view.standing(self._node_session.record)
             deadline.update(is_spare=is_spare, in_attempt=in_attempt)
             self._node_events.waits(self.view.reason())
-            self.view.raise_if_unreadable()  # what is only read to be said
+            self.view.raise_if_unreadable()  # again: `state/waiting` is decoded only by the lines above
             await self._wake.wait()
 
     async def _advance(self, deadline: JoinDeadline) -> Joined | None:
-        """Do what is to be done on what is seen now: return, confirm, give up, or nothing."""
+        """One step on the current view: the round if it can be entered, None after a confirmation or if nothing is due.
+
+        Raises JoinAnew when this join is void, and the errors of `next_round` when the run is closed or the node is
+        drained.
+        """
         view, own, snapshot = self.view, self._node_session.record, self._snapshot
         assert own is not None
         assert snapshot is not None
         view.raise_if_unreadable()
         record, assign = view.round, view.assign
-        if own.phase is _MEMBER and view.is_synced and self._is_forgotten(own.round):
+        if own.phase is _MEMBER and view.is_synced and self._is_forgotten(own.round):  # rule 9
             mark("node.forgotten")
             await self._node_session.drop("the run's state was lost")
             raise JoinAnew
         if view.has_vanished(snapshot.closed_revision):
             raise JoinAnew
-        if assign is not None and assign.join != own.join:
+        if assign is not None and assign.join != own.join:  # rule 2: it answers an earlier join
             assign = None
         if record is not None and assign is not None and record.number == assign.number:
             if own.phase is _MEMBER and own.round == record.number and record.phase is _ACTIVE:
@@ -339,14 +349,17 @@ class Node:
         return None
 
     def _is_forgotten(self, number: int) -> bool:
-        """Whether the run no longer knows a round that this node confirmed: the backend lost its memory."""
+        """Whether the run no longer knows round `number`, which this node confirmed: the backend lost its data."""
         record, snapshot = self.view.round, self._snapshot
         if record is None or record.number < number:
             return True
         return snapshot is not None and record.incarnation != snapshot.config.incarnation
 
     async def _show_up(self, number: int, own: NodeRecord) -> None:
-        """The node missed its place in an attempt that is over, and was left out: it writes its key, to count again."""
+        """Rewrite the key once after missing attempt `number`.
+
+        The coordinator leaves a node that did not confirm in time out of further attempts until its key changes.
+        """
         if self._shown_up_for < number:
             mark("node.showed_up")
             self._shown_up_for = number
@@ -374,22 +387,22 @@ class Node:
         self._told_cause = None
         self._node_events.waits_no_more()
         self._node_events.entered(joined)
-        # What is new since is said when the caller has its place, which it has in the next turn.
+        # Later changes are reported after the caller has its result, which it gets in the next turn of the loop.
         self._loop.call_soon(self._loop.call_soon, self._node_session.entered)
         self._loop.call_soon(self._loop.call_soon, self._look_up)
         return joined
 
-    # --- what is pushed -----------------------------------------------------------------------------------------------
+    # --- changes of the view ------------------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
-        """Something was pushed: wake whoever waits, and tell a member once what changed (again if it gets worse)."""
+        """The view or the session changed: wake a waiting call. Report a change of the round once, again if graver."""
         self._wake.set()
         if self.current is None:
             return
         lost = self._node_session.lost_reason
         cause, reason = self.view.what_changed(self.current, lost, self._is_forgotten(self.current.number))
-        told = self._told_cause
-        if cause is None or (told is not None and list(Cause).index(cause) >= list(Cause).index(told)):
+        reported, gravity = self._told_cause, list(Cause).index
+        if cause is None or (reported is not None and gravity(cause) >= gravity(reported)):
             return
         self._told_cause, self._told_reason = cause, reason
         self._node_events.changed(self.current.number, cause, reason)
@@ -412,7 +425,7 @@ class Node:
     def _reached(self, error: BackendError | None) -> None:
         if error is None:
             self._reachability.succeeded()
-            self._wake.set()  # it may have said that the run is to be made
+            self._wake.set()  # `backend.makes_run` may have become true
         else:
             self._reachability.failed(error)
 
@@ -425,7 +438,7 @@ class Node:
             raise RendezvousError(f"this node left the run while it was joining: {self.left_because}")
 
     async def _failed(self, error: RendezvousError) -> RendezvousError:
-        """Withdraw because of an error, and say so; the error, to be raised."""
+        """End the session because of an error and report it; returns the error, for `raise`."""
         await self._node_session.end(goodbye(error))
         self._node_events.failed(error)
         return error

@@ -1,8 +1,8 @@
-"""A node's presence in the backend: its session and its one key.
+"""A node's session and its one key, `nodes/{id}`, which is written under that session.
 
-The key is written under the session, and every write compares the key's revision (the first one: that there is none),
-so that no write of the node's past can pass: a resent request, an earlier join, an earlier session. Giving up, leaving
-and losing the session all *end the session*; the key is never deleted under a session that goes on.
+Every write compares the key's revision (the first one: that the key does not exist), so that no earlier write of the
+same node can pass: a resent request, a write of an earlier join or of an earlier session (rule 4). Giving up, leaving
+and losing the session all *end the session*: the key is never deleted under a session that goes on (rule 5).
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from rallypoint.rendezvous.records import NodePhase, NodeRecord, encode
 from rallypoint.settings import Settings
 
 WITHDRAW_S = 5.0
-"""What is spent on saying goodbye at most; then the lease does it."""
+"""Time limit for leaving in order. After that the session ends with its lease."""
 
 
 class JoinAnew(Exception):
-    """The session, or what the node had confirmed under it, is gone: join again."""
+    """The session, or the state that the node had under it, is gone: it must join again."""
 
 
 class NodeSession:
-    """Opened by `ensure`, ended by `end` (with a goodbye) or `drop` (without). `on_lost` is called when it is lost."""
+    """Opened by `ensure`, ended by `end` (writes that the node left) or `drop` (does not).
+
+    `while_open` starts the tasks that run as long as a session; `on_lost` is called when a session is lost.
+    """
 
     def __init__(
         self,
@@ -50,12 +53,12 @@ class NodeSession:
     ) -> None:
         self.session: Session | None = None
         self.record: NodeRecord | None = None
-        """What the key holds, as far as this node has written it under the current session."""
+        """The key's last content that this node wrote under the current session; None: it has written nothing."""
         self.revision = 0
         self.join = 0
         self._sent_join = 0
         self.floor = 0
-        """The highest number that this node ever confirmed, or tried to: that may have been executed unanswered."""
+        """The highest number that this node confirmed or tried to: an unanswered write may have been executed."""
         self._backend = backend
         self._key = keys.node(identity.id)
         self._settings = settings
@@ -70,17 +73,17 @@ class NodeSession:
         self._tasks: Sequence[asyncio.Task[None]] = ()
         self._had_leases: set[int] = set()
         self._has_sent = False
-        """Whether the key may hold something that was written under the current session."""
+        """Whether a write was sent under the current session, so that the key may hold it."""
 
     @property
     def lost_reason(self) -> str | None:
-        """Why there is no session to count on; None: there is one."""
+        """Why the session is lost or closed; None: it is open."""
         if self.session is None:
             return "the session ended"
         return self.session.lost.reason
 
     async def ensure(self) -> Session:
-        """A session that is not known to be lost; a new one if need be."""
+        """A session that is not known to be lost; opens a new one if necessary."""
         session = self.session
         if session is not None and not session.lost.is_set():
             session.set_local_expiry(False)
@@ -110,7 +113,7 @@ class NodeSession:
         self._emit(RenewalMissed(run_id=self._settings.run_id, by=self._identity.name, reason=why))
 
     def entered(self) -> None:
-        """The node is in a round: from now on it has to notice by itself that it is lost."""
+        """The node is in a round: from now on it must notice a lost session by its own clock."""
         if self.session is not None:
             self.session.set_local_expiry(True)
 
@@ -123,7 +126,8 @@ class NodeSession:
     ) -> bool:
         """Write the key; False if one of `compares` failed. Raises JoinAnew if the key or the session is gone.
 
-        Sent again until the outcome is known: it compares the key's revision, so it is executed at most once.
+        `zero` is the bootstrap address and port that rank 0 publishes. The write is repeated until its outcome is
+        known; it compares the key's revision, so it is executed at most once (rule 4).
         """
         session = self.session
         if session is None:
@@ -145,12 +149,12 @@ class NodeSession:
             self._reachability.succeeded()
             if result.committed:
                 return self._written(record, result.revision)
-            seen = result.results[0]
-            assert isinstance(seen, GotItem)
-            own = seen.item
+            found = result.results[0]
+            assert isinstance(found, GotItem)
+            own = found.item
             if own is not None and own.value == value and own.lease == session.lease:
                 mark("node_session.resent")
-                return self._written(record, own.mod_revision)  # an earlier sending had been executed
+                return self._written(record, own.mod_revision)  # an earlier request was executed without an answer
             if (own.mod_revision if own is not None else 0) == self.revision:
                 return False
             if own is None or own.lease == session.lease:
@@ -160,20 +164,20 @@ class NodeSession:
                     f"{own.key} is this node's own key, and something else wrote there: remove the key", key=own.key
                 )
             mark("node_session.left_behind")
-            await self._backend.revoke(own.lease)  # what an earlier session of this node left behind
+            await self._backend.revoke(own.lease)  # the key of an earlier session of this node
         mark("node_session.key_gone")
         await self.drop("the node's key is no longer what it wrote")
         raise JoinAnew
 
     def new_join(self) -> int:
-        """The join number to ask with: one that was never sent."""
+        """The number of the next join: one that was never sent before (rule 2)."""
         if self.join != self._sent_join + 1:
             self.join = self._sent_join + 1
             self._asked_at = self._wall()
         return self.join
 
     async def drop(self, why: str) -> None:
-        """End the session without a goodbye: it, or what it stood for, is lost already."""
+        """End the session without writing anything: it, or the state under it, is already lost."""
         session = self._forget()
         if session is not None:
             if not session.lost.is_set():
@@ -181,7 +185,7 @@ class NodeSession:
             await session.close()
 
     async def end(self, why: str) -> bool:
-        """Say goodbye, with the reason, and end the session; bounded in time. False: there was none."""
+        """Write that the node left, and why, and end the session. Bounded in time. False: no session was open."""
         has_sent, revision = self._has_sent, self.revision
         self._sent_join = self.join
         session = self._forget()
@@ -194,29 +198,29 @@ class NodeSession:
                     await self._say_goodbye(Put(self._key, goodbye, session.lease), revision)
                 await session.close()
         except TimeoutError:
-            pass  # time ends the lease
+            pass  # the lease ends by time
         finally:
             session.abandon()
         return True
 
     async def _say_goodbye(self, goodbye: Put, revision: int) -> None:
-        """Tried for half of the time there is: the end of the session says it too, only without the reason."""
+        """Write the record, for at most half of the time limit: ending the session matters more than the reason."""
         try:
             async with asyncio.timeout(WITHDRAW_S / 2):
                 if revision > 0:
-                    said = await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
-                    seen = None if said.committed else said.results[0]
-                    own = seen.item if isinstance(seen, GotItem) else None
-                else:  # a goodbye never makes the key: no snapshot has let it in
+                    result = await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
+                    found = None if result.committed else result.results[0]
+                    own = found.item if isinstance(found, GotItem) else None
+                else:  # the key must not be created here: no snapshot was compared
                     own = (await self._backend.get(self._key)).item
                 if own is not None and own.lease == goodbye.lease:
-                    # A write of this session had not been answered yet: most often, a confirmation.
+                    # An unanswered write of this session was executed, most often a confirmation.
                     await self._backend.txn([ModRevisionIs(self._key, own.mod_revision)], [goodbye])
         except (BackendError, TimeoutError):
             pass
 
     def abandon(self) -> None:
-        """Stop everything without a word: what a dead process does."""
+        """Stop all tasks without writing anything, as a dead process does."""
         session = self._forget()
         if session is not None:
             session.abandon()
@@ -224,18 +228,18 @@ class NodeSession:
     def _make(
         self, session: Session, phase: NodePhase, number: int = 0, zero: tuple[str, int] = ("", 0), why: str = ""
     ) -> NodeRecord:
-        who = self._identity
+        identity = self._identity
         return NodeRecord(
-            id=who.id,
-            name=who.name,
-            addr=who.addr,
+            id=identity.id,
+            name=identity.name,
+            addr=identity.addr,
             session=session.lease,
             join=self.join,
             phase=phase,
-            pid=who.pid,
-            local_id=who.local_id,
-            labels=dict(who.labels),
-            node_rank=who.node_rank,
+            pid=identity.pid,
+            local_id=identity.local_id,
+            labels=dict(identity.labels),
+            node_rank=identity.node_rank,
             round=number,
             floor=max(self.floor, number),
             addr0=zero[0],

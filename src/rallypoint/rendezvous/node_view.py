@@ -1,6 +1,7 @@
-"""What one node sees of its run: `state/`, its own assignment, and whether it was asked to go. Pushed, decoded once.
+"""What one node knows of its run: `state/`, its own assignment, its drain request, `config`. Pushed, decoded once.
 
-What is seen may be old and only goes forward. Without the backend, the last known values stay.
+The values may be out of date, but never go back. While the backend is unreachable the last known values stay. It writes
+nothing and decides nothing: `node.py` does.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ R = TypeVar("R", bound=Record)
 _ACTIVE = RoundPhase.ACTIVE  # as in `view.py`
 
 SOON_S = 1.0
-"""How long a first look may take before it is made again on its own."""
+"""How long to wait for a first scan, or until a write of ours comes back through the watch; then go on without it."""
 
 
 class NodeView:
-    """A watched and what is in it. `on_change` is called after every change."""
+    """Watched keys, decoded. `on_change` is called after every change."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class NodeView:
     ) -> None:
         self.round: RoundRecord | None = None
         self.last_active = (0, 0)
-        """Number and size of the last active round that was ever seen."""
+        """Number and size of the last active round that this node has seen, in any life of the server."""
         self._waiting: WaitingRecord | None = None
         self._waiting_is_new = False
         self.closed: ClosedRecord | None = None
@@ -72,35 +73,35 @@ class NodeView:
         self._reachability = reachability
         self._watched: WatchedKeys | None = None
         self._is_synced = False
-        self._door_moved = asyncio.Event()
+        self._closed_changed = asyncio.Event()
         self._unreadable: dict[str, RendezvousStateError] = {}
         prepare(RoundRecord, WaitingRecord, ClosedRecord, AssignRecord)
 
     def snapshot(self) -> tuple[Item | None, Item | None]:
-        """`config` and `state/closed` as they were last seen, if they are followed."""
+        """`config` and `state/closed` as last seen; None for one that is absent, or if the run is not followed."""
         if self._watched is None:
             return None, None
         return self._watched.items.get(self._keys.config), self._watched.items.get(self._keys.closed)
 
     def config_since(self, known: ConfigRecord, revision: int) -> ConfigRecord:
-        """What was known at that revision, or what was seen since: a server may give a run's data another lease."""
+        """`known`, read at `revision`, or a newer config of the same incarnation: its data lease may have changed."""
         item = self.snapshot()[0]
         if item is None or item.mod_revision <= revision:
             return known
         try:
             seen = decode(ConfigRecord, item)
         except RendezvousStateError:
-            return known  # whoever joins next is told
+            return known  # the next join raises this error
         return seen if seen.incarnation == known.incarnation else known
 
     def start(self) -> None:
-        """Follow it all, the keys of this node too: who only looks may join next, and then nothing is left to ask."""
+        """Follow the run, and the keys of this node: an observer may join next, and then needs no further read."""
         if self._watched is None:
             prefixes = [self._keys.state, self._assign_key, self._drain_key, self._keys.config]
             self._watched = WatchedKeys(self._backend, prefixes, self._rng, self._read, self._trouble)
 
     async def wait_seen(self) -> None:
-        """Until the run was looked at once, or for a moment if that does not come."""
+        """Wait until the run was scanned once, at most `SOON_S`."""
         watched = self._watched
         if watched is not None:
             with suppress(TimeoutError):
@@ -108,7 +109,7 @@ class NodeView:
                     await watched.synced.wait()
 
     def stop(self) -> None:
-        """Follow nothing any more."""
+        """Stop following."""
         if self._watched is not None:
             self._watched.stop()
         self._watched = None
@@ -116,24 +117,24 @@ class NodeView:
 
     @property
     def is_synced(self) -> bool:
-        """`state/` was read at least once."""
+        """`state/` was read at least once since `start()`."""
         return self._is_synced
 
     async def wait_synced(self) -> None:
-        """Until `state/` was read once. Start first."""
+        """Wait until `state/` was read once. Needs `start()` before."""
         assert self._watched is not None
         await self._watched.synced.wait()
 
     async def wait_closed(self, is_closed: bool) -> None:
-        """Until the run is seen closed, or open, by the one who has made it so; or for a moment: others may, too."""
+        """Wait, at most `SOON_S`, until this view shows a close or a reopening that this node has just written."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SOON_S):
                 while self._is_synced and self.is_closed is not is_closed:
-                    self._door_moved.clear()
-                    await self._door_moved.wait()
+                    self._closed_changed.clear()
+                    await self._closed_changed.wait()
 
     def has_vanished(self, closed_revision: int) -> bool:
-        """Whether the run whose `state/closed` had this revision is gone: all its keys are under one lease."""
+        """Whether the run is gone whose `state/closed` had this revision: all its keys are under one lease."""
         return self.closed is None and self._watched is not None and self._watched.revision >= closed_revision > 0
 
     @property
@@ -142,44 +143,44 @@ class NodeView:
 
     @property
     def waiting(self) -> WaitingRecord | None:
-        """How things stand. Decoded when somebody asks: on the way into a round nobody does."""
+        """`state/waiting`. Decoded when read: a node on its way into a round does not need it."""
         if self._waiting_is_new and self._watched is not None:
             self._waiting_is_new = False
             self._waiting = self._decode(self._watched, WaitingRecord, self._keys.waiting)
         return self._waiting
 
     @property
-    def told(self) -> WaitingRecord | None:
-        """How things stand around the active round; None if there is none, or it is not told yet."""
-        record, told = self.round, self.waiting
-        if record is None or told is None or record.phase is not _ACTIVE or told.number != record.number:
+    def active_waiting(self) -> WaitingRecord | None:
+        """`state/waiting` of the active round; None if no round is active, or it speaks of another number."""
+        record, waiting = self.round, self.waiting
+        if record is None or waiting is None or record.phase is not _ACTIVE or waiting.number != record.number:
             return None
-        return told
+        return waiting
 
     @property
     def has_spares(self) -> bool:
-        """There is a round, and none of those who want in would get in."""
-        told = self.told
-        return told is not None and (told.open_places == 0 or (told.spare > 0 and told.waiting == 0))
+        """A round is active, and no node that wants in would be admitted."""
+        counts = self.active_waiting
+        return counts is not None and (counts.open_places == 0 or (counts.spare > 0 and counts.waiting == 0))
 
     def count_waiting(self, min_nodes: int) -> int:
-        """Who would be in a next round and is not in this one, and who is lost of it, if it can go on without them."""
-        record, told = self.round, self.told
-        if record is None or told is None:
+        """Nodes that would be admitted to a next round, plus lost members if the survivors alone are enough for one."""
+        record, counts = self.round, self.active_waiting
+        if record is None or counts is None:
             return 0
-        survivors = record.size - told.lost
-        return told.waiting + (told.lost if survivors >= min_nodes else 0)
+        survivors = record.size - counts.lost
+        return counts.waiting + (counts.lost if survivors >= min_nodes else 0)
 
     def standing(self, own: NodeRecord | None) -> tuple[bool, bool]:
-        """Whether this node, with this record, is spare, and whether it has confirmed the attempt that is forming."""
+        """(is_spare, in_attempt): whether a node with this record is spare, and has confirmed the forming attempt."""
         record = self.round
-        # Who was in this round has freed its own place.
+        # A node that was a member of this round has itself freed a place: it is no spare.
         is_spare = self.has_spares and (own is None or record is None or own.floor < record.number)
         is_forming = record is not None and record.phase is RoundPhase.FORMING
         return is_spare, is_forming and record is not None and own is not None and own.round == record.number
 
     def reason(self) -> str:
-        """What the run waits for, in the coordinator's words."""
+        """The coordinator's sentence on what the run waits for; empty if it speaks of another number."""
         if self.waiting is None:
             return ""
         if self.round is not None and self.waiting.number != self.round.number:
@@ -187,7 +188,7 @@ class NodeView:
         return self.waiting.reason
 
     async def read_roster(self, joined: Joined, lost: str | None) -> tuple[RosterMember, ...]:
-        """The members of a round that this node is in. `lost` is why its session is, if it is."""
+        """The members of a round that this node is in. `lost`: why its session is lost, None if it is not."""
         if self.round is None or self.round.number != joined.number:
             if lost is not None:
                 raise SessionLostError(f"this node is no longer in round {joined.number}: {lost}; join again")
@@ -196,24 +197,24 @@ class NodeView:
         return join_roster(record, (await self._backend.scan(self._keys.roster(joined.number))).items)
 
     def what_changed(self, current: Joined, lost: str | None, is_forgotten: bool) -> tuple[Cause | None, str]:
-        """Why the round that the node is in is not what it was; `lost` is why its session is, if it is."""
+        """The gravest change of the round `current`, with its reason. `lost`: why the session is lost, if it is."""
         if lost is not None:
             return Cause.SESSION_LOST, lost
         if self.round is None or self.round.number != current.number or is_forgotten:
             return Cause.ROUND_OVER, "the run's state says that this round is no longer current"
         if self.drain is not None:
             return Cause.DRAIN, drain_sentence(self.drain)
-        told = self.waiting
-        if told is None or told.number != current.number:
+        waiting = self.waiting
+        if waiting is None or waiting.number != current.number:
             return None, ""
-        if told.lost > 0:
-            return Cause.LOSS, told.reason
-        if told.waiting > 0:
-            return Cause.WAITING, told.reason
+        if waiting.lost > 0:
+            return Cause.LOSS, waiting.reason
+        if waiting.waiting > 0:
+            return Cause.WAITING, waiting.reason
         return None, ""
 
     def raise_if_unreadable(self) -> None:
-        """RendezvousStateError if what the node has to know cannot be read."""
+        """Raise RendezvousStateError if a key that the node depends on cannot be read."""
         for error in self._unreadable.values():
             raise error
 
@@ -229,12 +230,12 @@ class NodeView:
                 self._read_round(watched)
             elif key == keys.waiting:
                 self._waiting_is_new = True
-                self._unreadable.pop(key, None)  # until it is read
+                self._unreadable.pop(key, None)  # until it is decoded
             elif key == keys.closed:
                 self.closed = self._decode(watched, ClosedRecord, key)
                 item = watched.items.get(key)
                 self.closed_revision = item.mod_revision if item else 0
-                self._door_moved.set()
+                self._closed_changed.set()
             elif key == self._assign_key:
                 self.assign = self._decode(watched, AssignRecord, key)
             elif key == self._drain_key:

@@ -132,13 +132,13 @@ class RunConfig:
             return None
         return RunSnapshot(record, config.mod_revision, state, closed.mod_revision, empty=False)
 
-    async def check(self) -> RunSnapshot:
+    async def check(self, *, is_absent: bool = False) -> RunSnapshot:
         """The snapshot of a run that this node may join: made, renewed, replaced or reopened as the rules allow.
 
         Raises RendezvousClosedError or SettingsMismatchError. The join itself compares the revisions in the result.
         """
         while True:
-            snapshot = await self.find_or_make()
+            snapshot, is_absent = await self.find_or_make(is_absent=is_absent), False
             if snapshot.closed.closed and (self._settings.reopen_after_s > 0 or not snapshot.empty):
                 # Before the renewal: those who try in vain must not keep a closed run from going away.
                 raise RendezvousClosedError(self._closed_sentence(snapshot.closed))
@@ -161,16 +161,18 @@ class RunConfig:
                 raise SettingsMismatchError(why, differences={**different})
             await self._replace_config(snapshot)
 
-    async def find_or_make(self) -> RunSnapshot:
-        """The snapshot as it is; the run is made if it does not exist."""
+    async def find_or_make(self, *, is_absent: bool = False) -> RunSnapshot:
+        """The run as it is; it is made if it does not exist. `is_absent`: the caller has seen that it does not."""
         while True:
-            snapshot = await self.read()
+            snapshot = None if is_absent else await self.read()
+            is_absent = False
             if snapshot is not None and not self._granted and not self._unwanted:
                 return snapshot
             async with self._making:
                 if snapshot is None:
-                    await self._make()
-                    continue
+                    snapshot = await self._make()
+                    if snapshot is None:
+                        continue
                 await self._let_go(snapshot.config.run_lease)
                 return snapshot
 
@@ -245,8 +247,8 @@ class RunConfig:
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
-    async def _make(self) -> None:
-        """Make the run, unless somebody else was faster. What was granted for an earlier try is used again."""
+    async def _make(self) -> RunSnapshot | None:
+        """Make the run, for its first node. None: look again. What was granted for an earlier try is used again."""
         timing = self._settings.timing()
         run_ttl_s = max(timing.reopen_after_s + timing.session_ttl_s, 1.0)
         for ttl_s in (run_ttl_s, DATA_TTL_S + timing.reopen_after_s + timing.session_ttl_s)[len(self._granted) :]:
@@ -271,17 +273,20 @@ class RunConfig:
         old = DeleteRange(self._keys.data)
         try:
             result = await self._backend.txn([absent, RangeEmpty(self._keys.nodes)], [old, *ops])
-            if not result.committed and result.results[0] == GotItem(None):
+            has_nodes = not result.committed and result.results[0] == GotItem(None)
+            if has_nodes:
                 result = await self._backend.txn([absent], ops)
         except LeaseGone:
             await self._let_go()
-            return
+            return None
         if result.committed:
             self._granted.clear()
-            return
+            revision = result.revision
+            return RunSnapshot(config, revision, ClosedRecord(closed=False), revision, empty=not has_nodes)
         mark("run_config.raced")
         made = result.results[0]
         await self._let_go(made.item.lease if isinstance(made, GotItem) and made.item is not None else 0)
+        return None
 
     async def _let_go(self, used: int = 0) -> None:
         """The run is made. End what was granted for it, unless the run is under it: under the lease `used`."""

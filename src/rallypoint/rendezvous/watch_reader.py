@@ -1,4 +1,7 @@
-"""What a coordinator takes in of a watch: the batches that are here, one by one, and word that there may be more."""
+"""Reads a watch for the coordinator: `ready()` returns the next batch without waiting, `wait()` waits for one.
+
+It never drops a batch, and applies none by itself: the coordinator changes its view only at a point of its choice.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ CLOSED = "the watch on the run was closed"
 
 
 class WatchReader:
-    """Of one watch, for one reader. Where the watch calls (`Watch.follow`), nothing else runs to wait for it."""
+    """Reader of one watch. Where the watch calls back (`Watch.follow`), no task is needed to wait for it."""
 
     def __init__(self, watch: Watch, name: str) -> None:
         self._watch = watch
@@ -20,12 +23,12 @@ class WatchReader:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._next: asyncio.Task[Batch] | None = None
-        """Who waits for a watch that does not call."""
+        """Waits for the next batch of a watch that does not call back."""
         self._has_news = True
         self._is_called = watch.follow(self._called)
 
     def ready(self) -> Batch | None:
-        """The next batch, if it is here. Raises what the watch ended with."""
+        """The next batch if it has arrived, else None. Raises the error that the watch ended with."""
         if self._next is not None:
             if not self._next.done():
                 return None
@@ -38,7 +41,7 @@ class WatchReader:
         return batch
 
     async def wait(self, until: float | None) -> None:
-        """Until there may be a batch, or an instant."""
+        """Wait until there may be a batch, or until the instant `until` of the loop's clock."""
         if self._is_called:
             if self._has_news:
                 return
@@ -57,10 +60,10 @@ class WatchReader:
                 timer.cancel()
 
     def stop(self) -> None:
-        """Take in nothing more."""
+        """Stop reading and cancel the watch."""
         if self._next is not None:
             if not self._next.cancel() and not self._next.cancelled():
-                self._next.exception()  # it does not matter any more
+                self._next.exception()  # retrieved, so that asyncio does not log it
             self._next = None
         self._watch.cancel()
 

@@ -1,7 +1,8 @@
-"""A local copy of the keys under some prefixes, kept current by watches: pushed, never polled.
+"""A local copy of the keys under some prefixes: one scan, then one watch per prefix. It never polls.
 
-What it shows may be old, but only goes forward under each prefix (different watches have no order between them). Losing
-the backend leaves the last known values in place.
+The copy may be out of date, but under one prefix it never goes back. Different watches have no order between them, so
+nothing may be concluded from values under two prefixes being seen together. While the backend is unreachable the last
+known values stay.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from rallypoint.kv.types import Batch, GotRange, Item
 
 
 class WatchedKeys:
-    """Follows prefixes in a task of its own until `stop()`.
+    """Follows the prefixes in a task of its own until `stop()`.
 
-    `on_change` is called after every change it takes in, with the keys that changed; None: any of them may have.
+    `on_change` is called after every change, with the keys that changed; None: any key may have changed (after a scan).
+    `on_trouble` is called with the error when the backend fails, and with None when it has answered.
     """
 
     def __init__(
@@ -33,9 +35,9 @@ class WatchedKeys:
     ) -> None:
         self.items: dict[str, Item] = {}
         self.revision = 0
-        """What is here under the first prefix is at least as new as this."""
+        """The values under the first prefix are at least as new as this revision."""
         self.synced = asyncio.Event()
-        """Set once the first scan is in, or when none is to come any more."""
+        """Set after the first scan, and by `stop()`."""
         self._backend = backend
         self._prefixes = tuple(prefixes)
         self._backoff = Backoff(rng)
@@ -69,19 +71,19 @@ class WatchedKeys:
                 self._on_trouble(error)
                 await self._backoff.sleep()
             except Exception as error:
-                # A defect of the backend or of a listener must not blind the node for good.
-                self._tell_defect(error)
+                # After a defect in the backend or in a listener the node must still see later changes.
+                self._report_defect(error)
                 await self._backoff.sleep()
 
     async def _scan(self) -> list[Watch]:
-        """Take in everything under the prefixes, at one revision; the watches that go on from there."""
+        """Read everything under the prefixes at one revision; returns the watches that continue from it."""
         result, watches = await self._backend.scan_and_watch(self._prefixes)
         self.items = {item.key: item for part in result.results if isinstance(part, GotRange) for item in part.items}
         self.revision = result.revision
         return watches
 
     async def _watch(self, watches: Sequence[Watch]) -> None:
-        """Until a watch fails. Those that call back need nobody to wait for them; each of the others has a task."""
+        """Apply batches until a watch fails. A watch that calls back (`Watch.follow`) needs no task; others get one."""
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         readers: list[asyncio.Task[None]] = []
         take = self._reader(watches, failed)
@@ -89,7 +91,7 @@ class WatchedKeys:
             for index, watch in enumerate(watches):
                 if not watch.follow(take):
                     reader = asyncio.create_task(self._read(watch, index), name=f"watch {self._prefixes[index]}")
-                    reader.add_done_callback(lambda reader: _pass_on(reader, failed))
+                    reader.add_done_callback(lambda reader: _forward_result(reader, failed))
                     readers.append(reader)
             await failed
         finally:
@@ -105,7 +107,7 @@ class WatchedKeys:
             self._on_change(changed)
 
     def _reader(self, watches: Sequence[Watch], failed: asyncio.Future[None]) -> Callable[[], None]:
-        """Takes in what is there when it is called, of all watches at once."""
+        """A callback that applies all batches that are ready, of all watches."""
 
         first = watches[0]
 
@@ -124,13 +126,13 @@ class WatchedKeys:
                 return
             try:
                 self._on_change(changed)
-            except Exception as error:  # as in `_follow`; nothing was missed
-                self._tell_defect(error)
+            except Exception as error:  # as in `_follow`, but without a new scan: all changes were applied
+                self._report_defect(error)
 
         return take
 
     def _take(self, batch: Batch, is_first: bool, changed: list[str]) -> None:
-        """Take it in, and note the keys."""
+        """Apply the batch and add its keys to `changed`."""
         for change in batch.changes:
             changed.append(change.key)
             if change.item is None:
@@ -140,12 +142,12 @@ class WatchedKeys:
         if is_first:
             self.revision = batch.revision
 
-    def _tell_defect(self, error: Exception) -> None:
+    def _report_defect(self, error: Exception) -> None:
         self._on_trouble(Unavailable(f"following {self._prefixes[0]} failed: {error!r}"))
 
 
-def _pass_on(reader: asyncio.Task[None], failed: asyncio.Future[None]) -> None:
-    """What ended one watch ends them all."""
+def _forward_result(reader: asyncio.Task[None], failed: asyncio.Future[None]) -> None:
+    """The end of one watch, or its error, ends them all."""
     error = None if reader.cancelled() else reader.exception()
     if failed.done() or reader.cancelled():
         return

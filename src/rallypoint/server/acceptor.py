@@ -1,8 +1,8 @@
-"""Accepting connections: all that wait, whenever there are any.
+"""Accepting connections from a listening socket.
 
-The system keeps a bounded number of connections that were made and not accepted yet, and drops what comes beyond; those
-clients try again a second later. When thousands start together the server has other things to do than to accept one
-connection a turn, so everything that waits is taken at once.
+The operating system keeps a bounded number of established connections that are not accepted yet, and drops any more;
+those clients retry a second later. Thousands may connect at the same time, so each call accepts all that are ready
+instead of one per iteration of the event loop. It must never accept beyond the limit on pending connections.
 """
 
 from __future__ import annotations
@@ -12,77 +12,80 @@ import errno
 import socket
 from collections.abc import Callable
 
-MOST_AT_ONCE = 4_096
-PAUSE_S = 0.5
-"""When the process has no file descriptor left, it looks again after this."""
-CROWDED_S = 0.02
-"""When too many were accepted that have not said hello, it looks again after this."""
-_GIVEN_UP = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EPERM})
-"""A connection that was gone before it was accepted: the next one may be fine."""
+MAX_ACCEPTED_AT_ONCE = 4_096
+NO_RESOURCES_PAUSE_S = 0.5
+"""Pause when the process has no file descriptor or memory left."""
+LIMIT_PAUSE_S = 0.02
+"""Pause when the limit on pending connections is reached."""
+_ALREADY_CLOSED = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EPERM})
+"""Errors that concern only the connection being accepted."""
 
 
 class Acceptor:
-    """Accepts on one listening socket until `close`."""
+    """Accepts connections on one listening socket until `close`.
+
+    `has_room` gets the number of connections that are accepted but have no protocol yet. `on_trouble` gets the reason
+    why none can be accepted, once for each time of trouble.
+    """
 
     def __init__(
         self,
         listening: socket.socket,
         make: Callable[[], asyncio.Protocol],
         on_trouble: Callable[[str], None],
-        has_room: Callable[[int], bool] = lambda coming: True,
+        has_room: Callable[[int], bool],
     ) -> None:
         self._listening = listening
         self._make = make
         self._on_trouble = on_trouble
         self._has_room = has_room
         self._loop = asyncio.get_running_loop()
-        self._adopting: set[asyncio.Task[object]] = set()
+        self._starting: set[asyncio.Task[object]] = set()
         self._is_closed = False
-        self._has_said = False
+        self._has_reported = False
         listening.setblocking(False)
         self._loop.add_reader(listening.fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept no more, and let go of the address."""
+        """Accept no more connections and close the listening socket."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._listening.fileno())
             self._listening.close()
 
     def _accept(self) -> None:
-        for _ in range(MOST_AT_ONCE):
-            if not self._has_room(len(self._adopting)):
-                self._wait(CROWDED_S)
+        for _ in range(MAX_ACCEPTED_AT_ONCE):
+            if not self._has_room(len(self._starting)):
+                self._pause(LIMIT_PAUSE_S)
                 return
             try:
                 connection, _ = self._listening.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _GIVEN_UP:
+                if error.errno in _ALREADY_CLOSED:
                     continue
-                self._pause(error)
+                self._report(error)
+                self._pause(NO_RESOURCES_PAUSE_S)
                 return
-            self._has_said = False
+            self._has_reported = False
             connection.setblocking(False)
-            task = self._loop.create_task(self._adopt(connection))
-            self._adopting.add(task)
-            task.add_done_callback(self._adopting.discard)
+            task = self._loop.create_task(self._start(connection))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
 
-    async def _adopt(self, connection: socket.socket) -> None:
+    async def _start(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make, connection)
         except OSError:
-            connection.close()  # it has gone already
+            connection.close()  # the peer has closed it already
 
-    def _pause(self, error: OSError) -> None:
-        """No file descriptor or memory is left: those who wait have to wait."""
-        if not self._has_said:
-            self._has_said = True
+    def _report(self, error: OSError) -> None:
+        if not self._has_reported:
+            self._has_reported = True
             self._on_trouble(f"cannot accept connections: {error}. Raise the limit on open files (ulimit -n)")
-        self._wait(PAUSE_S)
 
-    def _wait(self, pause_s: float) -> None:
+    def _pause(self, pause_s: float) -> None:
         self._loop.remove_reader(self._listening.fileno())
         self._loop.call_later(pause_s, self._resume)
 

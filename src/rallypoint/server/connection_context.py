@@ -1,4 +1,4 @@
-"""The server, as far as a connection is concerned."""
+"""What a connection needs of its server, as an interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ConnectionContext(Protocol):
-    """The server, as far as a connection is concerned."""
+    """The server, as far as a connection uses it."""
 
     engine_host: EngineHost
     observer_watches: ObserverWatches
@@ -37,24 +37,24 @@ class ConnectionContext(Protocol):
     is_dedicated: bool
     connections: dict[Connection, None]
 
-    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
-        """Why somebody who may come in cannot."""
+    def limit_reached(self, client: str, run: str) -> tuple[Refusal, str] | None:
+        """Why an authenticated client is refused because of a limit; None: it is not."""
 
-    def attend(self, run: str, is_returning: bool, client: str) -> None:
-        """Somebody has come for a run."""
+    def ensure_run(self, run: str, is_returning: bool, client: str) -> None:
+        """A client of a run connected: start the run's coordinator, if it has none."""
 
     def is_to_make(self, run: str, client: str) -> bool:
-        """Whether the run does not exist and this client is to make it."""
+        """Whether the run does not exist and this client is the one to create it."""
 
     def claimed(self, run: str, client: str, claim: bytes) -> None:
-        """A client of an earlier generation says where the run stood."""
+        """A client of an earlier generation reports the state of its run there."""
 
     def describe(self) -> dict[str, str]:
-        """For `Status`."""
+        """The content of `Status`."""
 
 
 def welcome_by(context: ConnectionContext, version: int, ended: tuple[int, ...], makes_run: bool) -> Welcome:
-    """What is said to somebody who is let in."""
+    """The answer to an accepted hello."""
     return Welcome(
         version=version,
         generation=context.generation,

@@ -1,6 +1,7 @@
-"""The engine on the event loop's monotonic clock, and who is told of what changes.
+"""The engine on the event loop's monotonic clock, with its watches and the timer that ends leases.
 
-Everything is executed by the one thread of the loop, in the order it arrives. Leases end on time by a single timer.
+Operations are executed on the event loop's thread only, in the order they arrive. A listener must never execute an
+operation while it is notified.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ OPERATIONS: tuple[type[Op], ...] = (Txn, Add, Grant, KeepAlive, Revoke, Shorten,
 
 
 class Listener(Protocol):
-    """Whoever is told of the changes under a watch."""
+    """Receives the changes under a watch."""
 
     def push(self, batch: Batch) -> None:
-        """One revision. Must not execute anything."""
+        """The changes of one revision. Must not execute an operation."""
 
 
 class EngineHost:
-    """One engine and its watches. Belongs to the loop it is made on."""
+    """One engine and its watches. Must be created and used on one event loop."""
 
     def __init__(self, engine: Engine | None = None, history: int = DEFAULT_HISTORY) -> None:
         self.engine = engine or Engine(history)
@@ -48,24 +49,24 @@ class EngineHost:
         self._listeners: dict[int, Listener] = {}
         self._watch_ids = count(1)
         self.outbox = Outbox()
-        """Who has something to send because of what was told."""
+        """The connections with unsent messages."""
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        """When the timer is due. Not every loop's timers can be asked."""
+        self._due_at = 0.0
+        """When the timer is due. Kept here because `TimerHandle.when` is not available on every event loop."""
         self.executed: dict[type[Op], int] = dict.fromkeys(OPERATIONS, 0)
-        """How many operations of each kind."""
+        """Number of executed operations of each kind."""
         self.on_revoked: Callable[[int], None] = lambda _: None
-        """Called with each lease that is ended by whoever holds it."""
+        """Called with each lease that is revoked, as opposed to one that expires."""
         self.arm()
 
     def execute(self, op: Op, origin: Origin | None = None) -> Result:
-        """Execute now; whoever watches what changed is told before this returns."""
+        """Execute an operation and notify the listeners of its changes."""
         outcome = self.engine.apply(op, self._loop.time(), origin)
         kind = type(op)
         self.executed[kind] += 1
         if outcome.events:
-            self._tell(outcome.events)
-        if kind is Txn or kind is Add:  # most often
+            self._notify(outcome.events)
+        if kind is Txn or kind is Add:  # first, because they are the most frequent
             return outcome.result
         if isinstance(op, (Grant, Shorten)):
             self.arm()
@@ -74,7 +75,7 @@ class EngineHost:
         return outcome.result
 
     def watch(self, listener: Listener, prefix: str, after: int) -> tuple[int, WatchStarted | WatchTooOld]:
-        """Register a listener; what it missed is in the answer and is not pushed."""
+        """Register a listener. Changes after revision `after` until now are in the result and are not pushed."""
         watch = next(self._watch_ids)
         started = self.engine.watch(watch, prefix, after)
         if isinstance(started, WatchStarted):
@@ -82,36 +83,31 @@ class EngineHost:
         return watch, started
 
     def unwatch(self, watch: int) -> None:
-        """Tell no more; unknown watches are ignored."""
+        """Remove a listener; unknown watches are ignored."""
         if self._listeners.pop(watch, None) is not None:
             self.engine.unwatch(watch)
-
-    @property
-    def is_able(self) -> bool:
-        """What is executed now can be kept."""
-        return True
 
     @property
     def watch_count(self) -> int:
         return len(self._listeners)
 
     def stop(self) -> None:
-        """No more leases end here."""
+        """Stop ending leases."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def arm(self) -> None:
-        """See to it that the next lease ends on time."""
+        """Set the timer to the next deadline of a lease, unless it is due earlier."""
         deadline = self.engine.next_deadline()
-        if deadline is None or (self._timer is not None and self._due <= deadline):
+        if deadline is None or (self._timer is not None and self._due_at <= deadline):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._due = deadline
+        self._due_at = deadline
         self._timer = self._loop.call_at(deadline, self._tick)
 
-    def _tell(self, events: Sequence[WatchEvent]) -> None:
+    def _notify(self, events: Sequence[WatchEvent]) -> None:
         listeners = self._listeners
         for event in events:
             listener = listeners.get(event.watch)

@@ -10,7 +10,7 @@ from rallypoint.wire.frames import MOST_PACKED, packed
 from rallypoint.wire.messages import Answer, Going, PushRaw, SentMessage, WatchRefused, encoder
 
 SMALL_FRAME = 256 * 1024
-SEVERAL = 16
+MAX_UNSPLIT_MESSAGES = 16
 """More messages than these are not put together at once."""
 
 

@@ -316,7 +316,7 @@ class HostingBackend(TcpBackend):
             self._keeps_fresh.cancel()
         try:
             async with asyncio.timeout(self._linger_s):
-                while server.has_company:  # noqa: ASYNC110 - bounded, and at the end of a process
+                while server.connections:  # noqa: ASYNC110 - bounded, and at the end of a process
                     await asyncio.sleep(LINGER_LOOK_S)
         except TimeoutError:
             pass

@@ -1,4 +1,7 @@
-"""The backend contract inside the server's own process: what its coordinators work on."""
+"""The backend contract on the server's own engine: the backend of the coordinators that run inside the server.
+
+It must never block the event loop for long: every operation yields once to the connections.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from rallypoint.kv.types import Batch, Op, Result, WatchTooOld
 from rallypoint.server.engine_host import EngineHost
 
 WATCH_BUFFER = 1_000_000
-"""Batches that wait to be taken in; a watch with more starts again where it was."""
+"""Unread batches of one watch; a watch that exceeds it is restarted at the last revision it has read."""
 
 
 class LocalWatch(Watch):
-    """Batches as the engine makes them."""
+    """A watch that receives batches directly from the engine."""
 
     def __init__(self, engine_host: EngineHost, prefix: str, after_revision: int) -> None:
         self._host = engine_host
@@ -30,7 +33,7 @@ class LocalWatch(Watch):
         self._on_ready: Callable[[], None] | None = None
 
     def push(self, batch: Batch) -> None:
-        """The engine_host's."""
+        """Called by the engine host with each batch."""
         if len(self._buffer) >= WATCH_BUFFER:
             if self._id is not None:
                 self._host.unwatch(self._id)
@@ -46,9 +49,9 @@ class LocalWatch(Watch):
             self._wake.set()
 
     def follow(self, on_ready: Callable[[], None]) -> bool:
-        """As in the contract. It is called while something is executed, and must not execute anything."""
+        """As in the contract. `on_ready` is called while an operation is executed, and must not execute another."""
         self._on_ready = on_ready
-        with suppress(HistoryGone):  # `ready()` raises it
+        with suppress(HistoryGone):  # raised by `ready()` instead
             self._start()
         if self._buffer or self._id is None:
             asyncio.get_running_loop().call_soon(on_ready)
@@ -95,7 +98,7 @@ class LocalWatch(Watch):
 
 
 class LocalBackend(OpBackend):
-    """Executes at once. Closing it makes every later call fail."""
+    """Executes operations at once. After `close` every call raises Unavailable."""
 
     name = "local"
     limits = Limits(max_txn_ops=1_000_000, max_txn_bytes=1 << 30)
@@ -109,7 +112,7 @@ class LocalBackend(OpBackend):
         if self._is_closed:
             raise Unavailable("the server is stopping")
         result = self._host.execute(op)
-        await asyncio.sleep(0)  # a coordinator must not keep the connections from being served
+        await asyncio.sleep(0)  # let the connections run between operations of a coordinator
         return result
 
     def watch(self, prefix: str, after_revision: int) -> Watch:

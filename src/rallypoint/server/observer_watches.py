@@ -36,7 +36,7 @@ class Reader(Protocol):
         """A frame that was put together for several."""
 
 
-class Pushed:
+class ClientWatch:
     """A watch of a client; 0 is the id of one that is in the observer_watches."""
 
     __slots__ = ("connection", "id", "number", "prefix")
@@ -63,7 +63,7 @@ class ObserverWatches:
         """How many watches there are."""
         return sum(len(lane.readers) for lane in self._lanes.values())
 
-    def enter(self, reader: Reader, number: int, prefix: str, after: int) -> WatchStarted | WatchTooOld:
+    def add(self, reader: Reader, number: int, prefix: str, after: int) -> WatchStarted | WatchTooOld:
         """Tell this reader of what changes; what it missed is in the answer. `after` is not in the future."""
         lane = self._lanes.get(prefix)
         if lane is None:
@@ -82,7 +82,7 @@ class ObserverWatches:
         for lane in list(self._lanes.values()):
             lane.flush()
 
-    def leave(self, reader: Reader, number: int, prefix: str) -> None:
+    def remove(self, reader: Reader, number: int, prefix: str) -> None:
         """Tell it no more. One that is not there is ignored."""
         lane = self._lanes.get(prefix)
         if lane is not None:

@@ -513,7 +513,7 @@ def test_request_that_is_too_large_is_rejected_with_the_limit_and_the_connection
                 assert "too large: the server accepts at most 10000" in str(results[1])
                 assert sorted(server.engine_host.engine.items) == ["/a", "/b", "/d"]
                 assert (await backend.get("/d")).item.mod_revision == results[2]
-                assert (proxy.connections, server.traffic.refused) == (1, 0)
+                assert (proxy.connections, server.describe()["refused"]) == (1, "0")
 
     run(main())
 
@@ -524,7 +524,7 @@ def test_requests_that_are_too_large_for_one_frame_are_sent_in_several():
             server.max_frame = 10_000
             await asyncio.gather(*(put(backend, f"/{number}", bytes(800)) for number in range(100)))
             assert len(server.engine_host.engine.items) == 100
-            assert server.traffic.refused == 0
+            assert server.describe()["refused"] == "0"
 
     run(main())
 
@@ -650,7 +650,7 @@ def test_members_that_left_their_round_during_the_restart_count_as_returned():
         async with serving(port) as server:
             # Regression: "0 of 2 members of round 1 are back", although both waited.
             wanted = "2 of 2 members of round 1 are back"
-            await eventually(lambda: wanted in server.runs.attend("run").returning.sentence(), "both are back")
+            await eventually(lambda: wanted in server.runs.ensure_run("run").returning.sentence(), "both are back")
             async with asyncio.timeout(PATIENCE_S):
                 worlds = await asyncio.gather(*calls)
             assert {world.round for world in worlds} == {2}
@@ -712,7 +712,9 @@ def test_claim_of_a_member_counts_after_the_member_has_disconnected(monkeypatch)
             async with serving(port):
                 await member.get("/a")
             async with serving(port) as server:
-                await eventually(lambda: "run" in server.runs and server.runs.attend("run").returning.floor, "a claim")
+                await eventually(
+                    lambda: "run" in server.runs and server.runs.ensure_run("run").returning.floor, "a claim"
+                )
                 await member.close()
                 await asyncio.sleep(0.5)
                 # Regression: the claim was dropped together with the idle run, and round 1 was formed.

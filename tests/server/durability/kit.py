@@ -49,15 +49,15 @@ async def kill(server: DurableServer) -> None:
 
     What it had given to the disk stays; the disk can be opened again.
     """
-    for acceptor in server._listening:
+    for acceptor in server._acceptors:
         acceptor.close()
     server.engine_host.stop()
     tasks = [run.task for run in server.runs._runs.values()]
-    tasks += [server.runs._keeper] if server.runs._keeper else []
+    tasks += [server.runs._renewer] if server.runs._renewer else []
     for task in tasks:
         task.cancel()
     await asyncio.gather(server.journal.close(), *tasks, return_exceptions=True)
     for connection in list(server.connections):
-        connection.replaced()
+        connection.abort()
     server.addresses = ()
     await asyncio.sleep(0)

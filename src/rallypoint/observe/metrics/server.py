@@ -96,7 +96,7 @@ class _ServerCollector(Collector):
     def _show_clients(self, sheet: Sheet) -> None:
         server = self._server
         clients, traffic, limits = server.clients, server.traffic, server.limits
-        sheet.put(table.SERVER_CONNECTIONS, server.admission.inside)
+        sheet.put(table.SERVER_CONNECTIONS, server.admission.admitted)
         sheet.put(table.SERVER_PENDING, len(server.admission.pending))
         sheet.put(table.SERVER_RECONNECTS, clients.reconnects)
         sheet.put(table.SERVER_SESSIONS, clients.session_count)

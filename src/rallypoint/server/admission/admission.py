@@ -40,10 +40,10 @@ TLS_ONLY = Refused(RefusalCode.TLS, "this server speaks TLS only: give tls_ca, t
 class Pending(Protocol):
     """A connection that has not said hello."""
 
-    def crowded_out(self) -> None:
+    def evict(self) -> None:
         """Others wait, and it is silent: it has to go."""
 
-    def go(self, why: str) -> None:
+    def shut_down(self, why: str) -> None:
         """The server stops."""
 
     def filenos(self) -> list[int]:
@@ -58,19 +58,19 @@ class Admission:
         self.refusals = Refusals(limits.log_interval_s)
         self.logins = FailedLogins(limits.max_failed_logins, limits.login_block_s)
         self.pending: dict[Pending, float] = {}
-        self.inside = 0
+        self.admitted = 0
         """Connections that have said hello."""
-        self._is_shut = False
+        self._is_stopped = False
         self._emit = emit
         self._name = name
         self._loop = asyncio.get_running_loop()
 
     # --- pending ------------------------------------------------------------------------------------------------------
 
-    def accepted(self, one: Pending, address: str) -> Refused | None:
+    def add_pending(self, one: Pending, address: str) -> Refused | None:
         """A connection was accepted; why it has to go at once."""
         self.pending[one] = self._loop.time()
-        if self._is_shut:
+        if self._is_stopped:
             return Refused(RefusalCode.BUSY, "the server stops")
         blocked_s = self.logins.blocked_s(source_of(address), self._loop.time())
         if blocked_s <= 0:
@@ -79,15 +79,15 @@ class Admission:
             RefusalCode.BUSY, f"too many logins from {address} failed: nobody from there comes in for {blocked_s:.0f} s"
         )
 
-    def settled(self, one: Pending) -> None:
+    def remove_pending(self, one: Pending) -> None:
         """It has come in, or has gone."""
         self.pending.pop(one, None)
 
-    def shut(self, why: str) -> None:
+    def stop(self, why: str) -> None:
         """The server stops: those who are pending go, and nobody else comes in."""
-        self._is_shut = True
+        self._is_stopped = True
         for one in list(self.pending):
-            one.go(why)
+            one.shut_down(why)
 
     def has_room(self, coming: int) -> bool:
         """Whether another connection may be accepted, while so many that were are not pending yet."""
@@ -97,7 +97,7 @@ class Admission:
         if oldest is None or self._loop.time() - since < CROWDED_PATIENCE_S:
             return False
         del self.pending[oldest]
-        oldest.crowded_out()
+        oldest.evict()
         return len(self.pending) + coming < self.limits.max_pending
 
     # --- refusals -----------------------------------------------------------------------------------------------------
@@ -113,19 +113,19 @@ class Admission:
             return
         if untold:
             why += f" (and {untold} more from there since this was last said)"
-        self._emit(ClientRefused(run_id="", by=self._name, peer=shown(peer), reason=why))
+        self._emit(ClientRefused(run_id="", by=self._name, peer=format_peer(peer), reason=why))
 
     @staticmethod
     def kind_of(refused: Refused) -> Refusal:
         return _KINDS.get(refused.code, Refusal.MALFORMED)
 
 
-def shown(peer: tuple[str, int]) -> str:
+def format_peer(peer: tuple[str, int]) -> str:
     """An address for people."""
     return (f"{peer[0]}:{peer[1]}" if peer[1] else peer[0]) or "a connection"
 
 
-def is_silent(error: Exception | None) -> bool:
+def is_inconclusive(error: Exception | None) -> bool:
     """Whether the end of a connection says nothing about the process at the other side."""
     return isinstance(error, (TimeoutError, ssl.SSLError)) or getattr(error, "errno", None) in _SILENT_ENDS
 
@@ -153,7 +153,7 @@ class TlsAdmission(TlsPipe):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._peer = peer_of(transport)
         super().connection_made(transport)
-        refused = self._admission.accepted(self, self._peer[0])
+        refused = self._admission.add_pending(self, self._peer[0])
         if refused is not None:
             self._end(ACCESS_DENIED, refused.message, Refusal.BLOCKED)
             return
@@ -170,10 +170,10 @@ class TlsAdmission(TlsPipe):
         self._settle()
         super().connection_lost(error)
 
-    def crowded_out(self) -> None:
+    def evict(self) -> None:
         self._end(ACCESS_DENIED, "it is silent, and others wait to be let in", Refusal.PENDING)
 
-    def go(self, why: str) -> None:
+    def shut_down(self, why: str) -> None:
         self.is_over = True
         if self.below is not None:
             self.below.abort()
@@ -207,7 +207,7 @@ class TlsAdmission(TlsPipe):
         self.close_below()
 
     def _settle(self) -> None:
-        self._admission.settled(self)
+        self._admission.remove_pending(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

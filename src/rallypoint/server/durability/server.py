@@ -63,18 +63,14 @@ class DurableEngineHost(EngineHost):
         for entry in entries:
             journal.append(entry)
         if ended:
-            self._tell(ended)
+            self._notify(ended)
         if outcome.events:
-            self._tell(outcome.events)
+            self._notify(outcome.events)
         if isinstance(op, Grant | Shorten):
             self.arm()
         elif isinstance(op, Revoke):
             self.on_revoked(op.lease)
         return outcome.result
-
-    @property
-    def is_able(self) -> bool:
-        return not self._journal.is_failing
 
     def _unchanged(self, op: KeepAlive | Shorten) -> LeaseResult:
         """While nothing can be kept no time passes for leases, and they begin anew afterwards."""
@@ -115,11 +111,11 @@ class DurableConnection(Connection):
         self._speaks_freely = True
         super()._send_away(last_words, why, kind)
 
-    def go(self, why: str) -> None:
+    def shut_down(self, why: str) -> None:
         if not self._journal.is_settled:  # what is not kept now never will be
             self._out.clear()
             self._speaks_freely = True
-        super().go(why)
+        super().shut_down(why)
 
     def _greet(self, payload: bytes) -> None:
         """While the disk fails: whoever goes on with sessions that live may, since that is as it was."""

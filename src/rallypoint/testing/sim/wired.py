@@ -157,7 +157,7 @@ class _Life(Server):
             for lease in client.sessions
             if (alive := leases.get(lease)) is not None
             and alive.deadline <= now
-            and (client.line is not None or self._home.has_knocked(client.id))
+            and (client.connection is not None or self._home.has_knocked(client.id))
         ]
         early = [lease for lease in here if now < self._renewed_at.get(lease, now) + self._home.plan.ttl_s - 1e-6]
         self._plain_execute(Tick())
@@ -172,9 +172,9 @@ class _Life(Server):
         if self._home.life is self:
             self._home.committed(batch, writer)
 
-    def attend(self, run: str, is_returning: bool, client: str) -> None:
+    def ensure_run(self, run: str, is_returning: bool, client: str) -> None:
         self.has_returned = self.has_returned or is_returning
-        super().attend(run, is_returning, client)
+        super().ensure_run(run, is_returning, client)
 
 
 class _PlainLife(_Life):
