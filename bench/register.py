@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rallypoint.backends.register.backend import RegisterBackend
 from rallypoint.backends.register.cell import BlockingCell
-from rallypoint.backends.register.file import FileCell
-from rallypoint.backends.register.hub import Hub
+from rallypoint.backends.register.file_cell import FileCell
+from rallypoint.backends.register.shared_cell import SharedCell
 from rallypoint.events import Emitter
 from rallypoint.rendezvous.membership import Identity
 from rallypoint.rendezvous.node import Node
@@ -56,7 +56,7 @@ async def publish(number: int, size: int) -> tuple[str, int]:
 
 def make_node(index: int, size: int, path: Path, counts: Counter[str]) -> Node:
     rng = random.Random(index)
-    backend = RegisterBackend(Hub(BlockingCell(Counted(path, counts)), rng), rng=rng)
+    backend = RegisterBackend(SharedCell(BlockingCell(Counted(path, counts)), rng), rng=rng)
     settings = Settings.build(scheme="file", endpoints="/", run_id="bench", min_nodes=size, name=f"n{index}")
     identity = Identity(f"{rng.getrandbits(64):016x}", f"n{index}", f"n{index}", index, 0, {})
     return Node(backend, settings, identity, bootstrap=publish, emit=Emitter(lambda _: None), rng=rng, wall=time.time)

@@ -15,7 +15,7 @@ from rallypoint.backends import schemes
 from rallypoint.backends.memory import MemoryBackend, MemoryServer
 from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError, Unavailable
 from rallypoint.rendezvous.membership import Cause
-from rallypoint.testing.line import Line
+from rallypoint.testing.cuttable import CuttableBackend
 from rallypoint.testing.loop import run
 from tests.patience import PATIENCE_S, script, unique
 
@@ -167,7 +167,7 @@ def test_concurrent_aclose_waits_for_the_first_one(opened_by):
 
 
 def test_cancelled_aclose_leaves_no_resources(opened_by):
-    class Recording(Line):
+    class Recording(CuttableBackend):
         is_shortened = False
 
         def shorten_close(self):
@@ -177,7 +177,7 @@ def test_cancelled_aclose_leaves_no_resources(opened_by):
             closed_at.append(now())
             await super().close()
 
-    lines: list[Line] = []
+    lines: list[CuttableBackend] = []
     closed_at: list[float] = []
 
     async def opener(settings):
@@ -269,7 +269,7 @@ def test_concurrent_shutdown_takes_over_from_a_cancelled_one(opened_by):
     server, lines = MemoryServer(), []
 
     async def opener(settings):
-        lines.append(Line(MemoryBackend(server)))
+        lines.append(CuttableBackend(MemoryBackend(server)))
         return lines[-1]
 
     async def main():
@@ -436,7 +436,7 @@ def test_unavailable_opener_is_retried(opened_by):
 def test_close_timeout_covers_a_slow_opener_and_a_slow_backend(opened_by, call, opening_s):
     async def opener(settings):
         await asyncio.sleep(opening_s)
-        line = Line(MemoryBackend(MemoryServer()))
+        line = CuttableBackend(MemoryBackend(MemoryServer()))
         line.cut()
         return line
 

@@ -72,7 +72,7 @@ def test_same_creator_may_be_registered_twice():
 def test_another_creator_for_a_taken_name_is_refused():
     registry = RendezvousHandlerRegistry()
     registry.register("fake", creator)
-    with pytest.raises(ValueError, match="'fake' is registered already"):
+    with pytest.raises(ValueError, match="'fake' is already registered"):
         registry.register("fake", lambda given: Fake("other"))
     assert registry.create_handler(params()).get_backend() == "fake"
 
@@ -139,7 +139,7 @@ def test_registered_backend_can_be_used_by_url(monkeypatch):
     assert handler.get_backend() == scheme
     assert opened == [("some",)]
     handler.shutdown()
-    with pytest.raises(SettingsError, match="is registered already"):
+    with pytest.raises(SettingsError, match="is already registered"):
         rallypoint.register_backend(scheme, lambda settings: opener(settings))
 
 

@@ -1,26 +1,26 @@
-"""What this machine is called, without waiting for a name server that does not answer."""
+"""The host name of this machine, with a bounded wait for the name server."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 
-from rallypoint.backends.aside import aside
+from rallypoint.backends.resolver_threads import run_in_thread
 
 PATIENCE_S = 2.0
-"""How long a name server may take."""
+"""The longest wait for a name server."""
 
 _found: str | None = None
 
 
 async def own_address() -> str:
-    """This machine's full name, or its short one if nobody says it in time. What was found is kept for the process."""
+    """This machine's full name, or its short one if the look-up fails or takes too long. A full name is cached."""
     global _found
     if _found is not None:
         return _found
     try:
         async with asyncio.timeout(PATIENCE_S):
-            _found = await aside(socket.getfqdn, "own address")
-    except (OSError, UnicodeError):  # nobody said it in time, or it cannot be asked for
+            _found = await run_in_thread(socket.getfqdn, "own address")
+    except (OSError, UnicodeError):  # TimeoutError is an OSError
         return socket.gethostname()
     return _found

@@ -1,4 +1,4 @@
-"""Text from others, as it may be shown on a terminal: names and reasons are written by every client of a run."""
+"""Makes untrusted text safe for a terminal: names and reasons come from all clients of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def one_line(text: str) -> str:
-    """Without what would move the cursor or colour the rest."""
+    """The text without control characters, which could move the cursor or change colours."""
     if text.isprintable():
         return text
     return "".join(
@@ -19,7 +19,7 @@ def one_line(text: str) -> str:
 
 
 def plainly(value: T) -> T:
-    """The same with every text in it on one line."""
+    """A copy of a value with `one_line` applied to every text in it."""
     return msgspec.convert(_plain(msgspec.to_builtins(value)), type(value), strict=False)
 
 

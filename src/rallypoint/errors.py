@@ -1,27 +1,27 @@
-"""Every error Rallypoint raises, split by what the caller should do.
+"""All errors of Rallypoint, divided by what the caller should do.
 
 RallypointError
-├── SettingsError (ValueError)          fix the call, the URL or the option, then try again
-├── DataError                           do what the text says, or start with another directory
-├── RendezvousError                     what the public API raises: catch those below that you can act on
+├── SettingsError (ValueError)          correct the call, the URL or the option, then try again
+├── DataError                           follow the advice in the text, or start with another directory
+├── RendezvousError                     catch the ones below that you can handle
 │   ├── RendezvousClosedError           the run was closed: stop, or reopen it
-│   ├── RendezvousTimeoutError          the text says who was missing: start them, or wait longer
+│   ├── RendezvousTimeoutError          the text names the missing nodes: start them, or wait longer
 │   ├── RendezvousConnectionError       check endpoint, token and network: `rallypoint doctor` does
-│   ├── RendezvousStateError            look at the key that it names, or use another run id
+│   ├── RendezvousStateError            inspect the key that it names, or use another run id
 │   │   └── NewerSchemaError            ... because a newer version wrote it: upgrade this one
 │   ├── RendezvousGracefulExitError     this node was a spare of a run that ended: exit with success
-│   ├── SettingsMismatchError           give all nodes the same settings, or this one another run id
+│   ├── SettingsMismatchError           give all nodes the same settings, or this node another run id
 │   ├── SessionLostError                this node's lease ended: join again
-│   └── ForkedProcessError              the object belongs to the parent process: make a new one
-├── StoreError                          what the round's store raises: the round may be over
-│   ├── StoreTimeoutError (TimeoutError)    look for those that it names, or wait longer
+│   └── ForkedProcessError              the object belongs to the parent process: create a new one
+├── StoreError                          the round may be over
+│   ├── StoreTimeoutError (TimeoutError)    check the keys or ranks that it names, or wait longer
 │   └── StoreFencedError                join again: a newer round has a store of its own
-└── BackendError                        what a backend raises; it says what may be assumed
-    ├── Unavailable                     it did not happen: try again
-    ├── OutcomeUnknown                  it may have happened: read again before deciding
-    └── Rejected                        it did not happen and never will: do not retry
+└── BackendError                        the subclass says whether the request was executed
+    ├── Unavailable                     try again
+    ├── OutcomeUnknown                  read again before deciding
+    └── Rejected                        do not retry
         ├── LeaseGone                   ... because the lease has ended
-        ├── UnreadableState (RendezvousStateError)  ... because it is damaged, or not ours: use another place
+        ├── UnreadableState (RendezvousStateError)  ... because the state is damaged or foreign: use another place
         └── HistoryGone                 ... because the watch starts before the kept history: scan again
 
 An error carries its data in attributes and a sentence in ``str()``: what was wanted, what was found, what to do next.
@@ -46,15 +46,15 @@ class SettingsError(RallypointError, ValueError):
 
 
 class DataError(RallypointError):
-    """The directory of a server's data cannot be used as it is."""
+    """The data directory of a server cannot be used as it is."""
 
 
 class RendezvousError(RallypointError):
-    """Base of what the public rendezvous API raises."""
+    """Base of the errors of the public rendezvous API."""
 
 
 class RendezvousClosedError(RendezvousError):
-    """The run is closed: nobody can join it until it is reopened."""
+    """The run is closed: no node can join it until it is reopened."""
 
 
 class RendezvousTimeoutError(RendezvousError):
@@ -66,7 +66,7 @@ class RendezvousConnectionError(RendezvousError):
 
 
 class RendezvousStateError(RendezvousError):
-    """The backend holds something that is not ours or is damaged; `key` says where."""
+    """The backend holds damaged or foreign data; `key` says where."""
 
     def __init__(self, message: str, *, key: str | None = None) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class RendezvousStateError(RendezvousError):
 
 
 class NewerSchemaError(RendezvousStateError):
-    """A record was written by a version too new to be understood here."""
+    """A record was written by a newer version that this one does not understand."""
 
 
 class RendezvousGracefulExitError(RendezvousError):
@@ -82,7 +82,7 @@ class RendezvousGracefulExitError(RendezvousError):
 
 
 class SettingsMismatchError(RendezvousError):
-    """This node's settings are not those of the run; `differences` maps option to (ours, the run's)."""
+    """This node's settings differ from those of the run; `differences` maps option to (this node's, the run's)."""
 
     def __init__(self, message: str, *, differences: dict[str, tuple[object, object]]) -> None:
         super().__init__(message)
@@ -90,19 +90,19 @@ class SettingsMismatchError(RendezvousError):
 
 
 class SessionLostError(RendezvousError):
-    """This node's session ended; it is no longer a member of anything."""
+    """This node's session ended; it is no longer a member of any round."""
 
 
 class ForkedProcessError(RendezvousError):
-    """An object made before a fork was used in the child."""
+    """An object that was created before a fork was used in the child."""
 
 
 class StoreError(RallypointError):
-    """Base of what the round's key-value store raises."""
+    """Base of the errors of the round's key-value store."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """Keys (or ranks, for a barrier) that did not come in time are in `missing`."""
+    """A wait timed out; `missing` contains the missing keys (or ranks, for a barrier)."""
 
     def __init__(self, message: str, *, missing: Iterable[object] = ()) -> None:
         super().__init__(message)
@@ -114,14 +114,14 @@ class StoreFencedError(StoreError):
 
 
 class BackendError(RallypointError):
-    """Base of what a backend raises. Which subclass says what the caller may assume."""
+    """Base of the errors of a backend. The subclass says what the caller may assume."""
 
 
 class Unavailable(BackendError):
-    """The request was not executed. Trying again is safe.
+    """The request was not executed. A retry is safe.
 
-    `nothing_ended_at`, where it is known: a moment of this loop's clock at which the backend had nobody who could end a
-    lease, and after which every lease has its full time again.
+    `nothing_ended_at`, if known: a time of this loop's clock at which the backend had no leader, so that no lease could
+    end, and after which every lease has its full time again.
     """
 
     def __init__(self, message: str = "", *, nothing_ended_at: float | None = None) -> None:
@@ -130,11 +130,11 @@ class Unavailable(BackendError):
 
 
 class OutcomeUnknown(BackendError):
-    """The request may have been executed, now or later. Read again before deciding."""
+    """The request may have been executed, or may still be executed later."""
 
 
 class Rejected(BackendError):
-    """The request was not executed and would not be if it were sent again."""
+    """The request was not executed, and a retry would fail, too."""
 
 
 class LeaseGone(Rejected):
@@ -146,7 +146,7 @@ class LeaseGone(Rejected):
 
 
 class HistoryGone(Rejected):
-    """A watch asked for revisions that are no longer kept; `oldest` is the first that could still be watched from."""
+    """A watch starts at revisions that are no longer kept; `oldest` is the earliest valid start."""
 
     def __init__(self, message: str, *, oldest: int) -> None:
         super().__init__(message)
@@ -154,4 +154,4 @@ class HistoryGone(Rejected):
 
 
 class UnreadableState(Rejected, RendezvousStateError):
-    """All that the backend holds is one thing, and that cannot be read: it is damaged, or not ours. Left as it is."""
+    """The whole state of the backend is one value, which is damaged or foreign. It is not changed."""

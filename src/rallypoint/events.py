@@ -1,8 +1,8 @@
-"""Typed events: one per fact, emitted once, by whoever knows it first hand. Sinks log them, count them, show them.
+"""Typed events: one per fact, emitted once, by the process where it happens. Sinks log them, count them, show them.
 
-An event is a frozen value that carries its data and its reason; `str()` is the sentence for people. Nothing else in
-the package narrates: no second log line beside an event. Library use is silent until somebody adds a sink or
-configures the `rallypoint` logger.
+An event is a frozen value with its data and its reason; `str()` is the sentence for people. Nothing else in the package
+logs: there is no second log line beside an event. A program that uses the library gets no output until it adds a sink
+or configures the `rallypoint` logger.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger.addHandler(logging.NullHandler())
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="event"):
-    """Base of all events: the run it is about, and the node or process that emits it."""
+    """Base of all events: the run, and the node or process that emits the event."""
 
     level: ClassVar[int] = logging.DEBUG
 
@@ -26,7 +26,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="even
     by: str
 
     def text(self) -> str:
-        """The fact in words, without the run."""
+        """The sentence, without the run."""
         raise NotImplementedError(type(self).__name__)
 
     def __str__(self) -> str:
@@ -34,11 +34,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="even
         return f"{about}{self.by}: {self.text()}"
 
 
-# --- what a node knows of itself -------------------------------------------------------------------------------------
+# --- events of a node -------------------------------------------------------------------------------------------------
 
 
 class JoinStarted(Event, frozen=True, kw_only=True):
-    """A call of `next_rendezvous` begins."""
+    """A call of `next_rendezvous` starts."""
 
     level = logging.INFO
     join: int
@@ -48,7 +48,7 @@ class JoinStarted(Event, frozen=True, kw_only=True):
 
 
 class WaitingFor(Event, frozen=True, kw_only=True):
-    """What the node waits for; emitted when it changes."""
+    """What the node waits for; emitted when the reason changes."""
 
     reason: str
 
@@ -79,7 +79,7 @@ class RoundEntered(Event, frozen=True, kw_only=True):
 
 
 class WorldChanged(Event, frozen=True, kw_only=True):
-    """A member was told that its round is not what it was."""
+    """A member was told of a change of its round."""
 
     level = logging.INFO
     round: int
@@ -98,11 +98,11 @@ class JoinFailed(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"did not get in: {self.error}: {self.reason}"
+        return f"could not join: {self.error}: {self.reason}"
 
 
 class NodeLeft(Event, frozen=True, kw_only=True):
-    """The node ended its session in good order."""
+    """The node left the run and ended its session."""
 
     level = logging.INFO
     reason: str
@@ -112,7 +112,7 @@ class NodeLeft(Event, frozen=True, kw_only=True):
 
 
 class SessionLost(Event, frozen=True, kw_only=True):
-    """The node's lease ended without its doing."""
+    """The node's lease ended unexpectedly."""
 
     level = logging.WARNING
     reason: str
@@ -122,7 +122,7 @@ class SessionLost(Event, frozen=True, kw_only=True):
 
 
 class RenewalMissed(Event, frozen=True, kw_only=True):
-    """One renewal of the session failed or came late."""
+    """One renewal of the session failed or was late."""
 
     level = logging.WARNING
     reason: str
@@ -132,7 +132,7 @@ class RenewalMissed(Event, frozen=True, kw_only=True):
 
 
 class BackendUnreachable(Event, frozen=True, kw_only=True):
-    """The backend stopped answering; emitted once until it answers again."""
+    """The backend no longer answers; emitted once until it answers again."""
 
     level = logging.WARNING
     reason: str
@@ -142,7 +142,7 @@ class BackendUnreachable(Event, frozen=True, kw_only=True):
 
 
 class BackendReachable(Event, frozen=True, kw_only=True):
-    """The backend answers, after it did not."""
+    """The backend answers again."""
 
     level = logging.INFO
     after_s: float
@@ -172,7 +172,7 @@ class RunReopened(Event, frozen=True, kw_only=True):
 
 
 class ShutdownFailed(Event, frozen=True, kw_only=True):
-    """Closing the run at shutdown did not work; the node is gone all the same."""
+    """Closing the run at shutdown failed; the node has left all the same."""
 
     level = logging.WARNING
     reason: str
@@ -181,11 +181,11 @@ class ShutdownFailed(Event, frozen=True, kw_only=True):
         return f"could not close the run at shutdown: {self.reason}"
 
 
-# --- what a coordinator knows of the run ---------------------------------------------------------------------------
+# --- events of a coordinator ------------------------------------------------------------------------------------------
 
 
 class CoordinatorElected(Event, frozen=True, kw_only=True):
-    """This process decides the rounds of the run from now on."""
+    """This process is now the coordinator of the run."""
 
     term: int
 
@@ -194,7 +194,7 @@ class CoordinatorElected(Event, frozen=True, kw_only=True):
 
 
 class CoordinatorDeposed(Event, frozen=True, kw_only=True):
-    """This process no longer decides."""
+    """This process is no longer the coordinator."""
 
     term: int
     reason: str
@@ -225,7 +225,7 @@ class RoundGivenUp(Event, frozen=True, kw_only=True):
 
 
 class RoundActive(Event, frozen=True, kw_only=True):
-    """All members confirmed; the round is current. The times of its phases are those of the coordinator's clock."""
+    """All members confirmed; the round is current. The durations of its phases are by the coordinator's clock."""
 
     level = logging.INFO
     round: int
@@ -252,7 +252,7 @@ class RoundOver(Event, frozen=True, kw_only=True):
 
 
 class NodeLost(Event, frozen=True, kw_only=True):
-    """A node's session ended without a word."""
+    """A node's session ended although the node had not left."""
 
     level = logging.WARNING
     node: str
@@ -265,7 +265,7 @@ class NodeLost(Event, frozen=True, kw_only=True):
 
 
 class NodeHeldBack(Event, frozen=True, kw_only=True):
-    """A node that is lost again and again has to wait before it is admitted."""
+    """A node that is lost repeatedly has to wait before it is admitted."""
 
     level = logging.WARNING
     node: str
@@ -288,7 +288,7 @@ class NodeDrained(Event, frozen=True, kw_only=True):
 
 
 class NodeRefused(Event, frozen=True, kw_only=True):
-    """A node was not let in because its settings are not those of the run."""
+    """A node was refused because its settings differ from those of the run."""
 
     level = logging.WARNING
     node: str
@@ -299,7 +299,7 @@ class NodeRefused(Event, frozen=True, kw_only=True):
 
 
 class RecordUnreadable(Event, frozen=True, kw_only=True):
-    """A record in the backend cannot be read; the reason names its key."""
+    """A record in the backend cannot be decoded; the reason names its key."""
 
     level = logging.WARNING
     key: str
@@ -309,7 +309,7 @@ class RecordUnreadable(Event, frozen=True, kw_only=True):
         return f"cannot use a record: {self.reason}"
 
 
-# --- what a server knows of itself -----------------------------------------------------------------------------------
+# --- events of a server -----------------------------------------------------------------------------------------------
 
 
 class ServerListens(Event, frozen=True, kw_only=True):
@@ -323,7 +323,7 @@ class ServerListens(Event, frozen=True, kw_only=True):
 
 
 class MetricsListen(Event, frozen=True, kw_only=True):
-    """A process shows its metrics to whoever asks there."""
+    """A process serves its metrics over HTTP."""
 
     level = logging.INFO
     address: str
@@ -344,7 +344,7 @@ class DashboardListens(Event, frozen=True, kw_only=True):
 
 
 class ServerStopped(Event, frozen=True, kw_only=True):
-    """An embedded server has stopped in good order."""
+    """An embedded server was shut down."""
 
     level = logging.INFO
     reason: str
@@ -354,7 +354,7 @@ class ServerStopped(Event, frozen=True, kw_only=True):
 
 
 class ServerTrouble(Event, frozen=True, kw_only=True):
-    """An embedded server cannot do its work for a reason that an operator can mend."""
+    """An embedded server cannot work for a reason that an operator can fix."""
 
     level = logging.ERROR
     reason: str
@@ -364,7 +364,7 @@ class ServerTrouble(Event, frozen=True, kw_only=True):
 
 
 class SecurityNotice(Event, frozen=True, kw_only=True):
-    """Something about a token, a key or an address that an operator should know; nothing stands still because of it."""
+    """A warning about a token, a key or an address; the server continues."""
 
     level = logging.WARNING
     reason: str
@@ -374,18 +374,18 @@ class SecurityNotice(Event, frozen=True, kw_only=True):
 
 
 class ClientRefused(Event, frozen=True, kw_only=True):
-    """An embedded server closed a connection that it could not go on with."""
+    """An embedded server closed a connection because of an error of the client."""
 
     level = logging.WARNING
     peer: str
     reason: str
 
     def text(self) -> str:
-        return f"sent {self.peer} away: {self.reason}"
+        return f"closed the connection of {self.peer}: {self.reason}"
 
 
 class DataLoaded(Event, frozen=True, kw_only=True):
-    """A server goes on from the data that it kept."""
+    """A server has loaded its data and continues with it."""
 
     level = logging.INFO
     where: str
@@ -396,13 +396,13 @@ class DataLoaded(Event, frozen=True, kw_only=True):
 
     def text(self) -> str:
         return (
-            f"goes on from {self.where}: {self.keys} keys, {self.leases} leases, {self.replayed} changes since the "
-            f"snapshot, read in {self.took_s:.2f} s"
+            f"continues with the data in {self.where}: {self.keys} keys, {self.leases} leases, {self.replayed} changes "
+            f"since the snapshot, read in {self.took_s:.2f} s"
         )
 
 
 class LogCut(Event, frozen=True, kw_only=True):
-    """The end of a server's log was being written when it died; it was never acknowledged."""
+    """The end of a server's log was being written when the server died; it was never acknowledged."""
 
     level = logging.WARNING
     file: str
@@ -413,7 +413,7 @@ class LogCut(Event, frozen=True, kw_only=True):
 
 
 class DataTrouble(Event, frozen=True, kw_only=True):
-    """A server cannot keep its data just now."""
+    """A server cannot write its data at the moment."""
 
     level = logging.ERROR
     where: str
@@ -424,18 +424,18 @@ class DataTrouble(Event, frozen=True, kw_only=True):
 
 
 class DataGoesOn(Event, frozen=True, kw_only=True):
-    """A server can keep its data again."""
+    """A server can write its data again."""
 
     level = logging.WARNING
     where: str
     after_s: float
 
     def text(self) -> str:
-        return f"can write {self.where} again, after {self.after_s:.1f} s; nothing was lost, and sessions begin anew"
+        return f"can write {self.where} again, after {self.after_s:.1f} s; nothing was lost, all sessions were extended"
 
 
 class SnapshotTaken(Event, frozen=True, kw_only=True):
-    """A server has written its whole store down, so that the log before is not needed any more."""
+    """A server has written a snapshot of its store, so that the log before it is no longer needed."""
 
     keys: int
     bytes: int
@@ -446,7 +446,7 @@ class SnapshotTaken(Event, frozen=True, kw_only=True):
 
 
 class EventsTrouble(Event, frozen=True, kw_only=True):
-    """Events cannot be written to their file just now; nothing else stands still because of it."""
+    """Events cannot be written to their file at the moment; everything else continues."""
 
     level = logging.WARNING
     where: str
@@ -468,7 +468,7 @@ class EventsGoOn(Event, frozen=True, kw_only=True):
 
 
 class Hosting(Event, frozen=True, kw_only=True):
-    """A node serves the endpoint itself, because nobody did and it could."""
+    """A node hosts the server itself, because there was none and it could bind the endpoint."""
 
     level = logging.WARNING
     address: str
@@ -479,7 +479,7 @@ class Hosting(Event, frozen=True, kw_only=True):
 
 
 class NobodyServes(Event, frozen=True, kw_only=True):
-    """Nobody has served the endpoint for a while, and this node cannot."""
+    """There has been no server at the endpoint for a while, and this node cannot host one."""
 
     level = logging.ERROR
     reason: str
@@ -497,11 +497,11 @@ def log_event(event: Event) -> None:
         logger.log(event.level, "%s", event, extra={"event": event})
 
 
-# --- what `rallypoint serve --engine etcd` knows --------------------------------------------------------------------
+# --- events of `rallypoint serve --engine etcd` -----------------------------------------------------------------------
 
 
 class EtcdStarts(Event, frozen=True, kw_only=True):
-    """A member of etcd was started."""
+    """An etcd member was started."""
 
     level = logging.INFO
     version: str
@@ -514,7 +514,7 @@ class EtcdStarts(Event, frozen=True, kw_only=True):
 
 
 class EtcdHealthy(Event, frozen=True, kw_only=True):
-    """A member of etcd can do its work: it has a leader and answers."""
+    """An etcd member is healthy: it has a leader and answers."""
 
     level = logging.INFO
     address: str
@@ -525,7 +525,7 @@ class EtcdHealthy(Event, frozen=True, kw_only=True):
 
 
 class EtcdUnhealthy(Event, frozen=True, kw_only=True):
-    """A member of etcd cannot do its work any more."""
+    """An etcd member is no longer healthy."""
 
     level = logging.ERROR
     reason: str
@@ -535,7 +535,7 @@ class EtcdUnhealthy(Event, frozen=True, kw_only=True):
 
 
 class EtcdEnded(Event, frozen=True, kw_only=True):
-    """A member of etcd has ended by itself, and is started again."""
+    """An etcd member has exited unexpectedly, and is restarted."""
 
     level = logging.ERROR
     status: int
@@ -543,21 +543,21 @@ class EtcdEnded(Event, frozen=True, kw_only=True):
     again_s: float
 
     def text(self) -> str:
-        return f"etcd ended with status {self.status} ({self.reason}); it is started again in {self.again_s:g} s"
+        return f"etcd exited with status {self.status} ({self.reason}); it is restarted in {self.again_s:g} s"
 
 
 class Emitter:
-    """Hands each event to every sink. A sink that raises is reported once and dropped: it must not hurt the job."""
+    """Calls every sink with each event. A sink that raises is logged once and removed: it must not affect the job."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks: list[Sink] = [log_event, *sinks]
 
     def add(self, sink: Sink) -> None:
-        """From now on, tell this sink too."""
+        """Call this sink, too, from now on."""
         self._sinks.append(sink)
 
     def is_heard(self, kind: type[Event]) -> bool:
-        """Whether it makes a difference to emit events of this kind."""
+        """Whether any sink or logger would see an event of this type."""
         return len(self._sinks) > 1 or logger.isEnabledFor(kind.level)
 
     def __call__(self, event: Event) -> None:

@@ -1,6 +1,6 @@
-"""The table of options: every name a URL, a keyword argument or torch's configuration may use.
+"""The table of options: every name that a URL, a keyword argument or torch's configuration may use.
 
-The table is the only place that knows an option's default, aliases and meaning; settings, their checks and the
+The table is the only definition of an option's default, aliases and meaning; settings, their checks and the
 documentation are derived from it.
 """
 
@@ -26,7 +26,7 @@ from rallypoint.urls import (
 )
 
 LARGEST_INT = 2**31 - 1
-LONGEST_S = 1e9  # some thirty years; clocks and leases overflow on much more
+LONGEST_S = 1e9  # about thirty years; clocks and leases overflow with much more
 
 
 class LastCallMode(enum.Enum):
@@ -37,14 +37,14 @@ class LastCallMode(enum.Enum):
 
 
 class EtcdProtocol(enum.StrEnum):
-    """How etcd is spoken to."""
+    """The protocol for etcd."""
 
     HTTP = "http"
     HTTPS = "https"
 
 
 class Kind(enum.Enum):
-    """What the value of an option is."""
+    """The type of an option's value."""
 
     INT = "whole number"
     SECONDS = "seconds"
@@ -59,8 +59,8 @@ class Kind(enum.Enum):
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One option.
 
-    `aliases` mean the same as `name`; `fallbacks` count only where neither is given. `shared` options must be equal on
-    all nodes of a run. `backends` are the schemes the option belongs to, () being all of them.
+    `aliases` mean the same as `name`; `fallbacks` are used only if neither is given. `shared` options must be equal on
+    all nodes of a run. `backends` are the schemes that the option belongs to; () means all.
     """
 
     name: str
@@ -81,14 +81,14 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name it may be given by."""
+        """All accepted names."""
         return (self.name, *self.aliases, *self.fallbacks)
 
     def belongs_to(self, scheme: str) -> bool:
         return not self.backends or scheme in self.backends
 
     def parse(self, value: object, given_as: str | None = None) -> object:
-        """The typed value, or SettingsError; `given_as` is the name that the error uses."""
+        """The typed value. SettingsError, with the name `given_as`, for an invalid one."""
         name = given_as or self.name
         match self.kind:
             case Kind.INT:
@@ -140,7 +140,7 @@ _SIZES = (
         kind=Kind.INT,
         aliases=("min_workers",),
         shared=True,
-        meaning="A round has at least this many members. It must be given.",
+        meaning="A round has at least this many members. Required.",
     ),
     Option(
         name="max_nodes",
@@ -162,10 +162,10 @@ _TIMES = (
     _seconds(
         "join_timeout",
         600.0,
-        "How long a node waits for a round; `timeout` counts only where this is absent.",
+        "How long a node waits for a round; `timeout` is used only if this is absent.",
         fallbacks=("timeout",),
     ),
-    _seconds("last_call_timeout", 30.0, "How long further nodes may still come once min_nodes have joined."),
+    _seconds("last_call_timeout", 30.0, "How long to wait for further nodes once min_nodes have joined."),
     _seconds("close_timeout", 30.0, "How long closing the run may take."),
     _seconds("heartbeat_timeout", 5.0, "How long one renewal of the session may take before it counts as missed."),
     _seconds("read_timeout", 60.0, "How long one request to the backend may take."),
@@ -178,13 +178,13 @@ _TIMES = (
         default=LastCallMode.ADAPTIVE,
         choices=LastCallMode,
         shared=True,
-        meaning="adaptive ends the last call early when, after a first round, every live node has joined; "
-        "fixed always waits it out.",
+        meaning="adaptive ends the last call early when, after the first round, every live node has joined; "
+        "fixed always waits for its end.",
     ),
     _seconds(
         "admission_window",
         1.0,
-        "Time without arrivals before the members are told of waiting nodes; 0 is at once.",
+        "Time without arrivals before the members are told of waiting nodes; 0: at once.",
         zero=True,
     ),
 )
@@ -209,10 +209,10 @@ _LIVENESS = (
         kind=Kind.INT,
         default=3,
         zero=True,
-        meaning="A node lost this many times within hold_back_window is held back; 0 turns it off.",
+        meaning="A node that was lost this many times within hold_back_window is held back; 0: never.",
     ),
     _seconds("hold_back_window", 600.0, "The time within which the losses of a node are counted."),
-    _seconds("hold_back", 30.0, "How long a node is held back the first time; it doubles each time after.", zero=True),
+    _seconds("hold_back", 30.0, "How long a node is held back the first time; it doubles each time.", zero=True),
 )
 
 _IDENTITY = (
@@ -223,20 +223,20 @@ _IDENTITY = (
         default="",
         meaning="Labels of this node, such as zone=a+rack=7, for the topology rank policy.",
     ),
-    _text("local_addr", "The address of this node for the others; by default its fully qualified host name."),
+    _text("local_addr", "The address of this node for other nodes; by default its fully qualified host name."),
     Option(
         name="node_rank",
         kind=Kind.INT,
         aliases=("rank",),
         zero=True,
-        meaning="The rank this node asks for; used by static runs and by ranks=node_rank.",
+        meaning="The rank that this node requests; used by static runs and by ranks=node_rank.",
     ),
     Option(
         name="ranks",
         kind=Kind.RANKS,
         default="sticky",
         shared=True,
-        meaning="How ranks are given: sticky, node_rank, natural, or topology:label+label.",
+        meaning="How ranks are assigned: sticky, node_rank, natural, or topology:label+label.",
     ),
     _text("rank0", "The name of the node that gets rank 0 whenever it is a member.", shared=True),
 )
@@ -253,10 +253,10 @@ _SERVER = (
         kind=Kind.BOOL,
         default=False,
         backends=_EMBEDDED,
-        meaning="Let a node that is told to host bind every address of its machine without a token or mutual TLS.",
+        meaning="Allow a node with is_host to bind all addresses of its machine without a token or mutual TLS.",
     ),
-    _text("token_file", "A file with the token that the embedded server asks for.", backends=_EMBEDDED),
-    _text("tls_ca", "A PEM file with the certificates that the other side is checked against.", backends=_EMBEDDED),
+    _text("token_file", "A file with the token of the embedded server.", backends=_EMBEDDED),
+    _text("tls_ca", "A PEM file with the certificate authorities for checking the peer.", backends=_EMBEDDED),
     _text("tls_cert", "A PEM file with this side's certificate.", backends=_EMBEDDED),
     _text("tls_key", "A PEM file with the key of tls_cert, if it is not in the same file.", backends=_EMBEDDED),
 )
@@ -286,7 +286,7 @@ _ETCD_ONLY = (
     ),
     _text(
         "cacert",
-        "A PEM file with the certificates that etcd is checked against.",
+        "A PEM file with the certificate authorities for checking etcd.",
         backends=_ETCD,
         aliases=("ca_cert",),
     ),
@@ -300,7 +300,7 @@ _BY_NAME = {name: option for option in OPTIONS for name in option.names}
 
 
 def find_option(name: str, scheme: str) -> Option:
-    """The option that `name` (or an alias) means for a run of `scheme`, or SettingsError."""
+    """The option with this name or alias, for a run of `scheme`. SettingsError if there is none."""
     option = _BY_NAME.get(name)
     if option is None:
         raise SettingsError(f"unknown option {shown(name)}{_suggestion(name, scheme)}", option=name)

@@ -1,4 +1,4 @@
-"""Rendezvous parameters in the shape that torch users know: a few fixed ones and a dictionary of options."""
+"""Rendezvous parameters as torch users know them: a few fixed ones and a dictionary of options."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rallypoint.urls import refusal
 
 
 class RendezvousParameters:
-    """What a handler is created from; `config` holds every further keyword argument as it was given.
+    """The parameters of a handler; `config` holds every further keyword argument as given.
 
-    Raises SettingsError, a ValueError, for an empty `backend` and for sizes that are no integers or not
-    1 <= `min_nodes` <= `max_nodes`. The options in `config` are judged only when they are read.
+    Raises SettingsError, a ValueError, for an empty `backend` and for sizes that are not integers or not
+    1 <= `min_nodes` <= `max_nodes`. The options in `config` are checked only when they are read.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class RendezvousParameters:
             raise refusal("max_nodes", max_nodes, f"is below min_nodes={self.min_nodes}", advice)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The option `key` as it was given, or `default`."""
+        """The option `key` as given, or `default`."""
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """The option `key` as a boolean; None where it is absent or None. SettingsError if it is no boolean."""
+        """The option `key` as a boolean; None if it is absent or None. SettingsError if it is not a boolean."""
         value = self.get(key, default)
         return None if value is None else parse_bool(key, value)
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """The option `key` as an integer; None where it is absent or None. SettingsError if it is no integer."""
+        """The option `key` as an integer; None if it is absent or None. SettingsError if it is not an integer."""
         value = self.get(key, default)
         return None if value is None else parse_int(key, value)

@@ -1,6 +1,6 @@
-"""Which handler a backend name of `RendezvousParameters` means, and `create_handler`.
+"""The registry of handlers by backend name of `RendezvousParameters`, and `create_handler`.
 
-Names of URL schemes are known by themselves. A plug-in names itself in the entry-point group `rallypoint.handlers`: the
+URL schemes are known without registration. A plug-in registers in the entry-point group `rallypoint.handlers`: the
 entry's name is the backend's, its object a `(RendezvousParameters) -> RendezvousHandler`.
 """
 
@@ -30,13 +30,13 @@ class RendezvousHandlerRegistry:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """The same creator twice is fine; another one for a name that is taken is a SettingsError (a ValueError)."""
+        """SettingsError (a ValueError) if another creator is registered under this name."""
         if not backend:
             raise SettingsError("the name of a rendezvous backend must not be empty", option="backend", value=backend)
         taken = self._creators.setdefault(backend, creator)
         if taken != creator:
             raise SettingsError(
-                f"backend {backend!r} is registered already, with {taken!r}: not replaced by {creator!r}",
+                f"backend {backend!r} is already registered with {taken!r}: not replaced by {creator!r}",
                 option="backend",
                 value=backend,
             )
@@ -53,12 +53,12 @@ class RendezvousHandlerRegistry:
 
     def _creator(self, name: str) -> RendezvousHandlerCreator:
         if name not in self._creators:
-            from importlib.metadata import entry_points  # slow to import, and most never get here
+            from importlib.metadata import entry_points  # slow to import and rarely needed
 
             for entry in entry_points(group=GROUP, name=name):
                 self.register(name, entry.load())
         if name not in self._creators:
-            backend_opener(name)  # SettingsError, with the names there are, if it is no scheme either
+            backend_opener(name)  # SettingsError, with the known names, if it is not a scheme either
             self.register(name, _create)
         return self._creators[name]
 
@@ -81,13 +81,13 @@ def create_handler(target: RendezvousParameters) -> RendezvousHandler: ...
 def create_handler(
     target: str | Settings | RendezvousParameters, *, sinks: Iterable[Sink] = (), **options: object
 ) -> RendezvousHandler:
-    """A blocking handler from a URL, settings or parameters; `options` come on top of a URL's.
+    """A blocking handler from a URL, settings or parameters; `options` override those of a URL.
 
-    Parameters go through the registry, so that their backend may be anybody's. Raises SettingsError (a ValueError)
-    that names what is wrong. Does not block: nothing is opened yet.
+    Parameters go through the registry, so their handler may be a plug-in's. Raises SettingsError (a ValueError)
+    that names the wrong setting. Does not block: nothing is opened yet.
     """
     if isinstance(target, RendezvousParameters) and not options:
         if sinks:
-            raise TypeError("sinks can be given with a URL or settings only: parameters may mean anybody's handler")
+            raise TypeError("sinks can be given with a URL or settings only: parameters may create a plug-in's handler")
         return rendezvous_handler_registry.create_handler(target)
     return Handler(settings_of(target, options), sinks=sinks)

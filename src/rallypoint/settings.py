@@ -1,8 +1,8 @@
-"""Validated settings of one node's part in one run.
+"""Validated settings of one node in one run.
 
-`Settings` are made by `from_url`, `build` or `from_parameters`, which check everything that can be checked without
-looking at the machine; nothing here reads a clock, a file or the environment. Whether the scheme exists, what this
-node is called and what its address is are settled by others.
+`Settings` are created by `from_url`, `build` or `from_parameters`, which check everything that can be checked without
+access to the machine; nothing here reads a clock, a file or the environment. Whether the scheme exists, and the name
+and address of the node, are determined elsewhere.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Parameters(Protocol):
-    """What `Settings.from_parameters` reads: ours or torch's `RendezvousParameters`."""
+    """The attributes that `Settings.from_parameters` reads: of Rallypoint's or torch's `RendezvousParameters`."""
 
     @property
     def endpoint(self) -> str: ...
@@ -67,7 +67,7 @@ class Parameters(Protocol):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a coordinator needs to know and nodes need not agree on."""
+    """Settings that a coordinator uses and that may differ between nodes."""
 
     last_call_timeout_s: float = _DEFAULTS["last_call_timeout_s"]
     confirm_timeout_s: float = _DEFAULTS["confirm_timeout_s"]
@@ -80,10 +80,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of one node in one run, typed and consistent if made by one of the class methods.
+    """All settings of one node in one run, typed and consistent if created by one of the class methods.
 
-    `endpoints` are in their normal form. `name` and `local_addr` are None until someone who may look at the machine
-    fills them in; `is_host` None means to decide by trying.
+    `endpoints` are in their normal form. `name` and `local_addr` are None until they are filled in from the machine's
+    host name; `is_host` None means to decide by trying to bind.
     """
 
     scheme: str
@@ -129,28 +129,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_url(cls, url: str, /, **overrides: object) -> Self:
-        """From `scheme://endpoint[,endpoint…]/run-id?option=value`; overrides that are not None win over the URL."""
+        """From `scheme://endpoint[,endpoint…]/run-id?option=value`; overrides other than None take precedence."""
         parts = parse_url(url)
         return cls._checked(parts.scheme, parts.endpoints, parts.run_id, parts.query, overrides)
 
     @classmethod
     def build(cls, *, scheme: str, endpoints: str | Sequence[str] = (), run_id: str, **options: object) -> Self:
-        """From keyword arguments; values may be text as in a URL or already typed, and None means not given."""
+        """From keyword arguments; values may be text as in a URL or typed, and None means not given."""
         return cls._checked(scheme, endpoints, run_id, options)
 
     @classmethod
     def from_parameters(cls, params: Parameters, scheme: str) -> Self:
-        """From torch-style parameters for a run of `scheme`; their options are those in `params.config`."""
+        """From torch-style parameters for a run of `scheme`; the options are in `params.config`."""
         fixed = {"min_nodes": params.min_nodes, "max_nodes": params.max_nodes, "local_addr": params.local_addr or None}
         return cls._checked(scheme, params.endpoint, params.run_id, {**params.config, **fixed})
 
     @classmethod
     def _checked(cls, scheme: str, endpoints: str | Sequence[str], run_id: str, *layers: Mapping[str, object]) -> Self:
-        """Settings from layers of options, a later layer winning over an earlier one."""
+        """Settings from layers of options; a later layer overrides an earlier one."""
         scheme = parse_text("scheme", scheme).strip().lower()
         if isinstance(endpoints, str):
             endpoints = split_endpoints(scheme, endpoints)
-        values = _DEFAULTS | {"labels": {}} | _resolved(scheme, layers)  # labels: a dict of its own each time
+        values = _DEFAULTS | {"labels": {}} | _resolved(scheme, layers)  # labels: never a shared dict
         _check_sizes(values)
         _check_certificates(values)
         return cls(
@@ -159,7 +159,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """Scheme and endpoints, for people."""
+        """Scheme and endpoints, for messages."""
         return f"{self.scheme}://{','.join(self.endpoints)}"
 
     @property
@@ -179,7 +179,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def timing(self) -> Timing:
-        """The part that a coordinator on this node goes by and that may differ between nodes."""
+        """The settings that a coordinator on this node uses and that may differ between nodes."""
         return Timing(
             last_call_timeout_s=self.last_call_timeout_s,
             confirm_timeout_s=self.confirm_timeout_s,
@@ -197,7 +197,7 @@ def _resolved(scheme: str, layers: Sequence[Mapping[str, object]]) -> dict[str, 
     chosen: dict[str, object] = {}
     fallbacks: dict[str, object] = {}
     for layer in layers:
-        named: dict[str, str] = {}  # field -> the name that this layer gave it by
+        named: dict[str, str] = {}  # field -> the name used in this layer
         for name, raw in layer.items():
             option = find_option(name, scheme)
             if raw is None:
@@ -226,11 +226,11 @@ def _checked_run_id(run_id: object) -> str:
 
 
 def _check_sizes(values: dict[str, Any]) -> None:
-    """min_nodes is there, not above max_nodes, and both are multiples of step; fills in max_nodes."""
+    """Check that min_nodes is given, not above max_nodes, and both are multiples of step; fills in max_nodes."""
     least, step = values["min_nodes"], values["step"]
     if least is None:
         raise SettingsError(
-            "min_nodes is missing: say how many nodes a round needs, as in min_nodes=2", option="min_nodes"
+            "min_nodes is missing: give the number of nodes that a round needs, as in min_nodes=2", option="min_nodes"
         )
     most = values["max_nodes"] = least if values["max_nodes"] is None else values["max_nodes"]
     if most < least:
@@ -242,7 +242,7 @@ def _check_sizes(values: dict[str, Any]) -> None:
 
 
 def _check_certificates(values: dict[str, Any]) -> None:
-    """A key comes with its certificate, and etcd's certificates only with https."""
+    """A key needs its certificate, and etcd's certificates need https."""
     for key, cert in (("key", "cert"), ("tls_key", "tls_cert")):
         if values[key] is not None and values[cert] is None:
             raise refusal(key, values[key], f"comes without {cert}", f"give {cert} too, or leave it out")

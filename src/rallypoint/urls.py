@@ -1,8 +1,8 @@
-"""What people write, turned into typed values: run URLs, endpoints, and the values of options.
+"""Parsers of user input: run URLs, endpoints, and the values of options.
 
-A run URL is `scheme://endpoint[,endpoint…]/run-id?option=value`. Everything unacceptable is a `SettingsError` that
-quotes what was written and says what to write instead. Only syntax is judged here: which schemes exist is the
-registry's business, which options exist and fit together that of the options and settings.
+A run URL is `scheme://endpoint[,endpoint…]/run-id?option=value`. Invalid input is a `SettingsError` that quotes the
+input and says what to write instead. Only syntax is checked here: which schemes exist is known to the registry, which
+options exist and fit together to `options` and `settings`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONGEST_QUOTE = 160
 
 
 def shown(value: object) -> str:
-    """`value` as an error quotes it: never long, never an exception of its own."""
+    """`value` as quoted in errors: shortened, and never raises."""
     try:
         text = repr(value)
     except Exception:  # a foreign __repr__, or an integer with more digits than Python prints
@@ -52,7 +52,7 @@ def refusal(name: str, value: object, problem: str, advice: str) -> SettingsErro
 
 
 class RunUrl(msgspec.Struct, frozen=True):
-    """The parts of a run URL, decoded; `query` holds each option as it was written, in order."""
+    """The decoded parts of a run URL; `query` holds each option as written, in order."""
 
     scheme: str
     endpoints: tuple[str, ...]
@@ -61,7 +61,7 @@ class RunUrl(msgspec.Struct, frozen=True):
 
 
 def parse_url(url: object) -> RunUrl:
-    """The parts of `url`, or SettingsError saying what is wrong and what a good one looks like."""
+    """The parts of `url`. SettingsError, with an example of a valid URL, if it is malformed."""
     if not isinstance(url, str):
         raise _malformed(url, "it is not a string")
     text = url.strip()
@@ -77,14 +77,14 @@ def parse_url(url: object) -> RunUrl:
 
 
 def split_endpoints(scheme: str, text: str) -> tuple[str, ...]:
-    """The endpoints that `text` lists; a path or a name is never split."""
+    """The endpoints in `text`; a path or a name is never split."""
     return (text,) if scheme in _NAMES_A_PLACE else tuple(text.split(","))
 
 
 def normalise_endpoints(scheme: str, endpoints: Sequence[object]) -> tuple[str, ...]:
-    """The endpoints in their one spelling, as many as `scheme` takes, or SettingsError.
+    """The endpoints in their normal form. SettingsError if `scheme` does not accept them.
 
-    Addresses become "host:port", paths lose slashes at the end, those of a scheme unknown here only lose blanks.
+    Addresses become "host:port", paths lose trailing slashes; endpoints of other schemes only lose blanks.
     """
     given = [_endpoint_text(endpoint) for endpoint in endpoints] or [""]
     if scheme in _ONE_ENDPOINT and len(given) > 1:
@@ -127,7 +127,7 @@ def format_endpoint(host: str, port: int) -> str:
 
 
 def _split_location(url: str, scheme: str, location: str) -> tuple[str, str]:
-    """(endpoint, run id) of what stands between `://` and `?`."""
+    """(endpoint, run id) from the part between `://` and `?`."""
     if scheme == "file":
         endpoint, slash, run_id = location.rpartition("/")
         if slash and not location.startswith("/"):
@@ -184,7 +184,7 @@ def _check_host_name(text: str, host: str) -> None:
     if len(host) > _LONGEST_HOST:
         raise _bad_endpoint(text, f"the host is longer than {_LONGEST_HOST} characters")
     try:
-        host.encode("idna")  # as name resolution will do; it refuses empty and overlong parts
+        host.encode("idna")  # as name resolution does; it refuses empty and overlong labels
     except UnicodeError as error:
         raise _bad_endpoint(text, "the host is not a valid name") from error
 
@@ -252,7 +252,7 @@ def parse_seconds(name: str, value: object) -> float:
 
 
 def parse_text(name: str, value: object) -> str:
-    """Text that is not blank, can be sent as UTF-8 and steers no terminal, unchanged."""
+    """Unchanged text that is not blank, can be encoded as UTF-8, and has no control characters."""
     if not isinstance(value, str):
         raise refusal(name, value, "is not text", "give it as a string")
     if not value.strip():
@@ -262,7 +262,9 @@ def parse_text(name: str, value: object) -> str:
     except UnicodeEncodeError as error:
         raise refusal(name, value, "cannot be written as UTF-8", "use other characters") from error
     if _CONTROLS.search(value):
-        raise refusal(name, value, "has a control character", "leave it out: terminals of others would obey it")
+        raise refusal(
+            name, value, "has a control character", "leave it out: it could affect the terminals of other users"
+        )
     return value
 
 
@@ -287,7 +289,7 @@ def parse_choice(name: str, value: object, choices: type[enum.Enum]) -> enum.Enu
 
 
 def parse_ranks(name: str, value: object) -> str:
-    """A rank policy in its one spelling: sticky, node_rank, natural, or topology:a+b without blanks."""
+    """A rank policy in its normal form: sticky, node_rank, natural, or topology:a+b without blanks."""
     text = value.strip() if isinstance(value, str) else ""
     policy, colon, labels = text.partition(":")
     policy = policy.strip().lower()
@@ -299,7 +301,7 @@ def parse_ranks(name: str, value: object) -> str:
             raise refusal(name, value, "names no label or an empty one", "write it like topology:zone+rack")
         return parse_text(name, f"{TOPOLOGY}:{'+'.join(names)}")
     known = ", ".join(RANK_POLICIES)
-    raise refusal(name, value, "is no rank policy", f"write {known} or {TOPOLOGY}:label+label")
+    raise refusal(name, value, "is not a rank policy", f"write {known} or {TOPOLOGY}:label+label")
 
 
 def parse_labels(name: str, value: object) -> dict[str, str]:
@@ -310,7 +312,7 @@ def parse_labels(name: str, value: object) -> dict[str, str]:
     elif isinstance(value, Mapping):
         pairs = list(value.items())
     else:
-        raise refusal(name, value, "are no labels", f"{advice} or give a mapping")
+        raise refusal(name, value, "are not labels", f"{advice} or give a mapping")
     return _checked_labels(name, value, pairs, advice)
 
 

@@ -134,7 +134,7 @@ def test_reconnecting_node_sends_the_token_that_is_in_its_file_now(tmp_path):
             server.token = "brand new"
             path.write_text("brand new\n")
             for connection in list(server.connections):
-                connection.replaced()
+                connection.abort()
             await put(backend, "/a")
             await backend.close()
 

@@ -1,17 +1,17 @@
 """Random faults against real processes, with a seed: `python -m tests.chaos.campaign` (`make chaos`).
 
-    --seed N          draws everything: which worlds, which faults, when and how long
-    --minutes M       how long (10); the world that runs then is played to its end
+    --seed N          determines the worlds, their faults, times and durations
+    --minutes M       how long (10); the last world runs to its end
     --backend WHICH   tcp (with and without data), etcd, or both
     --world N         only this world of the seed
-    --bursts N        so many bursts a world, in place of what is drawn
-    --json FILE       the report for programs, too
-    --go-on           with the next world after one that broke something
-    --logs DIRECTORY  where the logs of a world that fails are kept; --keep: of all worlds
+    --bursts N        the number of bursts per world, instead of a random one
+    --json FILE       also write the report as JSON
+    --go-on           continue with the next world after a broken guarantee
+    --logs DIRECTORY  where to keep the logs of a failed world; with --keep: of all worlds
 
-One world after the other: machines as network namespaces, a server or three members of etcd, nodes with a workload.
-In each, bursts of faults; after each burst all is healed and liveness must follow. At its end the logs are judged by
-the checkers of the simulator. The exit code is 1 if a guarantee was broken, 2 if it could not run, 130 after Ctrl-C.
+Worlds run one after the other: machines as network namespaces, a server or three members of etcd, and nodes with a
+workload. Each has bursts of faults; after each burst all is healed and liveness is required. At its end the logs are
+checked with the simulator's checkers. Exit code: 1 if a guarantee was broken, 2 if it cannot run, 130 after Ctrl-C.
 """
 
 import argparse
@@ -34,9 +34,8 @@ import pytest
 
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.testing.checkers import Broke
-from tests.chaos.court import Evidence, Findings, judge
-from tests.chaos.court import Process as Witness
-from tests.chaos.faults import Storm
+from tests.chaos.faults import FaultInjector
+from tests.chaos.history_checker import Findings, History, ProcessLog, check_history
 from tests.chaos.liveness import Liveness, Times
 from tests.chaos.plan import CHOICES, RUN_ID, Backend, Plan, draw
 from tests.chaos.stalls import DiskStalls, Stalls
@@ -50,7 +49,7 @@ COMPARED_BY_ETCD = 125
 
 @dataclass
 class Report:
-    """What a campaign did and saw."""
+    """The results of a campaign."""
 
     seed: int
     worlds: Counter[str] = field(default_factory=Counter)
@@ -104,13 +103,13 @@ class Report:
             f"seed {self.seed}, {self.took_s:.0f} s: {sum(self.worlds.values())} worlds "
             f"({', '.join(f'{count} {kind}' for kind, count in sorted(self.worlds.items()))}), {self.bursts} bursts, "
             f"{sum(self.faults.values())} faults. {self.broken or 'No guarantee was broken.'}",
-            f"  judged: {totals['commits']} commits of {totals['lives']} lives, {totals['rounds']} rounds, "
-            f"{totals['returns']} returns from them, {totals['store_calls']} calls of stores "
+            f"  checked: {totals['commits']} commits of {totals['lives']} server lives, {totals['rounds']} rounds, "
+            f"{totals['returns']} returns, {totals['store_calls']} store calls "
             f"({totals['adds']} adds, {totals['barriers']} barriers)",
             f"  faults: {', '.join(f'{kind} {count}' for kind, count in sorted(self.faults.items()))}",
             f"  probes: {', '.join(f'{kind} {count}' for kind, count in sorted(self.probes.items()))}",
-            f"  the machine stood still for {self.stalled_s:.1f} s in sum; longest join {self.longest_join_s:.1f} s, "
-            f"longest call of a store that failed {self.longest_call_s:.1f} s; "
+            f"  stalls of the machine: {self.stalled_s:.1f} s in total; longest join {self.longest_join_s:.1f} s, "
+            f"longest failed store call {self.longest_call_s:.1f} s; "
             f"clocks up to {self.clocks_apart_s:.0f} s apart",
             f"  {'seconds':34} {'times':>6} {'median':>7} {'worst':>7} {'bound':>7}",
         ]
@@ -125,7 +124,7 @@ def _median(seen: list[tuple[float, float]]) -> float:
 
 
 class Campaign:
-    """One world after the other."""
+    """Runs worlds one after the other."""
 
     def __init__(
         self, seed: int, logs: Path, say: Callable[[str], None], keeps: bool = False, character: str = "honest"
@@ -139,7 +138,7 @@ class Campaign:
         self._began_at = time.monotonic()
 
     def play(self, plan: Plan) -> None:
-        """One world. Raises what it broke, when its logs are written and nothing of it is left."""
+        """Run one world. Raises Failure after its logs are written and its processes and namespaces are gone."""
         directory = self.logs / f"world-{plan.seed}"
         directory.mkdir(parents=True)
         self.report.worlds[plan.backend.value] += 1
@@ -158,23 +157,23 @@ class Campaign:
             try:
                 world.begin()
                 self._tell(plan, f"{plan.nodes} nodes, {plan.min_nodes} to {plan.max_nodes}, ttl {plan.ttl_s:g} s")
-                self._suffer(world, plan)
+                self._run_faults(world, plan)
             except (AssertionError, pytest.fail.Exception, subprocess.TimeoutExpired) as error:
                 self._fail(world, directory, error)
-            self._judge(world, directory)
+            self._check(world, directory)
         finally:
             world.end()
 
-    def _suffer(self, world: World, plan: Plan) -> None:
+    def _run_faults(self, world: World, plan: Plan) -> None:
         of_disk = [DiskStalls(world.directory)] if plan.backend is Backend.ETCD else []
         try:
-            self._weather(world, plan, Liveness(world, [self._stalls, *of_disk], self.report.times))
+            self._run_bursts(world, plan, Liveness(world, [self._stalls, *of_disk], self.report.times))
         finally:
             for stalls in of_disk:
                 stalls.end()
 
-    def _weather(self, world: World, plan: Plan, liveness: Liveness) -> None:
-        storm = Storm(world)
+    def _run_bursts(self, world: World, plan: Plan, liveness: Liveness) -> None:
+        injector = FaultInjector(world)
         for place in world.places:
             world.start_node(place)
         liveness.settle("first round")
@@ -182,17 +181,17 @@ class Campaign:
             world.say_all("busy")
             began_at = time.monotonic()
             try:
-                storm.run(burst)
+                injector.run(burst)
             finally:
-                self.report.faults.update(storm.done)
-                kinds, storm.done = list(storm.done.elements()), Counter()
+                self.report.faults.update(injector.done)
+                kinds, injector.done = list(injector.done.elements()), Counter()
             self.report.bursts += 1
             healing_at = time.monotonic()
             lasted_s = healing_at - began_at
             world.heal()
-            if storm.was_closed:
+            if injector.was_closed:
                 world.operate("reopen", "--reason", "chaos is over")
-                storm.was_closed = False
+                injector.was_closed = False
             settled_s = liveness.settle("settled after healing", since=healing_at)
             came = liveness.probe(burst)
             self.report.probes[burst.probe.name.lower()] += 1
@@ -202,10 +201,10 @@ class Campaign:
                 f"{came}; {' '.join(sorted(kinds))}",
             )
 
-    def _judge(self, world: World, directory: Path) -> None:
+    def _check(self, world: World, directory: Path) -> None:
         lines = world.audited()
         try:
-            findings = judge(evidence_of(world, lines))
+            findings = check_history(history_of(world, lines))
         except Broke as error:
             self._fail(world, directory, error)
         self.report.take(findings)
@@ -213,15 +212,15 @@ class Campaign:
             write_logs(world, lines, directory)
 
     def _fail(self, world: World, directory: Path, error: BaseException) -> None:
-        """Everything is written down; then safety is looked at first, since it is what counts."""
+        """Write the logs and raise Failure; a broken safety guarantee takes precedence over `error`."""
         lines = []
         with contextlib.suppress(AssertionError, AttributeError, OSError, subprocess.TimeoutExpired):
-            lines = world.audited()  # as far as there is anything
+            lines = world.audited()  # as far as available
         write_logs(world, lines, directory)
-        with contextlib.suppress(KeyError):  # logs that are not whole
+        with contextlib.suppress(KeyError):  # incomplete logs
             try:
                 if lines:
-                    judge(evidence_of(world, lines))
+                    check_history(history_of(world, lines))
             except Broke as graver:
                 error = graver
         raise Failure(error, timeline(world, lines)[-LAST_EVENTS:], directory) from error
@@ -242,8 +241,8 @@ class Failure(Exception):
         self.directory = directory
 
 
-def evidence_of(world: World, lines: list) -> Evidence:
-    """All that is known of a world."""
+def history_of(world: World, lines: list) -> History:
+    """The logs of a world."""
     plan = world.plan
     living = {id(node) for node in world.nodes}
     nodes = []
@@ -251,10 +250,10 @@ def evidence_of(world: World, lines: list) -> Evidence:
         ended_by_itself = id(node) not in living and node.popen.returncode not in (-9, None)
         stalled = [(f["at"] - f["length_s"], f["at"]) for f in list(node.facts) if f["kind"] == "stall"]
         stalled += world.pauses.get(node.popen.pid, [])
-        nodes.append(Witness(node.name, list(node.facts), list(node.errors), stalled, ended_by_itself))
-    servers = [Witness(server.name, [], list(server.errors)) for server in world.all_servers]
+        nodes.append(ProcessLog(node.name, list(node.facts), list(node.errors), stalled, ended_by_itself))
+    servers = [ProcessLog(server.name, [], list(server.errors)) for server in world.all_servers]
     is_etcd = plan.backend is Backend.ETCD
-    return Evidence(
+    return History(
         keys=RunKeys("rallypoint", RUN_ID),
         min_nodes=plan.min_nodes,
         max_nodes=plan.max_nodes,
@@ -266,12 +265,12 @@ def evidence_of(world: World, lines: list) -> Evidence:
     )
 
 
-# --- nothing is left behind -------------------------------------------------------------------------------------------
+# --- clean-up ---------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def stage() -> Iterator[Stage]:
-    """A stage whose namespaces say whose they are, and whose end is not interrupted by a second Ctrl-C."""
+    """A stage whose namespaces are named after this process, and whose end a second Ctrl-C cannot interrupt."""
     one = Stage()
     one._tag = f"chaos{os.getpid()}{one._tag.partition('x')[1]}{one._tag.partition('x')[2]}"
     try:
@@ -285,8 +284,8 @@ def stage() -> Iterator[Stage]:
                 signal.signal(number, handler)
 
 
-def sweep() -> None:
-    """Namespaces of campaigns that were killed with -9. Their processes died with them."""
+def remove_stale_namespaces() -> None:
+    """Remove namespaces of campaigns that were killed with SIGKILL. Their processes died with them."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=60, check=False).stdout
     for name in (line.split()[0] for line in listed.splitlines() if line):
         found = re.match(r"chaos(\d+)x\d+m\d+$", name)
@@ -300,9 +299,9 @@ def interrupt(*_: object) -> None:
 
 
 def why_not(backend: str) -> str | None:
-    """Why it cannot run here."""
+    """Why a campaign cannot run here; None: it can."""
     if FAKETIME is None:
-        return "libfaketime is not installed (package libfaketime): clocks could not jump"
+        return "libfaketime is not installed (package libfaketime), which changes the clocks"
     if "etcd" in {kind.value for kind in CHOICES[backend]} and shutil.which("etcd") is None:
         return "etcd is not installed (package etcd-server): say --backend tcp"
     return why_no_machines()
@@ -323,9 +322,9 @@ def main() -> int:
     if (why := why_not(asked.backend)) is not None:
         print(f"error: chaos cannot run here: {why}", file=sys.stderr)
         return 2
-    for number in (signal.SIGTERM, signal.SIGINT):  # a shell lets those in the background ignore SIGINT
+    for number in (signal.SIGTERM, signal.SIGINT):  # shells make background processes ignore SIGINT
         signal.signal(number, interrupt)
-    sweep()
+    remove_stale_namespaces()
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="rallypoint-chaos-"))
     campaign = Campaign(asked.seed, logs, lambda text: print(text, flush=True), asked.keep)
     try:
@@ -345,7 +344,7 @@ def main() -> int:
 def run(
     campaign: Campaign, minutes: float, backend: str, world: int | None, bursts: int | None, goes_on: bool = False
 ) -> int:
-    """Worlds until the time is up, or until something is broken; the exit code."""
+    """Run worlds until the time is over or a guarantee is broken; the exit code."""
     until = time.monotonic() + 60 * minutes
     seed, number, status = campaign.report.seed, world if world is not None else 0, 0
     while True:
@@ -356,7 +355,7 @@ def run(
             campaign.report.broken += f"{str(failure).splitlines()[0]} (world {number}). "
             again = f"python -m tests.chaos.campaign --seed {seed} --backend {backend} --world {number}"
             print("\n".join(["", f"BROKEN: {failure}", "", "the last events:", *failure.last, ""]))
-            print(f"seed {seed}, world {number}; the same faults again: {again}")
+            print(f"seed {seed}, world {number}; repeat the same faults with: {again}")
             print(f"all logs: {failure.directory}", flush=True)
         if world is not None or time.monotonic() >= until or (status and not goes_on):
             return status

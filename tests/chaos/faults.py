@@ -1,4 +1,4 @@
-"""What the words of a plan do to a world. Each begins something, and says how it ends, if it does not end by itself."""
+"""Injects the faults of a plan. Each method starts a fault and returns the function that ends it, if any."""
 
 import contextlib
 import heapq
@@ -31,8 +31,8 @@ while True:
 """
 
 
-class Storm:
-    """Carries out bursts. All in this thread: processes are tied to the life of the thread that starts them."""
+class FaultInjector:
+    """Runs bursts of faults. In one thread: child processes die with the thread that started them."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -40,7 +40,7 @@ class Storm:
         self.was_closed = False
 
     def run(self, burst: Burst) -> None:
-        """All of its actions, and the ends of those that end by themselves."""
+        """Run all actions of a burst, and end those with a duration."""
         began_at = time.monotonic()
         order = itertools.count()
         waiting: list[tuple[float, int, Action | Callable[[], None]]] = []
@@ -143,7 +143,7 @@ class Storm:
         return None
 
     def fds(self, action: Action, place: Place) -> End:
-        """And whoever comes through the proxies has to come again, which takes one."""
+        """Also cuts proxied connections: reconnecting needs a descriptor."""
         self.world.tell_server(f"fds {int(4 * action.strength)}")
         self.world.tell_proxies("cut")
         return lambda: self.world.tell_server("fds heal")
@@ -180,7 +180,7 @@ class Storm:
         if member is None:
             return None
         member.pause()
-        self.world.note(f"etcd {member.name}", "stands still")
+        self.world.note(f"etcd {member.name}", "is paused")
         return member.resume
 
     def leader_cut(self, action: Action, place: Place) -> End:
@@ -216,35 +216,35 @@ def _jump(action: Action) -> float:
     return JUMPS_S[action.target % len(JUMPS_S)]
 
 
-BEGIN: dict[Fault, Callable[[Storm, Action, Place], End]] = {
-    Fault.KILL: Storm.kill,
-    Fault.PAUSE: Storm.pause,
-    Fault.PAUSE_LONG: Storm.pause,
-    Fault.CUT: Storm.cut,
-    Fault.CUT_UP: Storm.cut,
-    Fault.CUT_DOWN: Storm.cut,
-    Fault.CLOCK: Storm.clock,
-    Fault.SLOW: Storm.slow,
-    Fault.HOLD: Storm.hold,
-    Fault.RESET: Storm.reset,
-    Fault.LEAVE: Storm.go,
-    Fault.REJOIN: Storm.go,
-    Fault.NEW: Storm.go,
-    Fault.DRAIN: Storm.drain,
-    Fault.CLOSE: Storm.close,
-    Fault.SERVER_KILL: Storm.server_kill,
-    Fault.SERVER_STOP: Storm.server_stop,
-    Fault.SERVER_PAUSE: Storm.server_pause,
-    Fault.SERVER_FORGETS: Storm.server_forgets,
-    Fault.SERVER_CLOCK: Storm.server_clock,
-    Fault.FDS: Storm.fds,
-    Fault.STRANGERS: Storm.strangers,
-    Fault.DISK_FULL: Storm.disk,
-    Fault.DISK_BROKEN: Storm.disk,
-    Fault.DISK_SLOW: Storm.disk,
-    Fault.LEADER_KILL: Storm.member_kill,
-    Fault.LEADER_PAUSE: Storm.leader_pause,
-    Fault.LEADER_CUT: Storm.leader_cut,
-    Fault.FOLLOWER_KILL: Storm.member_kill,
-    Fault.QUORUM: Storm.quorum,
+BEGIN: dict[Fault, Callable[[FaultInjector, Action, Place], End]] = {
+    Fault.KILL: FaultInjector.kill,
+    Fault.PAUSE: FaultInjector.pause,
+    Fault.PAUSE_LONG: FaultInjector.pause,
+    Fault.CUT: FaultInjector.cut,
+    Fault.CUT_UP: FaultInjector.cut,
+    Fault.CUT_DOWN: FaultInjector.cut,
+    Fault.CLOCK: FaultInjector.clock,
+    Fault.SLOW: FaultInjector.slow,
+    Fault.HOLD: FaultInjector.hold,
+    Fault.RESET: FaultInjector.reset,
+    Fault.LEAVE: FaultInjector.go,
+    Fault.REJOIN: FaultInjector.go,
+    Fault.NEW: FaultInjector.go,
+    Fault.DRAIN: FaultInjector.drain,
+    Fault.CLOSE: FaultInjector.close,
+    Fault.SERVER_KILL: FaultInjector.server_kill,
+    Fault.SERVER_STOP: FaultInjector.server_stop,
+    Fault.SERVER_PAUSE: FaultInjector.server_pause,
+    Fault.SERVER_FORGETS: FaultInjector.server_forgets,
+    Fault.SERVER_CLOCK: FaultInjector.server_clock,
+    Fault.FDS: FaultInjector.fds,
+    Fault.STRANGERS: FaultInjector.strangers,
+    Fault.DISK_FULL: FaultInjector.disk,
+    Fault.DISK_BROKEN: FaultInjector.disk,
+    Fault.DISK_SLOW: FaultInjector.disk,
+    Fault.LEADER_KILL: FaultInjector.member_kill,
+    Fault.LEADER_PAUSE: FaultInjector.leader_pause,
+    Fault.LEADER_CUT: FaultInjector.leader_cut,
+    Fault.FOLLOWER_KILL: FaultInjector.member_kill,
+    Fault.QUORUM: FaultInjector.quorum,
 }

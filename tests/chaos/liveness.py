@@ -1,6 +1,6 @@
-"""After a burst is healed: what is promised "once faults stop" must follow within its bounds.
+"""Checks liveness after a burst was healed: the guarantees "once faults stop" must hold within their bounds.
 
-A bound is widened by the time that the processes which had to act were not let run, as they and this one measured it
+A bound is widened by the time in which the involved processes got no processor, as measured by them and by this process
 (`stalls`), and by nothing else.
 """
 
@@ -20,7 +20,7 @@ STANDING = ("round", "changed", "over", "joins", "raised", "exit", "closed")
 
 @dataclass
 class Times:
-    """Seconds that were measured, by what: with the bound of each."""
+    """Measured durations by name, each with its bound."""
 
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
@@ -30,7 +30,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Loss:
-    """A member that is gone, of which the others have to be told."""
+    """A lost member, of which the others must be told."""
 
     victim: Place
     number: int
@@ -41,35 +41,35 @@ class Loss:
 
 
 class Liveness:
-    """Looks at one world."""
+    """The liveness checks of one world."""
 
     def __init__(self, world: World, stalls: Sequence[Stalls], times: Times) -> None:
-        """`stalls`: of this process, and of the disk where it is not the server that measures that."""
+        """`stalls`: of this process, and of the disk unless the server measures that."""
         self.world = world
         self.stalls = stalls
         self.times = times
         self.not_judged = 0
 
-    # --- how it stands ------------------------------------------------------------------------------------------------
+    # --- the state of the world ---------------------------------------------------------------------------------------
 
     def allowance(self, since: float, processes: Iterable[Process]) -> float:
-        """So long they could not act, since then."""
+        """The time since then in which the processes could not run."""
         theirs = sum(stalled_s(process, since) + stalled_s(process, since, "disk") for process in processes)
         return sum(stalls.since(since) for stalls in self.stalls) + theirs
 
-    def everybody(self) -> list[Process]:
+    def all_processes(self) -> list[Process]:
         server = self.world.server
         return [*self.world.nodes, *([server] if server is not None else [])]
 
     def inside(self) -> tuple[int, list[Place]]:
-        """The newest round that anybody is in, and those who are in it."""
+        """The newest round with a member, and its members."""
         found = [(place, standing(place.node)) for place in self.world.places if place.node in self.world.nodes]
         rounds = [(fact["round"], fact["size"], place) for place, fact in found if fact and fact["kind"] == "round"]
         newest = max((number for number, _, _ in rounds), default=0)
         return newest, [place for number, size, place in rounds if number == newest]
 
     def why_unsettled(self) -> str | None:
-        """None: as many as may be are in one round, and nobody was told that it has changed."""
+        """Why the world has not settled; None: as many nodes as possible are in one round, which has not changed."""
         living = len(self.world.nodes)
         size = min(living, self.world.plan.max_nodes)
         number, places = self.inside()
@@ -82,7 +82,7 @@ class Liveness:
     # --- Completion ---------------------------------------------------------------------------------------------------
 
     def settle(self, what: str, broke: type[AssertionError] = BrokeCompletion, since: float | None = None) -> float:
-        """Until all is as it should be and stays so while everybody renews; how long it took to become so."""
+        """Wait until the world has settled and stays so for a renewal interval; how long it took to settle."""
         plan = self.world.plan
         began_at = time.monotonic() if since is None else since
         bound_s = 4 * plan.ttl_s + 3 * plan.last_call_s + 4 * plan.confirm_timeout_s + 2 * plan.admission_window_s + 20
@@ -98,7 +98,7 @@ class Liveness:
             elif now - good[0] > plan.interval_s + 0.5:
                 break
             took_s = now - began_at
-            if why is not None and took_s > bound_s + self.allowance(began_at, self.everybody()):
+            if why is not None and took_s > bound_s + self.allowance(began_at, self.all_processes()):
                 raise broke(f"{what}: not settled within {bound_s:.0f} s: {why}")
             time.sleep(LOOK_S)
         self.times.add(what, good[0] - began_at, bound_s)
@@ -107,7 +107,7 @@ class Liveness:
     # --- the probes ---------------------------------------------------------------------------------------------------
 
     def probe(self, burst: Burst) -> str:
-        """What the burst says; in words, what came of it."""
+        """Run the test of a burst; a description of its result."""
         match burst.probe:
             case Probe.KILL:
                 return self._lose(burst.victim, is_killed=True)
@@ -119,7 +119,7 @@ class Liveness:
                 return "nothing"
 
     def _lose(self, pick: int, is_killed: bool) -> str:
-        """Detection by every survivor, a round without it where they are enough, and Admission of it again."""
+        """Detection by every survivor, a round without the victim if they are enough, and Admission of its return."""
         world, plan = self.world, self.world.plan
         number, places = self.inside()
         victim = places[pick % len(places)]
@@ -145,7 +145,7 @@ class Liveness:
         return f"{what} in {worst_s:.1f} s"
 
     def _all_told(self, survivors: list[Place], loss: Loss) -> float:
-        """Until every survivor knows; how long the last of them took. Whoever has gone on by itself knows."""
+        """Wait until every survivor knows; how long the last one took. A survivor that left the round knows."""
         untold, worst_s = list(survivors), 0.0
         while untold:
             for place in list(untold):
@@ -167,7 +167,7 @@ class Liveness:
         return worst_s
 
     def _forgiven(self, place: Place, loss: Loss) -> float:
-        """How long those who had to act could not: the survivor, who decides, and whatever is between them."""
+        """How long the involved processes could not run: the survivor, the coordinator, and proxies between them."""
         world, since = self.world, loss.at
 
         def of(process: Process) -> float:
@@ -185,7 +185,7 @@ class Liveness:
         return total_s + max((loss.waited.of(member.pid) for member in members), default=0.0)
 
     def _admitted_soon(self, place: Place, began_at: float) -> None:
-        """At most one round became active without it after it had asked."""
+        """At most one round became active without the node after it had joined."""
         node = place.node
         assert node is not None
         own = standing(node)
@@ -193,7 +193,7 @@ class Liveness:
         if own is None or own["kind"] != "round" or asked_at is None:
             return
         if any(fact.get("event") == "SessionLost" and fact["at"] > asked_at for fact in _since(node, began_at)):
-            return  # on a machine so busy that it could not renew: then it had to ask again
+            return  # the machine was too busy for its renewals: it had to join again
         others = {
             fact["round"]
             for one in self.world.nodes
@@ -201,10 +201,10 @@ class Liveness:
             if fact["kind"] == "round" and fact["round"] < own["round"]
         }
         if len(others) > 1:
-            raise BrokeAdmission(f"{node.name} was let in in round {own['round']}; rounds {sorted(others)} went before")
+            raise BrokeAdmission(f"{node.name} was admitted in round {own['round']}, after rounds {sorted(others)}")
 
     def _outage(self) -> str:
-        """The control plane goes and comes back within a lease: no member is disturbed."""
+        """An outage of the control plane that is shorter than a lease disturbs no member."""
         world, plan = self.world, self.world.plan
         number, places = self.inside()
         began_at = time.monotonic()
@@ -212,7 +212,7 @@ class Liveness:
             leader = world.cluster.leader
             leader.kill()
             world.note(f"etcd {leader.name}", "is killed")
-            _ = world.cluster.leader  # another one leads
+            _ = world.cluster.leader  # wait for a new leader
             outage_s = time.monotonic() - began_at
             leader.start()
             world.cluster.wait_ready()
@@ -221,7 +221,7 @@ class Liveness:
             world.start_server()
             outage_s = time.monotonic() - began_at
         time.sleep(plan.ttl_s)
-        outage_s += self.allowance(began_at, self.everybody())
+        outage_s += self.allowance(began_at, self.all_processes())
         is_short = outage_s + 1.0 < 0.6 * plan.ttl_s
         if is_short:
             for place in places:
@@ -230,7 +230,7 @@ class Liveness:
                     raise BrokeOutageTolerance(
                         f"{place.name} was disturbed in round {number} by an outage of {outage_s:.1f} s: {told[0]}"
                     )
-            self.times.add("an outage nobody noticed", outage_s, 0.6 * plan.ttl_s)
+            self.times.add("an unnoticed outage", outage_s, 0.6 * plan.ttl_s)
         else:
             self.not_judged += 1
         self.settle("after an outage")
@@ -238,14 +238,14 @@ class Liveness:
 
 
 def stalled_s(process: Process, since: float, of: str = "") -> float:
-    """So long it was not let run, as it measured it itself; or waited for its disk."""
+    """How long a process got no processor by its own measurement, or waited for its disk."""
     return sum(
         fact["length_s"] for fact in _since(process, since) if fact["kind"] == "stall" and fact.get("of", "") == of
     )
 
 
 def _since(process: Process | Node | None, at: float) -> list[Fact]:
-    """What it has said since then, in order."""
+    """Its reports since then, in order."""
     found: list[Fact] = []
     for fact in reversed(process.facts if process is not None else []):
         if fact.get("at", at) < at:
@@ -257,7 +257,7 @@ def _since(process: Process | Node | None, at: float) -> list[Fact]:
 
 
 def standing(node: Process | None) -> Fact | None:
-    """The last thing that says where a node stands."""
+    """The last report that says which round a node is in."""
     facts = node.facts if node is not None else []
     return next((facts[i] for i in range(len(facts) - 1, -1, -1) if facts[i]["kind"] in STANDING), None)
 

@@ -1,11 +1,11 @@
-"""A node with a workload, as a process: rounds, the store, leaving, re-joining, a new handler in place of the old.
+"""A node with a workload, as a process: rounds, the store, leaving, re-joining, replacing its handler.
 
     python -m tests.chaos.node URL SEED
 
-Says in JSON lines what happens to it (see `tests.e2e.node`), with the id of its node and everything that the court has
-to know: when it asked to join and when it had an answer, each round it returned from, what it was told of it, and what
-the store answered. Obeys words on stdin: `calm` (only what the world asks for), `busy`, `rejoin`, `leave`, `new` (close
-the handler and make another: another node), `close` and `reopen` (the run). The end of stdin ends the process.
+Reports events as JSON lines (see `tests.e2e.node`), with the id of its node and everything that `history_checker`
+needs: when it joined and got an answer, each round that it returned from, the changes that it was told of, and the
+answers of the store. Commands on stdin: `calm` (only necessary re-joins), `busy`, `rejoin`, `leave`, `new` (close the
+handler and create another, which is a new node), `close` and `reopen` (the run). The end of stdin ends the process.
 """
 
 import os
@@ -23,14 +23,14 @@ from tests.e2e.node import say
 
 STORE_S = 4.0
 TURN_S = 3.0
-"""Whoever is at work meets the others at a barrier so often."""
+"""The interval of barriers."""
 PAUSE_S = (0.02, 0.25)
 RESTLESS = 0.004
-"""How often, of all that it does, a busy node goes of its own accord."""
+"""The probability per step that a busy node leaves its round spontaneously."""
 
 
 def rest(seconds: float) -> None:
-    """Not by `time.sleep`: libfaketime 0.9.10 lets that fail now and then."""
+    """Sleep. Not with `time.sleep`, which sometimes fails with libfaketime 0.9.10."""
     threading.Event().wait(seconds)
 
 
@@ -51,7 +51,7 @@ class Worker:
         self._count = 0
         self._woken = threading.Event()
 
-    # --- words --------------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
         for line in sys.stdin:
@@ -65,7 +65,7 @@ class Worker:
                 case word:
                     self._asked.append(word)
                     self._woken.set()
-        os._exit(3)  # whoever started this is gone
+        os._exit(3)  # the parent process has ended
 
     def _operate(self, word: str) -> None:
         handler = self.handler
@@ -77,10 +77,10 @@ class Worker:
         else:
             say("did", did=word)
 
-    # --- life ---------------------------------------------------------------------------------------------------------
+    # --- the main loop ------------------------------------------------------------------------------------------------
 
     def live(self) -> None:
-        """One handler after the other, for ever."""
+        """Run one handler after the other, for ever."""
         while True:
             handler = self.handler = rallypoint.create_handler(self.url, sinks=[tell])
             assert isinstance(handler, rallypoint.Handler)
@@ -92,7 +92,7 @@ class Worker:
             rest(0.3)
 
     def _serve(self, handler: rallypoint.Handler) -> None:
-        """Rounds until this node has to be another one."""
+        """Join rounds until the handler has to be replaced."""
         while True:
             say("joins", wall=time.time())
             began_at = time.monotonic()
@@ -121,7 +121,7 @@ class Worker:
                 rest(0.3)
 
     def why_go(self, world: rallypoint.World) -> str | None:
-        """Why this round is to be left now, if it is. Waits a moment."""
+        """Wait for a short time; the reason to leave the round, if any."""
         if world.changed.wait(self.rng.uniform(*PAUSE_S)):
             return "changed"
         if self._asked:
@@ -136,14 +136,14 @@ class Worker:
 
 
 class Work:
-    """What a member does in its round."""
+    """The workload of a member in its round."""
 
     def __init__(self, worker: Worker, world: rallypoint.World, node_id: str) -> None:
         self.worker = worker
         self.world = world
         self.id = node_id
         self.mine: dict[str, bytes | None] = {}
-        """What this node wrote last under its own keys; None: nobody knows."""
+        """The last values that this node wrote under its own keys; None: unknown."""
         self.turn = 0
         world.store.set_timeout(STORE_S)
         threading.Thread(target=self._tell_change, daemon=True).start()
@@ -155,7 +155,7 @@ class Work:
         say("changed", round=world.round, id=self.id, cause=world.changed.cause.value, reason=world.changed.reason)
 
     def do(self) -> str:
-        """Until there is a reason to go."""
+        """Work until there is a reason to leave the round."""
         self._attempt("members", self._members)
         while (why := self.worker.why_go(self.world)) is None:
             turn = int(time.monotonic() / TURN_S)
@@ -197,7 +197,7 @@ class Work:
         key = self.worker.rng.choice(known)
         found = self.world.store.get(key)
         if found != self.mine[key]:
-            say("lie", what=f"{key} of round {self.world.round} was {self.mine[key]!r} and came back as {found!r}")
+            say("mismatch", what=f"{key} of round {self.world.round} was {self.mine[key]!r} and came back as {found!r}")
         say("got", round=self.world.round, id=self.id)
 
     def _meet(self) -> None:

@@ -1,7 +1,7 @@
-"""What a seed draws: worlds one after the other, each with its sizes and times, and the bursts of faults in it.
+"""The plan of a seed: successive worlds, each with its sizes, time-outs and bursts of faults.
 
-Pure: the same seed gives the same plan, so that a world can be played again by itself. What real processes make of it
-is not the same twice.
+Pure: the same seed gives the same plan, so that a single world can be repeated. The behaviour of the real processes is
+not deterministic.
 """
 
 import enum
@@ -12,7 +12,7 @@ RUN_ID = "chaos"
 
 
 class Backend(enum.Enum):
-    """Where the run lives."""
+    """The backend of the run."""
 
     TCP = "tcp"
     DATA = "tcp with data"
@@ -20,46 +20,46 @@ class Backend(enum.Enum):
 
 
 class Fault(enum.Enum):
-    """What can happen. Most of them last for a while; what is left of them is healed after the burst."""
+    """The faults. Most of them last for some time; the rest is healed after the burst."""
 
-    KILL = "a node's process is killed; it is started again"
-    PAUSE = "a node stands still for less than its time to live"
-    PAUSE_LONG = "a node stands still for longer than its time to live"
-    CUT = "a node and the backend do not hear each other"
-    CUT_UP = "the backend does not hear a node"
-    CUT_DOWN = "a node does not hear the backend"
+    KILL = "a node's process is killed and restarted"
+    PAUSE = "a node is paused for less than its time to live"
+    PAUSE_LONG = "a node is paused for longer than its time to live"
+    CUT = "packets between a node and the backend are dropped"
+    CUT_UP = "packets from a node to the backend are dropped"
+    CUT_DOWN = "packets from the backend to a node are dropped"
     CLOCK = "the wall clock of a node jumps"
-    SLOW = "the way of some nodes to the backend is slow"
-    HOLD = "nothing passes on the way of some nodes, and nothing closes"
-    RESET = "all connections on the way of some nodes are reset"
-    LEAVE = "a node leaves in good order, and joins again"
+    SLOW = "connections of some nodes to the backend are slow"
+    HOLD = "connections of some nodes stall without closing"
+    RESET = "connections of some nodes are reset"
+    LEAVE = "a node leaves, and joins again"
     REJOIN = "a member joins again"
-    NEW = "a node closes its handler, and another one takes its place"
-    DRAIN = "an operator asks a node to go; another one takes its place"
+    NEW = "a node closes its handler, and a new one replaces it"
+    DRAIN = "an operator drains a node; a new one replaces it"
     CLOSE = "the run is closed, and reopened later"
-    SERVER_KILL = "the server is killed; it is started again"
-    SERVER_STOP = "the server is asked to stop; it is started again"
-    SERVER_PAUSE = "the server stands still"
-    SERVER_FORGETS = "the server is killed, and its data are gone when it is started again"
+    SERVER_KILL = "the server is killed and restarted"
+    SERVER_STOP = "the server is shut down and restarted"
+    SERVER_PAUSE = "the server is paused"
+    SERVER_FORGETS = "the server is killed and restarted without its data"
     SERVER_CLOCK = "the wall clock of the server jumps"
     FDS = "the server has no file descriptors left"
-    STRANGERS = "connections that say nothing fill the server"
+    STRANGERS = "idle connections fill the server"
     DISK_FULL = "the server's disk is full"
     DISK_BROKEN = "the server's disk fails"
     DISK_SLOW = "the server's disk is slow"
-    LEADER_KILL = "the leader of etcd is killed; it is started again"
-    LEADER_PAUSE = "the leader of etcd stands still"
-    LEADER_CUT = "the leader of etcd does not hear the other members"
-    FOLLOWER_KILL = "a follower of etcd is killed; it is started again"
-    QUORUM = "two of three members of etcd are killed; they are started again"
+    LEADER_KILL = "the leader of etcd is killed and restarted"
+    LEADER_PAUSE = "the leader of etcd is paused"
+    LEADER_CUT = "packets between the leader of etcd and the other members are dropped"
+    FOLLOWER_KILL = "a follower of etcd is killed and restarted"
+    QUORUM = "two of three members of etcd are killed and restarted"
 
 
 class Probe(enum.Enum):
-    """What is tried when all is healed and has settled: what is promised then must be kept to the second."""
+    """The test after healing and settling: here the promised bounds are checked exactly."""
 
-    KILL = "a member is killed: the others know in time; it comes back and is let in"
-    PAUSE = "a member stands still beyond its time to live: the others know in time; it is let in again"
-    OUTAGE = "the backend is away for a moment: nobody notices"
+    KILL = "a member is killed: the others are told in time; it restarts and is admitted"
+    PAUSE = "a member is paused beyond its time to live: the others are told in time; it is admitted again"
+    OUTAGE = "a short outage of the backend: no member is disturbed"
     NOTHING = "nothing"
 
 
@@ -82,7 +82,7 @@ CHOICES = {"tcp": (Backend.TCP, Backend.DATA), "etcd": (Backend.ETCD,), "both": 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One fault: when in its burst, on which node (modulo those there are), for how long, how much of it (0 to 1)."""
+    """One fault: when in its burst, on which node (modulo their number), for how long, and how strong (0 to 1)."""
 
     at_s: float
     fault: Fault
@@ -93,7 +93,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Some faults, close together or at once, and what is tried after they are healed."""
+    """Some faults, concurrent or close together, and the test after healing."""
 
     actions: tuple[Action, ...]
     probe: Probe
@@ -116,7 +116,7 @@ class Plan:
     last_call_s: float
     admission_window_s: float
     entries: int
-    """So many changes make a snapshot of a server with data."""
+    """A server with data takes a snapshot after this many changes."""
     sync: str
     bursts: tuple[Burst, ...]
 
@@ -126,7 +126,7 @@ class Plan:
 
     @property
     def options(self) -> str:
-        """Of every node's URL."""
+        """The options of every node's URL."""
         etcd = self.backend is Backend.ETCD
         return (
             f"min_nodes={self.min_nodes}&max_nodes={self.max_nodes}&keep_alive_interval={self.interval_s:g}"
@@ -138,7 +138,7 @@ class Plan:
 
 
 def draw(seed: int, number: int, backends: str = "both", bursts: int | None = None) -> Plan:
-    """World `number` of a seed, on one of the chosen backends: each in its turn."""
+    """World `number` of a seed, on the chosen backends in turn."""
     rng = random.Random(f"chaos {seed} {number} {backends}")
     choices = CHOICES[backends]
     backend = choices[number % len(choices)]
@@ -169,7 +169,7 @@ def draw(seed: int, number: int, backends: str = "both", bursts: int | None = No
 def _burst(rng: random.Random, backend: Backend, ttl_s: float) -> Burst:
     kinds = FAULTS[backend]
     special = [kind for kind in kinds if kind not in OF_NODES]
-    actions = [_action(rng, rng.choice(special), ttl_s)]  # what happens to the backend is half of it
+    actions = [_action(rng, rng.choice(special), ttl_s)]  # at least one fault of the backend
     actions += [_action(rng, rng.choice(kinds), ttl_s) for _ in range(rng.choice((1, 2, 2, 3, 4, 6)))]
     probes = [Probe.KILL, Probe.KILL, Probe.PAUSE, Probe.NOTHING]
     if backend is not Backend.TCP:

@@ -1,15 +1,14 @@
-"""`rallypoint serve` whose disk and file descriptors are steered from outside, and which writes down all that it
-commits.
+"""`rallypoint serve` with controllable faults of its disk and file descriptors, which records all of its commits.
 
     python -m tests.chaos.server honest|forgetful AUDIT ENTRIES serve --bind ...
 
-AUDIT is a file that every revision is appended to before anybody is told of it, as in the simulator: with data once it
-is kept, without data at once. A life begins with a line that says which store it goes on with. What was told in an
-earlier life and is not in this one is said, too (`lost`). ENTRIES: so many changes make a snapshot. A forgetful server
-writes nothing of what it says it has written: to see that this is found.
+AUDIT is a file to which every revision is appended before any client is told of it: with data once it is durable,
+without data at once. Each start of the server adds a line that identifies its store. Revisions that clients were told
+of at an earlier start and that are missing at this one are counted (`lost`). ENTRIES: changes between snapshots. A
+forgetful server does not write its log, to check that this is noticed.
 
-Obeys words on stdin: `disk full`, `disk broken`, `disk slow SECONDS`, `disk heal`, `fds LEFT` (so many descriptors may
-still be opened), `fds heal`. Says each when it is done, and in JSON lines what happens to it.
+Commands on stdin: `disk full`, `disk broken`, `disk slow SECONDS`, `disk heal`, `fds LEFT` (the number of descriptors
+that may still be opened), `fds heal`. Reports executed commands and its events as JSON lines.
 """
 
 import contextlib
@@ -30,7 +29,8 @@ from rallypoint.cli import main
 from rallypoint.events import Event
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.types import Batch
-from rallypoint.server import journal, process
+from rallypoint.server import process
+from rallypoint.server.durability import journal
 from rallypoint.server.durability.disk import File
 from rallypoint.server.durability.server import DurableServer
 from rallypoint.server.engine_host import EngineHost
@@ -40,8 +40,8 @@ from tests.chaos.stalls import DiskStalls, Stalls
 from tests.e2e.node import say
 
 
-class Life(msgspec.Struct, frozen=True, tag="life"):
-    """A server began: with this store, at this revision. `lost`: so much had been told beyond it."""
+class ServerStart(msgspec.Struct, frozen=True, tag="life"):
+    """The server started with this store at this revision. `lost`: the number of later revisions told before."""
 
     at: float
     generation: str
@@ -50,20 +50,20 @@ class Life(msgspec.Struct, frozen=True, tag="life"):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """A revision that may be told of."""
+    """A revision that clients may see from now on."""
 
     at: float
     batch: Batch
 
 
-Line = Life | Committed
+AuditLine = ServerStart | Committed
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(AuditLine)
 
 
-def read_audit(path: Path) -> list[Line]:
-    """All that was written. A line that a kill has torn was told to nobody, and is left out."""
-    found: list[Line] = []
+def read_audit(path: Path) -> list[AuditLine]:
+    """All lines. A line that was torn by a kill is left out: no client was told of it."""
+    found: list[AuditLine] = []
     for raw in path.read_bytes().split(b"\n") if path.exists() else []:
         with contextlib.suppress(msgspec.DecodeError):
             found.append(_decoder.decode(raw))
@@ -71,28 +71,28 @@ def read_audit(path: Path) -> list[Line]:
 
 
 class Audit:
-    """Appends to the file; what is written survives the process."""
+    """Appends to the file; written lines survive the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def begin(self, generation: str, engine: Engine) -> None:
-        """A life begins. What an earlier one of the same store kept and did not write here comes first."""
+        """Record a start. Revisions that an earlier start kept but did not record here are added first."""
         told, same = self._told(generation)
         lost = max(0, told - engine.revision) if same else 0
         if same:
             for batch in engine.history.after(told, ""):
                 self.commit(batch)
-        self.add(Life(time.monotonic(), generation, engine.revision, lost))
+        self.add(ServerStart(time.monotonic(), generation, engine.revision, lost))
         say("begins", generation=generation, revision=engine.revision, lost=lost)
 
     def _told(self, generation: str) -> tuple[int, bool]:
-        """The last revision that was told of, and whether that was in this store."""
+        """The last recorded revision, and whether it belongs to this store."""
         os.write(self._file, b"\n")  # after a torn line
         revision, same = 0, False
         for line in read_audit(self._path):
-            if isinstance(line, Life):
+            if isinstance(line, ServerStart):
                 revision, same = line.revision, line.generation == generation
             else:
                 revision = line.batch.revision
@@ -101,12 +101,12 @@ class Audit:
     def commit(self, batch: Batch) -> None:
         self.add(Committed(time.monotonic(), batch))
 
-    def add(self, line: Line) -> None:
+    def add(self, line: AuditLine) -> None:
         os.write(self._file, _encoder.encode(line) + b"\n")
 
 
 class Seen:
-    """A listener of the engine_host: before anybody else is."""
+    """A listener of the engine host, registered before all others."""
 
     def __init__(self, push) -> None:
         self.push = push
@@ -117,7 +117,7 @@ def watch_all(engine_host: EngineHost, push) -> None:
 
 
 def audited(audit: Audit) -> tuple[type[Server], type[DurableServer]]:
-    """The two kinds of server, writing down what they commit."""
+    """The two server classes, recording their commits."""
 
     class Plain(Server):
         def make_engine_host(self, engine: Engine) -> EngineHost:
@@ -137,7 +137,7 @@ def audited(audit: Audit) -> tuple[type[Server], type[DurableServer]]:
 
 
 class Timed:
-    """A file of a real disk; what its sync takes beyond what one does that is not busy is no fault of the server's."""
+    """A file on the real disk that reports slow syncs as stalls, which are not the server's fault."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -152,14 +152,14 @@ class Timed:
 
 
 class TimedDirectory(rallypoint.server.durability.disk.Directory):
-    """A directory of such files."""
+    """A directory of `Timed` files."""
 
     def create(self, name: str) -> Timed:  # type: ignore[override]
         return Timed(super().create(name))
 
 
 class Steering:
-    """What the words do."""
+    """Executes the commands."""
 
     def __init__(self) -> None:
         self.slow_s = 0.0
@@ -175,7 +175,7 @@ class Steering:
         if len(self.disk.calls) > 1000:
             self.disk.calls.clear()
         if self.slow_s and call in ("write", "sync", "rename", "sync_names"):
-            threading.Event().wait(self.slow_s)  # libfaketime 0.9.10 lets time.sleep fail now and then
+            threading.Event().wait(self.slow_s)  # time.sleep sometimes fails with libfaketime 0.9.10
 
     def obey(self, word: str) -> None:
         match word.split():
@@ -201,14 +201,14 @@ class Steering:
         for line in sys.stdin:
             self.obey(line.strip())
             say(line.strip())
-        os._exit(3)  # whoever started this is gone
+        os._exit(3)  # the parent process has ended
 
 
 _print_event = process.print_event
 
 
 def tell(event: Event) -> None:
-    """The server's words, for people as ever, and for the timeline."""
+    """Print the event as usual, and report it for the timeline."""
     _print_event(event)
     if event.level >= 20:
         say("event", level=event.level, text=str(event))

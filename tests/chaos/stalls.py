@@ -1,9 +1,9 @@
-"""How long this process was not let run, though it wanted to: what a bound on time has to be widened by.
+"""Measures how long this process got no processor although it was ready: bounds on durations are widened by that.
 
-A thread sleeps for a moment, again and again, and sees how much later than asked for it wakes up. That is time which
-the machine took (other processes, a virtual machine that stood still), and not the code whose times are judged: code
-that is slow lets other threads run. All of it counts, also a few milliseconds each time: what is judged is a chain of a
-dozen steps in several processes, each of which has to be let run.
+A thread sleeps repeatedly for a short time and measures how late it wakes up. That is time that the machine took (other
+processes, a paused virtual machine), and not the code under test: slow code does not keep other threads from running.
+Also delays of a few milliseconds count: the measured durations are chains of a dozen steps in several processes, each
+of which has to be scheduled.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ from pathlib import Path
 
 TICK_S = 0.05
 LEAST_S = 0.002
-"""What any thread is late by on an idle machine."""
+"""The normal delay of a thread on an idle machine."""
 TOLD_S = 0.02
-"""So much together is told."""
+"""Accumulated delays are reported from this sum on."""
 LONG_S = 0.5
 
 
 class Stalls:
-    """Runs from now on until it is told to end. `tell` is called with each length, when it is over."""
+    """Measures from now on until `end`. `tell` is called with the length of each stall, at its end."""
 
     def __init__(self, tell: Callable[[float], None] = lambda length_s: None) -> None:
         self.found: list[tuple[float, float]] = []
-        """When each was over, and its length."""
+        """The end and the length of each stall."""
         self._tell = tell
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)
@@ -45,12 +45,12 @@ class Stalls:
             before = time.monotonic()
 
     def since(self, at: float) -> float:
-        """So many seconds in sum, since then."""
+        """The sum of stalls that ended since then."""
         return sum(length_s for over_at, length_s in list(self.found) if over_at >= at)
 
     @property
     def count(self) -> int:
-        """How often it was long: as on a machine that is suspended."""
+        """The number of long stalls, as on a suspended machine."""
         return sum(length_s > LONG_S for _, length_s in list(self.found))
 
     def end(self) -> None:
@@ -59,16 +59,16 @@ class Stalls:
 
 
 class Waited:
-    """How long processes have waited for a processor since this was made, as the kernel counts it.
+    """How long processes have waited for a processor since the creation of this object, by the kernel's accounting.
 
-    A thread that sleeps and wakes sees little of that: one that has work to do waits behind all others for each slice.
+    `Stalls` underestimates that: a busy thread waits for a processor before each time slice.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._before = {pid: _run_delay_s(pid) for pid in pids}
 
     def of(self, pid: int) -> float:
-        """Of all threads of one together; 0 for one that is gone, or where the kernel does not say."""
+        """The sum over all threads of a process; 0 if it has ended, or if the kernel does not report it."""
         return max(0.0, _run_delay_s(pid) - self._before.get(pid, 0.0))
 
 
@@ -81,7 +81,7 @@ def _run_delay_s(pid: int) -> float:
 
 
 class DiskStalls(Stalls):
-    """How long the disk of this directory took to keep a few bytes, beyond what one does that is not busy."""
+    """How much longer than on an idle disk a sync of a few bytes in this directory takes."""
 
     FAST_S = 0.02
     EVERY_S = 0.2

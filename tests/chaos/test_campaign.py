@@ -1,4 +1,4 @@
-"""The campaign itself: a short one finds nothing, a server that lies is found, and Ctrl-C leaves nothing behind."""
+"""The campaign: a short one breaks nothing, a forgetful server is noticed, and Ctrl-C leaves nothing behind."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from tests.e2e.kit import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED, WORLD = 1696, 1
-"""A server with data: paused, killed, with a full disk, and nodes that are killed and paused; about half a minute."""
+"""A server with data that is paused, killed, and has a full disk; nodes are killed and paused. About half a minute."""
 
 
 @pytest.fixture(autouse=True)
 def able() -> None:
-    """CI must be able to; elsewhere it is skipped, and says why."""
+    """Skips where campaigns cannot run; in CI that is a failure."""
     why = why_not("tcp")
     if why is not None and not os.environ.get("CI"):
         pytest.skip(why)
@@ -50,7 +50,7 @@ def inside(names: list[str]) -> list[int]:
     return pids
 
 
-def test_short_campaign_breaks_nothing_and_says_what_it_did(tmp_path):
+def test_short_campaign_breaks_nothing_and_reports_its_work(tmp_path):
     report = tmp_path / "report.json"
     logs = str(tmp_path / "logs")
     options = ("--seed", str(SEED), "--world", str(WORLD), "--bursts", "1", "--json", str(report), "--logs", logs)
@@ -68,7 +68,7 @@ def test_short_campaign_breaks_nothing_and_says_what_it_did(tmp_path):
     assert namespaces(running.pid) == []
 
 
-def test_server_that_forgets_what_it_has_acknowledged_is_found(tmp_path):
+def test_server_that_loses_acknowledged_writes_is_noticed(tmp_path):
     kill = Action(at_s=0.5, fault=Fault.SERVER_KILL, target=0, length_s=0.1, strength=0.5)
     one = draw(SEED, 1, "tcp", 1)
     plan = replace(one, nodes=2, min_nodes=2, max_nodes=2, bursts=(Burst((kill,), Probe.NOTHING, 0),))

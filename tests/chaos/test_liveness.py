@@ -1,4 +1,4 @@
-"""What must follow when faults stop is missed by its name if it does not; a machine that stalls is no fault of it."""
+"""The liveness checks raise the error of the missed guarantee, and tolerate stalls of the machine."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from tests.patience import until
 
 @dataclass
 class Speaker:
-    """A process by what it has said."""
+    """A process with its reports."""
 
     name: str
     facts: list[dict[str, Any]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Spot:
 
 
 class Scene:
-    """A world by what its nodes have said."""
+    """A world with the reports of its nodes."""
 
     def __init__(self, *names: str) -> None:
         self.plan = draw(1, 0, "tcp")
@@ -67,7 +67,7 @@ def look(scene: Scene, stalls: Stalls) -> Liveness:
     return Liveness(scene, [stalls], Times())
 
 
-def test_round_of_all_who_live_is_settled_and_any_other_is_not(stalls):
+def test_world_is_settled_when_all_running_nodes_are_in_one_round(stalls):
     scene = Scene("a", "b", "c")
     liveness = look(scene, stalls)
     assert "has said nothing" in liveness.why_unsettled()
@@ -95,7 +95,7 @@ def told(scene: Scene, stalls: Stalls, died_at: float, bound_s: float) -> float:
     return look(scene, stalls)._all_told([survivor], loss)
 
 
-def test_survivor_that_is_told_too_late_or_never_breaks_detection(stalls):
+def test_survivor_that_is_told_late_or_never_breaks_detection(stalls):
     scene = Scene("a", "b")
     died_at = time.monotonic() - 30
     with pytest.raises(BrokeDetection, match="not yet"):
@@ -106,7 +106,7 @@ def test_survivor_that_is_told_too_late_or_never_breaks_detection(stalls):
     assert told(scene, stalls, died_at, 10.5) == pytest.approx(10, abs=1)
 
 
-def test_time_that_the_server_or_the_survivor_could_not_run_widens_the_bound(stalls):
+def test_stalls_of_the_server_or_the_survivor_widen_the_bound(stalls):
     scene = Scene("a", "b")
     died_at = time.monotonic() - 30
     scene.server.say("stall", ago_s=25, length_s=3.0)
@@ -119,7 +119,7 @@ def test_time_that_the_server_or_the_survivor_could_not_run_widens_the_bound(sta
         told(scene, stalls, died_at, 1.5)
 
 
-def test_process_that_waits_for_a_processor_is_seen_to_wait():
+def test_waiting_for_a_processor_is_measured():
     command = [sys.executable, "-c", "print('ready', flush=True)\nwhile True: pass"]
     busy = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2 * (os.cpu_count() or 1))]
     try:
@@ -127,14 +127,14 @@ def test_process_that_waits_for_a_processor_is_seen_to_wait():
             assert one.stdout is not None
             assert one.stdout.readline() == b"ready\n"
         waited = Waited([one.pid for one in busy])
-        until(lambda: sum(waited.of(one.pid) for one in busy) > 0.1, "somebody has waited")
+        until(lambda: sum(waited.of(one.pid) for one in busy) > 0.1, "a process has waited")
     finally:
         for one in busy:
             one.kill()
             one.communicate()
 
 
-def test_late_node_that_is_passed_over_twice_breaks_admission(stalls):
+def test_late_node_that_two_rounds_leave_out_breaks_admission(stalls):
     scene = Scene("a", "b", "c")
     late = scene.places[2]
     began_at = time.monotonic()
@@ -142,7 +142,7 @@ def test_late_node_that_is_passed_over_twice_breaks_admission(stalls):
     for number in (5, 6):
         for node in scene.nodes[: 2 if number == 5 else 3]:
             node.say("round", round=number, size=3)
-    look(scene, stalls)._admitted_soon(late, began_at)  # one that was forming when it came
+    look(scene, stalls)._admitted_soon(late, began_at)  # one round was forming when it joined
     late.node.say("round", round=7, size=3)
-    with pytest.raises(BrokeAdmission, match=r"rounds \[5, 6\] went before"):
+    with pytest.raises(BrokeAdmission, match=r"after rounds \[5, 6\]"):
         look(scene, stalls)._admitted_soon(late, began_at)

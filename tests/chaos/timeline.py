@@ -1,12 +1,12 @@
-"""Everything that happened in a world, in order and in columns, for people; and all logs as files."""
+"""The timeline of a world as text, and its logs as files."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from rallypoint.testing.brief import brief_key, brief_value
+from rallypoint.testing.summary import key_summary, value_summary
 from tests.chaos.plan import RUN_ID
-from tests.chaos.server import Committed, Line
+from tests.chaos.server import AuditLine, Committed
 from tests.chaos.world import World
 from tests.e2e.kit import Fact, Process
 
@@ -14,8 +14,8 @@ DULL = {"added", "set", "got", "arrives", "passed", "stall"}
 WIDTH = 150
 
 
-def timeline(world: World, lines: Iterable[Line] = ()) -> list[str]:
-    """One line each: seconds since the beginning, who, what."""
+def timeline(world: World, lines: Iterable[AuditLine] = ()) -> list[str]:
+    """One line per event: seconds since the start, process, event."""
     found: list[tuple[float, str, str]] = [*world.notes]
     for process in (*world.all_nodes, *world.all_servers):
         facts = [fact for fact in list(process.facts) if "at" in fact and fact["kind"] not in DULL]
@@ -42,12 +42,12 @@ def _commit(line: Committed) -> str:
     for change in line.batch.changes:
         key = change.key.removeprefix("/rallypoint/").removeprefix(RUN_ID)
         if ":data/store/" not in key:
-            said.append(f"{brief_key(key)} {brief_value(change.item.value) if change.item else 'gone'}")
+            said.append(f"{key_summary(key)} {value_summary(change.item.value) if change.item else 'gone'}")
     return ", ".join(said)
 
 
-def write_logs(world: World, lines: Iterable[Line], directory: Path) -> None:
-    """All that was said, by process, and the timeline."""
+def write_logs(world: World, lines: Iterable[AuditLine], directory: Path) -> None:
+    """Write the reports of each process, and the timeline."""
     (directory / "timeline.txt").write_text("\n".join(timeline(world, lines)) + "\n", encoding="utf-8")
     (directory / "plan.txt").write_text(f"{world.plan}\n", encoding="utf-8")
     for process in (*world.all_nodes, *world.all_servers):

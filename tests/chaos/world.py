@@ -1,7 +1,7 @@
-"""One world of real processes: machines as namespaces, a backend, nodes with a workload, and what can be done to them.
+"""One world of real processes: machines as network namespaces, a backend, nodes with a workload, and their faults.
 
-Everything is started from the main thread and has ended, with its namespaces, when the block of the stage has. What is
-done to the world is noted, for the timeline.
+Everything is started from the main thread, and ends with the block of the stage, including namespaces. Faults are
+recorded for the timeline.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ from rallypoint.kv.types import Batch
 from rallypoint.testing.checkers import BrokeOutageTolerance
 from tests.backends.etcd.kit import EtcdCluster, Member, needs
 from tests.chaos.plan import RUN_ID, Backend, Plan
-from tests.chaos.server import Committed, Life, Line, read_audit
+from tests.chaos.server import AuditLine, Committed, ServerStart, read_audit
 from tests.e2e.etcd_world import history
 from tests.e2e.kit import PORT, Machine, Node, Process, Server, Stage
 
 PATIENCE_S = 60.0
 PROXY_PORT = 29401
 NOBODY = "02:00:00:00:00:01"
-"""A hardware address that nobody has: what is sent there vanishes without a word."""
+"""A hardware address that no device has: packets to it are lost."""
 TETHER = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 
 
 @dataclass
 class Clock:
-    """The wall clock of a machine, by libfaketime. The monotonic one is left alone."""
+    """The wall clock of a machine, changed with libfaketime. The monotonic clock is not changed."""
 
     file: Path
 
@@ -40,12 +40,12 @@ class Clock:
         self.file.write_text("+0")
 
     def jump(self, seconds: float) -> None:
-        """To so much before or after the true time."""
+        """Set the offset from the true time."""
         self.file.write_text(f"{seconds:+.0f}")
 
     @property
     def environment(self) -> list[str]:
-        """What to put before a command."""
+        """The prefix of a command line."""
         if FAKETIME is None:
             return []
         return [
@@ -59,7 +59,7 @@ class Clock:
 
 @dataclass
 class Place:
-    """Where a node lives, its process, and the processes that died before it."""
+    """The machine, URL and current process of a node."""
 
     name: str
     machine: Machine
@@ -69,14 +69,14 @@ class Place:
     node: Node | None = None
     lives: int = 0
     pauses: list[tuple[float, float]] = field(default_factory=list)
-    """When the process that lives now was made to stand still, and until when."""
+    """The periods in which the current process was paused."""
 
 
 class World:
-    """The parts. `note` is told what is done."""
+    """The machines and processes of a world. `note` records events for the timeline."""
 
     def __init__(self, stage: Stage, plan: Plan, directory: Path, character: str = "honest") -> None:
-        """`character`: of its servers; a forgetful one keeps nothing of what it says it has kept."""
+        """`character`: of its servers (see `tests.chaos.server`)."""
         self.stage = stage
         self.character = character
         self.plan = plan
@@ -85,7 +85,7 @@ class World:
         self.all_nodes: list[Node] = []
         self.all_servers: list[Process] = []
         self.pauses: dict[int, list[tuple[float, float]]] = {}
-        """By pid: when it stood still because it was told to."""
+        """By pid: the periods in which it was paused."""
         self.server: Server | None = None
         self.cluster: EtcdCluster | None = None
         self.server_clock = Clock(directory / "server.clock")
@@ -95,7 +95,7 @@ class World:
         self.places: list[Place] = []
 
     def begin(self) -> None:
-        """Machines, and a backend that serves. No node yet."""
+        """Create the machines and start the backend, without nodes."""
         servers = 3 if self.plan.backend is Backend.ETCD else 1
         self.outside, self.strange, *machines = self.stage.machines(2 + servers + self.plan.nodes)
         self.homes, theirs = machines[:servers], machines[servers:]
@@ -103,7 +103,7 @@ class World:
         self.places = [self._place(number, machine) for number, machine in enumerate(theirs)]
 
     def end(self) -> None:
-        """What the stage does not end."""
+        """Stop what the stage does not stop."""
         if self.cluster is not None:
             self.cluster.stop()
 
@@ -137,7 +137,7 @@ class World:
         return self.directory / "audit.jsonl"
 
     def start_server(self) -> None:
-        """On what there is of its data, if it keeps any."""
+        """Start the server, with its existing data if it keeps any."""
         plan, home = self.plan, self.homes[0]
         command = [*self.server_clock.environment, sys.executable, "-m", "tests.chaos.server", self.character]
         options = ["--data", str(self.data), "--sync", plan.sync] if plan.backend is Backend.DATA else []
@@ -155,7 +155,7 @@ class World:
         began = server.wait("begins")
         if began["lost"]:
             raise BrokeOutageTolerance(
-                f"the server went on from revision {began['revision']}, and had told of {began['lost']} beyond it"
+                f"the server restarted at revision {began['revision']} and has lost {began['lost']} acknowledged ones"
             )
 
     def kill_server(self) -> None:
@@ -164,7 +164,7 @@ class World:
             self.note("server", "is killed")
 
     def stop_server(self) -> None:
-        """SIGTERM, and its end; one that takes too long is killed."""
+        """Send SIGTERM and wait for its end; kill it if it takes too long."""
         if self.server is None or self.server.popen.poll() is not None:
             return
         self.resume(self.server)
@@ -177,7 +177,7 @@ class World:
             self.server.kill()
 
     def tell_server(self, word: str) -> None:
-        """Something about its disk or descriptors."""
+        """Send a command to the server."""
         if self.server is not None and self.server.popen.poll() is None and self.server.popen.pid not in self._paused:
             with contextlib.suppress(BrokenPipeError):
                 self.server.write(word)
@@ -194,7 +194,7 @@ class World:
         return Place(name, machine, url, is_proxied, Clock(self.directory / f"{name}.clock"))
 
     def start_node(self, place: Place) -> None:
-        """A process in this place, if none lives there."""
+        """Start a process in this place, if none runs there."""
         if place.node is not None and place.node.popen.poll() is None:
             return
         place.lives += 1
@@ -206,7 +206,7 @@ class World:
         self.note(place.node.name, "is started")
 
     def kill_node(self, place: Place) -> float:
-        """When it was dead: on a busy machine that is not when it was told to be."""
+        """Kill the process; the time of its death, which on a busy machine is later than the signal."""
         assert place.node is not None
         self.note(place.node.name, "is killed")
         self._paused.pop(place.node.popen.pid, None)
@@ -214,7 +214,7 @@ class World:
         return time.monotonic()
 
     def tell_node(self, place: Place, word: str) -> None:
-        """A word, if it lives. One that stands still hears it later."""
+        """Send a command to the process, if it runs. A paused process reads it later."""
         if place.node is not None and place.node.popen.poll() is None:
             with contextlib.suppress(BrokenPipeError):
                 place.node.write(word)
@@ -225,25 +225,25 @@ class World:
 
     @property
     def nodes(self) -> list[Node]:
-        """Those that live."""
+        """The running nodes."""
         return [place.node for place in self.places if place.node is not None and place.node.popen.poll() is None]
 
     @property
     def pids(self) -> list[int]:
-        """Of all that live."""
+        """The pids of all running processes."""
         members = self.cluster.members if self.cluster is not None else []
         processes = [*self.nodes, *self.proxies, *([self.server] if self.server is not None else [])]
         return [process.popen.pid for process in processes] + [m.pid for m in members if m.is_running]
 
-    # --- standing still -----------------------------------------------------------------------------------------------
+    # --- pauses -------------------------------------------------------------------------------------------------------
 
     def pause(self, process: Process | None) -> float | None:
-        """When it stood still; None: it does already, or is dead."""
+        """Pause a process; the time of the pause, or None if it is already paused or dead."""
         if process is None or process.popen.poll() is not None or process.popen.pid in self._paused:
             return None
         at = process.stop()
         self._paused[process.popen.pid] = (process, at)
-        self.note(process.name, "stands still")
+        self.note(process.name, "is paused")
         return at
 
     def resume(self, process: Process | None) -> None:
@@ -252,23 +252,23 @@ class World:
         _, at = self._paused.pop(process.popen.pid)
         if process.popen.poll() is None:
             process.go_on()
-            self.note(process.name, f"goes on after {time.monotonic() - at:.1f} s")
+            self.note(process.name, f"is resumed after {time.monotonic() - at:.1f} s")
         self.pauses.setdefault(process.popen.pid, []).append((at, time.monotonic()))
 
     # --- the network --------------------------------------------------------------------------------------------------
 
     def hosts_of(self, place: Place) -> list[Machine]:
-        """Whom a node talks to."""
+        """The machines that a node connects to."""
         return [self.outside] if place.is_proxied else self.homes
 
     def lose(self, sender: Machine, receiver: Machine) -> None:
-        """What one sends the other vanishes from now on."""
+        """Drop packets from one machine to another from now on."""
         device = "br0" if sender is self.outside else "eth0"
         sender.ip("neigh", "replace", receiver.address, "lladdr", NOBODY, "dev", device, "nud", "permanent")
         self._cuts.append((sender, device, receiver))
 
     def heal_network(self, *machines: Machine) -> None:
-        """Everything passes again, or all from and to these machines."""
+        """Stop dropping packets: all of them, or those from and to these machines."""
         for cut in list(self._cuts):
             sender, device, receiver = cut
             if machines and sender not in machines and receiver not in machines:
@@ -285,7 +285,7 @@ class World:
     # --- operating ----------------------------------------------------------------------------------------------------
 
     def operate(self, verb: str, *words: str, timeout_s: float = 10.0) -> int:
-        """A command of `rallypoint` on the machine outside; its exit code."""
+        """Run a `rallypoint` command on the operator's machine; its exit code."""
         scheme = "etcd" if self.plan.backend is Backend.ETCD else "tcp"
         url = f"{scheme}://{self.endpoints}/{RUN_ID}"
         within = ["ip", "netns", "exec", self.outside.name, *TETHER]
@@ -309,7 +309,7 @@ class World:
     # --- healing ------------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Whatever stands still goes on, whatever is dead is started, nothing is in anybody's way."""
+        """Resume paused processes, start dead ones, and end all faults of network and disk."""
         self.note("world", "heals")
         self.heal_network()
         for process, _ in list(self._paused.values()):
@@ -332,7 +332,7 @@ class World:
         self.say_all("calm")
 
     def member(self, is_leader: bool, pick: int) -> Member | None:
-        """A member of etcd that works: the leader, or another one."""
+        """A running member of etcd: the leader, or another one."""
         assert self.cluster is not None
         working = [m for m in self.cluster.members if m.is_running and not m._is_paused]
         leaders = [m for m in working if m.is_leader()]
@@ -345,11 +345,11 @@ class World:
         assert self.cluster is not None
         return self.homes[self.cluster.members.index(member)]
 
-    # --- what happened ------------------------------------------------------------------------------------------------
+    # --- the recorded commits -----------------------------------------------------------------------------------------
 
-    def audited(self) -> list[Line]:
-        """Every revision that was committed, in order, and where a life of the store began."""
+    def audited(self) -> list[AuditLine]:
+        """All committed revisions in order, and the starts of the server."""
         if self.plan.backend is not Backend.ETCD:
             return read_audit(self.audit)
         batches: list[Batch] = history(self.endpoints, f"/rallypoint/{RUN_ID}", self.outside)
-        return [Life(0.0, "etcd", 0), *(Committed(0.0, batch) for batch in batches)]
+        return [ServerStart(0.0, "etcd", 0), *(Committed(0.0, batch) for batch in batches)]

@@ -153,9 +153,9 @@ async def read_history(endpoints: str, prefix: str) -> list[Batch]:
     """What `history` gives."""
     from rallypoint.backends.etcd.backend import EtcdBackend
     from rallypoint.backends.etcd.security import Security
-    from rallypoint.backends.etcd.shared import Connection
+    from rallypoint.backends.etcd.shared_connection import SharedConnection
 
-    backend = EtcdBackend(Connection.to(tuple(endpoints.split(",")), Security()), call_timeout_s=PATIENCE_S)
+    backend = EtcdBackend(SharedConnection.to(tuple(endpoints.split(",")), Security()), call_timeout_s=PATIENCE_S)
     try:
         async with asyncio.timeout(PATIENCE_S):
             last = (await backend.txn((), [Put(f"{prefix}:end", b"")])).revision  # so that the end is known

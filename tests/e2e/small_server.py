@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 from rallypoint.cli import main
-from rallypoint.server import journal
+from rallypoint.server.durability import journal
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(30, exit=False)  # no server of a campaign lives for so long, or starts so slowly

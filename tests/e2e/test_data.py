@@ -46,7 +46,7 @@ def test_scenario_08_members_of_a_server_that_is_killed_and_restarted_with_its_d
         for node in nodes:
             node.event("BackendUnreachable")
         server = stage.serve(bind, *data)
-        server.wait_line("goes on from")
+        server.wait_line("continues with the data in")
         for number, node in enumerate(nodes):
             assert node.call("store.get", "key") == "before"
             node.call("store.set", f"from {number}", node.name)

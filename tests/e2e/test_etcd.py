@@ -76,12 +76,12 @@ def test_write_of_a_coordinator_whose_lease_has_ended_is_refused(cluster):
 
     from rallypoint.backends.etcd.backend import EtcdBackend
     from rallypoint.backends.etcd.security import Security
-    from rallypoint.backends.etcd.shared import Connection
+    from rallypoint.backends.etcd.shared_connection import SharedConnection
     from rallypoint.rendezvous.fenced_writer import Deposed, FencedWriter
     from rallypoint.rendezvous.keys import RunKeys
 
     async def check():
-        backend = EtcdBackend(Connection.to(tuple(cluster.endpoints.split(",")), Security()))
+        backend = EtcdBackend(SharedConnection.to(tuple(cluster.endpoints.split(",")), Security()))
         keys = RunKeys("rallypoint", "fence")
         try:
             session = await backend.open_session(5.0)

@@ -63,7 +63,7 @@ def test_wrong_port_says_what_listens_there(stage):
     stage.processes.append(web)
     web.until(lambda: any("Serving HTTP" in str(fact) for fact in web.facts), "it serves")
     url = f"etcd://{address}:8080/run"
-    assert f"etcd at {address}:8080 cannot be used: it is no etcd" in ask("why", url, "--timeout", "2", code=5)
+    assert f"etcd at {address}:8080 cannot be used: it is not an etcd" in ask("why", url, "--timeout", "2", code=5)
     found = checks(ask_json("doctor", url, "--timeout", "2", code=1))[f"member {address}:8080"]
     assert "it is not an etcd: it is an HTTP server (SimpleHTTP" in found["found"]
     assert found["fix"] == "mend the port in the URL"

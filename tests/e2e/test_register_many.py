@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rallypoint.backends.register.backend import RegisterBackend
 from rallypoint.backends.register.cell import BlockingCell
-from rallypoint.backends.register.file import FileCell, path_of
+from rallypoint.backends.register.file_cell import FileCell, path_of
 from rallypoint.kv.types import Batch
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Joined

@@ -1,4 +1,4 @@
-"""The exhaustive worlds can fail: each rule that is left out of the real code is noticed, with a trace."""
+"""Mutation tests of the exploration: each rule that is removed from the real code is noticed, with a trace."""
 
 import __future__
 
@@ -30,7 +30,7 @@ from rallypoint.testing.exhaustive import Budget, Setup, explore
 
 
 class Patch(NamedTuple):
-    """One piece of the source of a function, and what stands there instead."""
+    """A replacement in the source of a function."""
 
     owner: Any
     name: str
@@ -41,7 +41,7 @@ class Patch(NamedTuple):
 def apply(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     function = getattr(patch.owner, patch.name)
     source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(patch.old) == 1, f"{patch.name} is no longer what this test changes: {patch.old!r}"
+    assert source.count(patch.old) == 1, f"{patch.name} no longer contains what this test changes: {patch.old!r}"
     flags = __future__.annotations.compiler_flag
     code = compile(source.replace(patch.old, patch.new), f"<{patch.name}, changed>", "exec", flags)
     made: dict[str, Any] = {}
@@ -124,7 +124,7 @@ MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_rule_that_is_left_out_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_rule_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patches, setup, expected = MUTANTS[name]
     for patch in patches:
         apply(patch, monkeypatch)

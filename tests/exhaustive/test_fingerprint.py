@@ -1,4 +1,4 @@
-"""What the exhaustive worlds rest on: processes with equal fingerprints go on alike, and nothing dead is in one."""
+"""Fingerprints: processes with equal fingerprints behave the same, and dead variables are not included."""
 
 import asyncio
 from collections import defaultdict
@@ -11,45 +11,45 @@ from rallypoint.rendezvous.records import CoordinatorRecord, encode
 from rallypoint.testing.exhaustive import Budget, Setup, explore
 from rallypoint.testing.exhaustive.actors import Actor, Input
 from rallypoint.testing.exhaustive.automaton import Automaton, Path, Step
+from rallypoint.testing.exhaustive.blanking import blank_record
 from rallypoint.testing.exhaustive.fingerprint import Fingerprint
-from rallypoint.testing.exhaustive.liveness import live_after
-from rallypoint.testing.exhaustive.symbols import Moment, Rev
-from rallypoint.testing.exhaustive.words import wordless
+from rallypoint.testing.exhaustive.live_variables import live_after
+from rallypoint.testing.exhaustive.symbolic import Moment, Rev
 
-OTHER_WAYS = 1
+OTHER_PATHS = 1
 
 
-class Doubting(Automaton):
-    """Makes every new step also with processes that came to the same state by other ways, and compares."""
+class CrossChecking(Automaton):
+    """Executes every new step also with processes that reached the same state by other paths, and compares."""
 
     compared = 0
 
     def __init__(self, *args: Any) -> None:
-        self.other_ways: dict[int, list[Path]] = defaultdict(list)
+        self.other_paths: dict[int, list[Path]] = defaultdict(list)
         super().__init__(*args)
 
     def _settle_in(self, actor: Actor) -> int:
         path = self._paths[actor]
         known = len(self.states)
         index = super()._settle_in(actor)
-        if index < known and path is not None and len(self.other_ways[index]) < OTHER_WAYS:
-            self.other_ways[index].append(path)
+        if index < known and path is not None and len(self.other_paths[index]) < OTHER_PATHS:
+            self.other_paths[index].append(path)
         return index
 
     def _move(self, state: int, binding: tuple[int, ...], given: Input) -> Step:
         step = super()._move(state, binding, given)
-        for path in list(self.other_ways[state]):
-            actor = self._brought(path)
+        for path in list(self.other_paths[state]):
+            actor = self._restored(path)
             places = self._feed(actor, binding, given)
             digest = actor.fingerprint().digest
             same = self._by_digest.get(digest) == step.state and places == (step.requests, step.watches)
-            assert same, f"{given} is taken in differently by processes of one fingerprint"
+            assert same, f"processes with equal fingerprints handle {given} differently"
             assert tuple(rev.at for rev in actor.revs) == step.binding
-            self._throw_away(actor)
-            Doubting.compared += 1
+            self._discard(actor)
+            CrossChecking.compared += 1
         return step
 
-    def _brought(self, path: Path) -> Actor:
+    def _restored(self, path: Path) -> Actor:
         parts = []
         part: Path | None = path
         while part is not None:
@@ -71,12 +71,12 @@ class Doubting(Automaton):
         Setup("", begin="joined", budget=Budget(take_over=1)),
     ],
 )
-def test_processes_with_equal_fingerprints_go_on_alike(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rallypoint.testing.exhaustive.world.Automaton", Doubting)
-    monkeypatch.setattr(Doubting, "compared", 0)
+def test_processes_with_equal_fingerprints_behave_the_same(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rallypoint.testing.exhaustive.world.Automaton", CrossChecking)
+    monkeypatch.setattr(CrossChecking, "compared", 0)
     report = explore(setup, max_states=600)
     assert report.broke is None, str(report)
-    assert Doubting.compared > 10
+    assert CrossChecking.compared > 10
 
 
 def test_variable_that_is_never_read_again_is_not_live() -> None:
@@ -101,23 +101,23 @@ def digest(thing: object, now: float = 0.0) -> bytes:
     return Fingerprint([thing], now).digest
 
 
-def test_fingerprint_knows_revisions_by_their_order_only() -> None:
+def test_fingerprint_depends_only_on_the_order_of_revisions() -> None:
     assert digest([Rev(3), Rev(9)]) == digest([Rev(4), Rev(5)])
     assert digest([Rev(3), Rev(9)]) != digest([Rev(9), Rev(3)])
     assert digest([Rev(3), Rev(3)]) != digest([Rev(3), Rev(4)])
 
 
-def test_fingerprint_knows_instants_by_their_distance_only() -> None:
+def test_fingerprint_depends_only_on_the_distance_of_instants() -> None:
     assert digest(Moment(3.0), 1.0) == digest(Moment(7.0), 5.0)
     assert digest(Moment(3.0), 1.0) != digest(Moment(3.0), 2.0)
 
 
-def test_fingerprint_tells_one_object_held_twice_from_two_equal_ones() -> None:
+def test_fingerprint_distinguishes_one_object_held_twice_from_two_equal_ones() -> None:
     shared: list[int] = []
     assert digest([shared, shared]) != digest([[], []])
 
 
-def test_fingerprint_takes_in_where_a_coroutine_stands() -> None:
+def test_fingerprint_includes_the_position_of_a_coroutine() -> None:
     class Pause:
         def __await__(self) -> Any:
             yield
@@ -139,13 +139,13 @@ def test_fingerprint_takes_in_where_a_coroutine_stands() -> None:
     two.close()
 
 
-def test_fingerprint_takes_in_every_attribute_but_sentences() -> None:
+def test_fingerprint_includes_every_attribute_except_sentences() -> None:
     assert digest(Holder(a=1, why="one")) == digest(Holder(a=1, why="another"))
     assert digest(Holder(a=1, why="one")) != digest(Holder(a=1, why=""))
     assert digest(Holder(a=1)) != digest(Holder(a=2))
 
 
-def test_record_without_words_is_stored_as_its_writer_encodes_it() -> None:
-    """Bug of the net that this found: a coordinator did not know its own key again, and nobody led."""
+def test_blank_record_keeps_the_encoding_of_its_writer() -> None:
+    """Otherwise a coordinator does not recognise its own key, and there is no coordinator."""
     record = encode(CoordinatorRecord(id="c1", name="c1"))
-    assert wordless(record) == record
+    assert blank_record(record) == record

@@ -1,4 +1,4 @@
-"""No order of events in a tiny world breaks a guarantee. The long list: `python -m rallypoint.testing.exhaustive`."""
+"""No order of events in a tiny world breaks a guarantee. All worlds: `python -m rallypoint.testing.exhaustive`."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def test_no_order_of_events_breaks_a_guarantee(setup: Setup) -> None:
     assert report.is_complete or report.states >= ENOUGH_STATES
 
 
-def test_world_without_faults_is_explored_to_its_end() -> None:
+def test_world_without_faults_is_explored_completely() -> None:
     report = explore(Setup("plain"))
     assert report.is_complete
     assert report.states > 150
@@ -31,7 +31,7 @@ def test_exploring_twice_finds_the_same_states() -> None:
     assert (first.states, first.transitions, first.depth) == (second.states, second.transitions, second.depth)
 
 
-def test_search_that_is_cut_says_so() -> None:
+def test_report_says_whether_the_search_was_cut() -> None:
     report = explore(Setup("cut", budget=Budget(crash=1)), max_states=50)
     assert not report.is_complete
     assert ", cut, ok" in report.line()

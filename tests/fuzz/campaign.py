@@ -1,9 +1,9 @@
-"""A real server under fire, with honest clients beside: mutated frames after authentication, junk before it.
+"""Fuzzes a real server while honest clients use it: mutated frames after authentication, random bytes before it.
 
     python -m tests.fuzz.campaign --frames 1000000 --junk-mb 100 --seed 1
 
-Says what it did and what it saw, and fails if the server died, grew beyond its bound, or kept an honest client from
-its right answers. The same seed sends the same bytes.
+Prints a report, and fails if the server died, exceeded its memory bound, or gave an honest client a wrong or late
+answer. The same seed sends the same bytes.
 """
 
 import argparse
@@ -43,12 +43,12 @@ LIMITS = (
 )
 STATUS_TAG = 4
 NEVER = ("Traceback", "the server failed on a frame", "is no longer the coordinator")
-"""What a server must not say, whatever it is sent."""
+"""Texts that must never be in the server's log."""
 
 
 @dataclass
 class Report:
-    """What was done, and what was seen."""
+    """The results of a campaign."""
 
     frames: int = 0
     accepted: int = 0
@@ -67,7 +67,7 @@ class Report:
         refusals = {name: count for name, count in self.status.items() if name.startswith("refused_")}
         return "\n".join(
             [
-                f"mutated frames  {self.frames} ({self.accepted} taken, {self.refused} refused with their connection), "
+                f"mutated frames  {self.frames} ({self.accepted} accepted, {self.refused} refused), "
                 f"{self.connections} connections",
                 f"junk            {self.junk_bytes / 1e6:.1f} MB sent on {self.junk_connections} connections before "
                 f"authentication, {self.junk_received / 1e6:.1f} MB of it read by the server",
@@ -117,7 +117,7 @@ class Target:
         return int(found[1]) / 1024
 
     def check(self) -> None:
-        """It lives, and has said nothing that it should not."""
+        """Check that it runs, and that its log has no forbidden text."""
         assert self.process.poll() is None, f"the server died: {self.log.read_text()[-3_000:]}"
         lines = self.log.read_text().splitlines()
         for number, line in enumerate(lines):
@@ -128,8 +128,8 @@ class Target:
         assert self.process.wait(PATIENCE_S) == 0
 
 
-class Attacker:
-    """One connection after another, each from an address of its own."""
+class Connector:
+    """Opens connections, each from a different source address."""
 
     def __init__(self, address: tuple[str, int], rng: random.Random) -> None:
         self._address = address
@@ -145,41 +145,41 @@ class Attacker:
         return one
 
     def welcomed(self) -> tuple[socket.socket, Framer]:
-        """Authenticated, as one of a bounded number of clients."""
+        """An authenticated connection, as one of a bounded number of clients."""
         one = self.connect()
         client = f"fuzz{self._rng.randrange(CLIENTS)}"
         one.sendall(GREETING + frame(encoder.encode(Hello(1, 1, client, TOKEN, "fuzz"))))
         framer = Framer(1 << 30)
         while True:
             data = _patiently(one)
-            assert data, "an authenticated client was not let in"
+            assert data, "an authenticated client was refused"
             for payload in framer.feed(data):
                 welcome_decoder.decode(payload)
                 return one, framer
 
 
-class Shooter:
-    """Sends mutants, each followed by a question: its answer says that the mutant was taken."""
+class MutantSender:
+    """Sends mutants, each followed by a status request: its answer means that the mutant was accepted."""
 
     def __init__(self, target: Target, seed: int, report: Report) -> None:
-        self._attacker = Attacker(target.address, random.Random(f"shooter {seed}"))
+        self._connector = Connector(target.address, random.Random(f"shooter {seed}"))
         self._mutants = Mutants(seed)
         self._report = report
         self._waiting: deque[tuple[bytes, bool]] = deque()
         self._asked = 1 << 40
 
-    def shoot(self, count: int) -> None:
-        """So many mutants, until each was taken or refused."""
+    def send(self, count: int) -> None:
+        """Send `count` mutants, until each was accepted or refused."""
         report, goal = self._report, self._report.frames + count
         one: socket.socket | None = None
         while report.frames < goal:
             while len(self._waiting) < min(BATCH, goal - report.frames):
                 self._waiting.append(self._mutants.next())
             if one is None:
-                one, framer = self._attacker.welcomed()
+                one, framer = self._connector.welcomed()
                 report.connections += 1
-            batch = list(self._waiting)[: self._upto_lie()]
-            taken, is_over = self._volley(one, framer, batch)
+            batch = list(self._waiting)[: self._up_to_wrong_length()]
+            taken, is_over = self._send_batch(one, framer, batch)
             for _ in range(taken):
                 self._waiting.popleft()
             report.frames += taken
@@ -194,15 +194,15 @@ class Shooter:
         if one is not None:
             one.close()
 
-    def _upto_lie(self) -> int:
-        """How many may go in one volley: a frame whose header lies is the last."""
+    def _up_to_wrong_length(self) -> int:
+        """The size of the next batch: a frame with a wrong length in its header is the last."""
         for index, (_, lies) in enumerate(self._waiting):
             if lies:
                 return index + 1
         return len(self._waiting)
 
-    def _volley(self, one: socket.socket, framer: Framer, batch: list[tuple[bytes, bool]]) -> tuple[int, bool]:
-        """How many were taken, and whether the connection is over."""
+    def _send_batch(self, one: socket.socket, framer: Framer, batch: list[tuple[bytes, bool]]) -> tuple[int, bool]:
+        """The number of accepted mutants, and whether the connection is over."""
         words = b""
         first = self._asked
         for mutant, _ in batch:
@@ -213,7 +213,7 @@ class Shooter:
             if batch[-1][1]:
                 one.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it was refused while more was sent: what was said tells which one
+            pass  # the connection was closed while sending: the answers tell which mutant was refused
         taken = 0
         while taken < len(batch):
             try:
@@ -222,7 +222,7 @@ class Shooter:
                 return taken, True
             except TimeoutError:
                 mutants = [mutant.hex() for mutant, _ in batch]
-                raise AssertionError(f"neither an answer nor an end; {taken} of these were taken: {mutants}") from None
+                raise AssertionError(f"neither answer nor close; {taken} of these were accepted: {mutants}") from None
             if not data:
                 return taken, True
             for payload in framer.feed(data):
@@ -233,7 +233,7 @@ class Shooter:
 
 
 def _patiently(one: socket.socket) -> bytes:
-    """Receive. A machine that stood still, and this process with it, is no server that does not answer."""
+    """Receive with several time-outs: a pause of the whole machine must not count as a missing answer."""
     for _ in range(PATIENT_TIMES):
         try:
             return one.recv(1 << 16)
@@ -243,13 +243,13 @@ def _patiently(one: socket.socket) -> bytes:
 
 
 def junk(target: Target, seed: int, size: int, report: Report) -> None:
-    """So many bytes from those who have no token: whatever they say, and however long."""
+    """Send `size` bytes in total on connections without a valid token."""
     rng = random.Random(f"junk {seed}")
-    attacker = Attacker(target.address, rng)
+    connector = Connector(target.address, rng)
     goal = report.junk_bytes + size
     while report.junk_bytes < goal:
         words = _junk(rng)
-        with attacker.connect() as one:
+        with connector.connect() as one:
             report.junk_connections += 1
             report.junk_bytes += _send(one, words)
             if rng.random() < 0.2:
@@ -285,7 +285,7 @@ def _send(one: socket.socket, words: bytes) -> int:
         while sent < len(words):
             sent += one.send(words[sent : sent + 65_536])
     except ConnectionError:
-        pass  # it was sent away before it had finished
+        pass  # the server closed the connection
     return sent
 
 
@@ -299,7 +299,7 @@ def _drain(one: socket.socket) -> None:
 
 @contextmanager
 def honest_beside(target: Target, figures: dict[str, Any]) -> Iterator[None]:
-    """Honest clients work while the block does, and end with an error if one is wronged; what they saw: figures."""
+    """Run honest clients during the block; their latencies go into `figures`. Fails if one got a wrong answer."""
     command = [sys.executable, "-m", "tests.fuzz.honest", target.endpoint, TOKEN]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -308,12 +308,12 @@ def honest_beside(target: Target, figures: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         said, _ = process.communicate("", timeout=PATIENCE_S)
-    assert process.returncode == 0, "an honest client was wronged: see above"
+    assert process.returncode == 0, "an honest client got a wrong answer: see above"
     figures.update(json.loads(said))
 
 
 def run(frames: int, junk_bytes: int, seed: int, say: Any = print) -> Report:
-    """The whole campaign. AssertionError says what was wrong."""
+    """Run the whole campaign. Raises AssertionError if the server misbehaves."""
     report = Report()
     began_at = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -322,11 +322,11 @@ def run(frames: int, junk_bytes: int, seed: int, say: Any = print) -> Report:
             report.rss_mb["at start"] = target.rss_mb
             quiet: dict[str, Any] = {}
             with honest_beside(target, quiet):
-                time.sleep(1.0)  # how fast it is when nobody disturbs
+                time.sleep(1.0)  # measures the latency without load
             with honest_beside(target, report.honest):
-                shooter = Shooter(target, seed, report)
+                sender = MutantSender(target, seed, report)
                 while report.frames < frames:
-                    shooter.shoot(min(20_000, frames - report.frames))
+                    sender.send(min(20_000, frames - report.frames))
                     target.check()
                     say(f"{report.frames} frames, {target.rss_mb:.0f} MB, {time.monotonic() - began_at:.0f} s")
                 report.rss_mb["after the frames"] = target.rss_mb
@@ -335,7 +335,7 @@ def run(frames: int, junk_bytes: int, seed: int, say: Any = print) -> Report:
                 report.status = _status(target)
                 report.junk_received = int(report.status["bytes_in"]) - before
                 report.rss_mb["after the junk"] = target.rss_mb
-            report.honest = {"alone": quiet, "under fire": dict(report.honest)}
+            report.honest = {"alone": quiet, "under load": dict(report.honest)}
             report.rss_mb["at most"] = target.peak_mb
             target.check()
             report.log_lines = len(target.log.read_text().splitlines())
@@ -350,8 +350,8 @@ def run(frames: int, junk_bytes: int, seed: int, say: Any = print) -> Report:
 
 
 def _status(target: Target) -> dict[str, str]:
-    """What the server says of itself, asked by an honest client."""
-    one, framer = Attacker(target.address, random.Random(0)).welcomed()
+    """The status of the server."""
+    one, framer = Connector(target.address, random.Random(0)).welcomed()
     with one:
         one.sendall(frame(encoder.encode(ClientFrame(0, (AskStatus(1),)))))
         while True:

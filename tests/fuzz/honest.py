@@ -1,8 +1,8 @@
-"""Honest clients, in a process of their own: they work as before, and every answer is right, whatever others do.
+"""Honest clients in a process of their own: they check that every answer is correct while others attack the server.
 
     python -m tests.fuzz.honest ENDPOINT TOKEN
 
-Says `ready`, works until its stdin ends, then says as JSON what it saw: how often, how fast, what went wrong.
+Prints `ready`, works until its stdin ends, then prints counts and latencies as JSON.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from rallypoint.kv.types import Put
 
 PAUSE_S = 0.002
 TTL_S = 3_600.0
-"""Of sessions, and for one request: longer than a machine may stand still."""
+"""The time to live of sessions, and the time-out of a request: longer than any pause of the machine."""
 TICK_S = 0.05
 STILL_S = 0.5
-"""A process that did not run for so long stood still: that is nobody's latency."""
+"""Pauses of this process that are longer do not count as latency."""
 
 
 class Ticker:
-    """Notices when this process, and most likely the whole machine, stood still."""
+    """Notices pauses of this process, usually of the whole machine."""
 
     def __init__(self) -> None:
         self.stood_s = 0.0
@@ -42,7 +42,7 @@ class Ticker:
 
 
 async def work(number: int, endpoint: str, token: str, over: asyncio.Event, ticker: Ticker, took: list[float]) -> int:
-    """Add to a counter, write under a session, read both, and see all of it in a watch; how often."""
+    """Add to a counter, write under a session, read both, and check the watch; the number of repetitions."""
     loop = asyncio.get_running_loop()
     backend = TcpBackend(endpoint, dial(endpoint, 1), token=token, call_timeout_s=TTL_S)
     prefix = f"/honest/{os.getpid()}-{number}/"
@@ -63,7 +63,7 @@ async def work(number: int, endpoint: str, token: str, over: asyncio.Event, tick
             seen = [(await anext(watch)).revision for _ in range(2)]
         assert seen == [added.revision, written.revision]
         took_s = (loop.time() - began_at) / 3
-        await asyncio.sleep(PAUSE_S if took_s < STILL_S / 3 else 2 * TICK_S)  # then the ticker has noticed too
+        await asyncio.sleep(PAUSE_S if took_s < STILL_S / 3 else 2 * TICK_S)  # lets the ticker notice a pause, too
         if ticker.times == stood:
             took.append(took_s)
     assert not session.lost.is_set()

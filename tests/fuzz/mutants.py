@@ -1,7 +1,7 @@
-"""Frames that are almost right: valid ones over every message and operation, and what becomes of them by mutation.
+"""Mutated frames: valid frames with every message and operation, and their mutations.
 
-The seed draws everything. A mutant that still is a valid request to delete what is not the campaign's own is left out:
-a holder of the token may do that, and it would say nothing about the server.
+The seed determines everything. Mutants that are valid requests to delete foreign keys are left out: a holder of the
+token may do that, so it would not be an error of the server.
 """
 
 import random
@@ -47,11 +47,11 @@ class Frames:
         ]
 
     def __len__(self) -> int:
-        """How many kinds there are."""
+        """The number of kinds of messages."""
         return len(self._kinds)
 
     def valid(self) -> bytes:
-        """The payload of a frame as a client could send it."""
+        """A valid payload of a frame."""
         messages = [self._rng.choice(self._kinds)() for _ in range(self._rng.choice((1, 1, 1, 2, 5)))]
         return encoder.encode(ClientFrame(max(0, self._seq - self._rng.randrange(20)), tuple(messages)))
 
@@ -107,14 +107,14 @@ class Frames:
 
 
 class Mutants:
-    """Whole frames, header included, of which most are wrong in some way."""
+    """Whole frames, including the header, most of them invalid in some way."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(f"mutants {seed}")
         self.frames = Frames(self._rng)
 
     def next(self) -> tuple[bytes, bool]:
-        """A frame, and whether its header lies: then nothing can be said behind it."""
+        """A frame, and whether the length in its header is wrong: then no frame can follow it."""
         while True:
             payload = self.frames.valid()
             if self._rng.random() < 0.03:
@@ -131,7 +131,7 @@ class Mutants:
         return length.to_bytes(HEADER, "big") + payload
 
     def _bytes(self, payload: bytes) -> bytes:
-        """By changes that know nothing of what the bytes mean."""
+        """Mutate bytes at random."""
         rng = self._rng
         data = bytearray(payload)
         for _ in range(rng.choice((1, 1, 2, 4))):
@@ -156,12 +156,12 @@ class Mutants:
         return bytes(data)
 
     def _tree(self, payload: bytes) -> bytes:
-        """By changes of what the document says: other types, absurd numbers, more or fewer fields."""
+        """Mutate the decoded message: other types, extreme numbers, more or fewer fields."""
         tree = msgspec.msgpack.decode(payload)
         return msgspec.msgpack.encode(self._changed(tree))
 
     def _leaf(self, payload: bytes) -> bytes:
-        """By another value of the same type somewhere: most of these are read, and have to be made sense of."""
+        """Replace single values by others of the same type: most of these can be decoded and are executed."""
         tree = msgspec.msgpack.decode(payload)
         for _ in range(self._rng.choice((1, 1, 3))):
             tree = self._other_leaf(tree)
@@ -226,10 +226,10 @@ class Mutants:
 
 
 def harms_others(payload: bytes) -> bool:
-    """Whether it is a valid request that deletes, or ends, what is not the campaign's own."""
+    """Whether it is a valid request that deletes keys outside of the campaign's prefix."""
     try:
         received = client_decoder.decode(payload)
-    except Exception:  # whatever it is, it is no valid request
+    except Exception:  # not a valid request
         return False
     for message in received.messages:
         if isinstance(message, Do) and isinstance(message.op, kv.Txn):

@@ -232,8 +232,8 @@ def test_shutdown_of_a_node_that_was_asked_to_go_does_not_close_the_run(make, ru
         waiting_handler = make((2, 2), name="to-go")
         waiting = pool.submit(waiting_handler.next_rendezvous)
         core = waiting_handler._handler._core
-        _until(lambda: core._node is not None and core._node._presence.record is not None)
-        waiting_handler._handler._loop.call(core._node._entry.drain("to-go", "maintenance"))
+        _until(lambda: core._node is not None and core._node._node_session.record is not None)
+        waiting_handler._handler._loop.call(core._node._run_config.drain("to-go", "maintenance"))
         with pytest.raises(theirs.RendezvousGracefulExitError, match="maintenance"):
             waiting.result(60)
     assert waiting_handler.shutdown() is True

@@ -1,7 +1,7 @@
-"""A store that is obviously right: dicts and lists, scanned from end to end. What the engine is compared with.
+"""The reference model of the engine: a naive store of dicts and lists.
 
-It keeps all history and all answers for ever, derives what it can (a lease's keys are the items that name it), and
-knows nothing of cost.
+It keeps the whole history and all answers, derives what it can (a lease's keys are the items that name it), and
+ignores cost.
 """
 
 from dataclasses import dataclass, field
@@ -45,18 +45,18 @@ from rallypoint.kv.types import (
 
 @dataclass
 class Model:
-    """`apply` answers with a result, or with a bare code where the engine explains a failure in words."""
+    """`apply` returns a result, or only a code where the engine returns a Failure with a message."""
 
     history: int
     now: float = float("-inf")
     revision: int = 1
     items: dict[str, Item] = field(default_factory=dict)
     leases: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Number -> time to live, deadline."""
+    """Id -> time to live, deadline."""
     granted: int = 0
     log: list[Batch] = field(default_factory=list)
     watches: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Number -> prefix, start."""
+    """Id -> prefix, start."""
     told: dict[int, list[Batch]] = field(default_factory=dict)
     answers: dict[tuple[str, int], object] = field(default_factory=dict)
     settled: dict[str, int] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Model:
         return TxnResult(committed, self.revision, results)
 
     def refusal(self, steps) -> FailureCode | None:
-        """The first step that cannot be executed decides; overlaps with deleted ranges come last."""
+        """The code of the first invalid step; overlaps with deleted ranges are checked last."""
         written: list[str] = []
         for step in steps:
             if isinstance(step, Put) and step.lease and step.lease not in self.leases:
@@ -223,7 +223,7 @@ class Model:
                 break
             oldest = batch.revision - 1
         if oldest <= 1:
-            oldest = 0  # nothing was forgotten, and nothing changed before revision 2
+            oldest = 0  # the history is complete, and nothing changed before revision 2
         if after < oldest:
             return WatchTooOld(oldest)
         self.watches[watch] = (prefix, after)
@@ -235,7 +235,7 @@ class Model:
 
 
 def covered(batches, prefix: str, after: int) -> list[Batch]:
-    """The batches as a watch sees them."""
+    """The batches as a watch with this prefix and start sees them."""
     found = []
     for batch in batches:
         changes = tuple(change for change in batch.changes if change.key.startswith(prefix))

@@ -1,4 +1,4 @@
-"""A store under test: the engine with a clock that the test sets, and a record of what each watch was told."""
+"""A store under test: the engine with a clock set by the test, and a record of the events of each watch."""
 
 from collections import defaultdict
 from itertools import count
@@ -29,7 +29,7 @@ from rallypoint.kv.types import (
 
 
 class Store:
-    """An engine and the time at which everything is applied to it."""
+    """An engine and the time of its operations."""
 
     def __init__(self, engine: Engine | None = None) -> None:
         self.engine = engine or Engine()
@@ -48,7 +48,7 @@ class Store:
         return outcome.result
 
     def txn(self, *then: BranchOp) -> TxnResult:
-        """A transaction that nothing is compared in."""
+        """A transaction without compares."""
         result = self.apply(Txn((), then))
         assert isinstance(result, TxnResult)
         assert result.committed
@@ -59,7 +59,7 @@ class Store:
         return result
 
     def put(self, key: str, value: bytes = b"", lease: int = 0) -> int:
-        """Write a key; the revision it was written at."""
+        """Write a key; the revision of the write."""
         return self.txn(Put(key, value, lease)).revision
 
     def get(self, key: str) -> Item | None:
@@ -68,7 +68,7 @@ class Store:
         return got.item
 
     def item(self, key: str) -> Item:
-        """A key that must be there."""
+        """A key that must exist."""
         item = self.get(key)
         assert item is not None
         return item
@@ -89,7 +89,7 @@ class Store:
         return self.engine.watch(next(self._watch_ids), prefix, after)
 
     def watch(self, prefix: str) -> int:
-        """A watch on everything from now on."""
+        """A watch on all changes from now on."""
         watch = next(self._watch_ids)
         started = self.engine.watch(watch, prefix, self.revision)
         assert started == WatchStarted(self.revision, ())
@@ -97,7 +97,7 @@ class Store:
 
 
 def refusal(result: Result) -> FailureCode:
-    """Why an operation was refused, which it must have been."""
+    """The code of an operation that must have been refused."""
     assert isinstance(result, Failure), result
     assert result.message
     return result.code

@@ -1,4 +1,4 @@
-"""What Hypothesis draws for the engine: few keys, leases and numbers, so that operations meet each other."""
+"""Hypothesis strategies for the engine: few keys, leases and numbers, so that operations affect each other."""
 
 from dataclasses import dataclass
 
@@ -71,12 +71,12 @@ ops: st.SearchStrategy[Op] = st.one_of(
 )
 
 endings = st.builds(Shorten, st.integers(1, 4), st.sampled_from([0.0, -1.0]))
-"""What lets a lease end with the next operation, whatever that is and even if no time passes."""
+"""Operations that let a lease end with the next operation, even if no time passes."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """An operation `wait_s` after the one before it; time may be said to go back."""
+    """An operation `wait_s` after the one before it; the time may go back."""
 
     op: Op
     wait_s: float

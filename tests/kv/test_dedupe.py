@@ -1,4 +1,4 @@
-"""Requests that are sent again: answered again, never executed again."""
+"""Resent requests are answered again and never executed again."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_a_request_sent_again_counts_once_and_gets_the_same_answer() -> None:
         Grant(-1.0),
     ],
 )
-def test_the_first_answer_stands_whatever_happened_since(op) -> None:
+def test_the_first_answer_is_repeated_even_if_the_state_has_changed(op) -> None:
     store = Store()
     store.grant(100.0)
     store.put("b")
@@ -67,13 +67,13 @@ def test_the_first_answer_stands_whatever_happened_since(op) -> None:
     assert store.told[watch] == []
 
 
-def test_a_request_sent_again_is_answered_as_first_sent_even_if_it_says_something_else() -> None:
+def test_a_resent_request_with_other_content_gets_the_first_answer() -> None:
     store = Store()
     store.apply(Add("n", 5), Origin("client", 1))
     assert store.apply(Add("n", 7), Origin("client", 1)) == AddResult(True, 2, 5)
 
 
-def test_time_passes_while_a_request_is_answered_again() -> None:
+def test_leases_expire_also_when_a_request_is_only_answered_again() -> None:
     store = Store()
     store.apply(Add("n", 5), Origin("client", 1))
     store.put("a", lease=store.grant(1.0))
@@ -82,7 +82,7 @@ def test_time_passes_while_a_request_is_answered_again() -> None:
     assert store.keys() == ["n"]
 
 
-def test_a_renewal_sent_again_renews_nothing() -> None:
+def test_a_resent_renewal_does_not_renew_again() -> None:
     store = Store()
     lease = store.grant(5.0)
     store.now = 1.0
@@ -102,7 +102,7 @@ def test_a_lease_that_was_gone_stays_the_answer() -> None:
     assert store.apply(op, Origin("client", 2)) == TxnResult(True, 2, store.txn(Put("b", b"")).results)
 
 
-def test_clients_are_told_apart_by_their_names() -> None:
+def test_requests_of_different_clients_are_distinguished_by_client_id() -> None:
     store = Store()
     assert store.apply(Add("n", 1), Origin("a", 1)) == AddResult(True, 2, 1)
     assert store.apply(Add("n", 1), Origin("b", 1)) == AddResult(True, 3, 2)
@@ -130,7 +130,7 @@ def test_an_acknowledged_request_that_comes_late_is_not_executed() -> None:
     assert store.apply(Tick(), Origin("client", 2, acked=1)) == Ticked(0)
 
 
-def test_a_request_that_was_never_seen_but_is_settled_is_not_executed() -> None:
+def test_an_acknowledged_request_that_was_never_seen_is_not_executed() -> None:
     store = Store()
     store.apply(Tick(), Origin("client", 9, acked=8))
     assert refusal(store.apply(Add("n", 1), Origin("client", 5))) is FailureCode.TOO_OLD
@@ -182,7 +182,7 @@ def answered(dedupe: Dedupe, client: str, seq: int, acked: int = 0) -> None:
     dedupe.remember(origin, Ticked(seq))
 
 
-def test_the_longest_silent_client_is_forgotten_first() -> None:
+def test_the_least_recently_active_client_is_dropped_first() -> None:
     dedupe = Dedupe(max_clients=3)
     for client in ("a", "b", "c"):
         answered(dedupe, client, 1)
@@ -193,7 +193,7 @@ def test_the_longest_silent_client_is_forgotten_first() -> None:
     assert dedupe.lookup(Origin("b", 1)) is None
 
 
-def test_the_lowest_numbers_of_a_client_are_forgotten_first_in_whatever_order_they_came() -> None:
+def test_the_lowest_numbers_of_a_client_are_dropped_first_in_any_order_of_arrival() -> None:
     dedupe = Dedupe(max_answers=3)
     for seq in (7, 2, 9, 4):
         answered(dedupe, "a", seq)
@@ -211,14 +211,14 @@ def test_memory_stays_within_bounds_whatever_clients_do() -> None:
         assert all(len(known.answers) <= 4 for known in dedupe.clients.values())
 
 
-def test_acknowledging_a_far_number_is_no_more_work_than_what_is_remembered() -> None:
+def test_acknowledging_a_far_number_costs_at_most_the_kept_answers() -> None:
     dedupe = Dedupe()
     answered(dedupe, "a", 1)
     answered(dedupe, "a", 2**62, acked=2**62 - 1)
     assert list(dedupe.clients["a"].answers) == [2**62]
 
 
-def test_sixty_five_thousand_clients_are_remembered_at_once() -> None:
+def test_answers_of_sixty_five_thousand_clients_are_kept() -> None:
     dedupe = Dedupe()
     for number in range(65_537):
         answered(dedupe, f"client{number}", 1)

@@ -1,4 +1,4 @@
-"""A whole store as one document: what is written is read, what is damaged is refused, what ends is said to."""
+"""The document: it is read as it was written, damage is refused, leases end only by `expire` and `Revoke`."""
 
 import random
 
@@ -22,7 +22,7 @@ def put(document: Document, key: str, value: bytes = b"x", lease: int = 0):
 
 
 def state(document: Document):
-    """Everything that decides later answers."""
+    """The whole state of a document."""
     engine = document.engine
     return (
         (document.generation, document.version, engine.revision, engine.items),
@@ -61,7 +61,7 @@ def test_document_is_read_as_it_was_written(ops, history):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_no_damage_goes_unnoticed(data):
+def test_every_damage_is_noticed(data):
     document = fresh()
     put(document, "key", bytes(range(100)))
     document.sign("me", 1)
@@ -77,25 +77,25 @@ def test_no_damage_goes_unnoticed(data):
             Document.decode(damaged)
 
 
-def test_newer_format_is_told_apart_from_damage():
+def test_newer_format_is_distinguished_from_damage():
     whole = bytearray(fresh().encode())
     whole[9] = 2
     with pytest.raises(NewerDocument, match="upgrade"):
         Document.decode(bytes(whole))
 
 
-def test_bytes_that_would_become_too_many_are_refused(monkeypatch):
+def test_document_that_would_decompress_to_too_many_bytes_is_refused(monkeypatch):
     document = fresh()
     put(document, "key", b"x" * 10_000)
     whole = document.encode()
     monkeypatch.setattr(documents, "LARGEST", 5_000)
-    with pytest.raises(DocumentError, match="may have 5,000"):
+    with pytest.raises(DocumentError, match="the limit is 5,000"):
         document.encode()
-    with pytest.raises(DocumentError, match="may have 5,000"):
+    with pytest.raises(DocumentError, match="the limit is 5,000"):
         Document.decode(whole)
 
 
-def test_renewal_moves_the_counter_and_what_ended_is_not_renewed():
+def test_renewal_increments_the_counter_and_an_ended_lease_is_not_renewed():
     document = fresh()
     granted = document.apply(Grant(1.0, 5))
     assert isinstance(granted, LeaseResult)
@@ -111,7 +111,7 @@ def test_renewal_moves_the_counter_and_what_ended_is_not_renewed():
     assert not document.expire(5, before + 1)
 
 
-def test_reading_and_refusals_are_no_changes():
+def test_reads_and_refused_writes_do_not_change_the_document():
     document = Document.decode(fresh().encode())
     document.apply(KeepAlive(9))
     document.apply(Revoke(9))
@@ -130,7 +130,7 @@ def test_two_writers_never_make_the_same_document():
     assert again.encode() != one.encode()
 
 
-def test_document_knows_whose_writes_are_in_it_until_it_forgets():
+def test_document_knows_the_writes_of_each_client_within_its_bound():
     document = fresh()
     document.sign("me", 3)
     assert document.has_write("me", 3, 0) is True
@@ -138,7 +138,7 @@ def test_document_knows_whose_writes_are_in_it_until_it_forgets():
     assert document.has_write("you", 1, 1) is False
     for number in range(documents.MOST_CLIENTS):
         document.sign(f"client {number}", 1)
-    assert document.has_write("me", 3, 0) is None, "it was forgotten"
+    assert document.has_write("me", 3, 0) is None, "the client was dropped"
     assert document.has_write("you", 1, document.version) is False
 
 

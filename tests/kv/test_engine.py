@@ -57,7 +57,7 @@ def test_a_rewritten_key_keeps_its_create_revision() -> None:
     assert store.get("a") == Item("a", b"y", create_revision=2, mod_revision=4, version=2)
 
 
-def test_a_key_that_is_written_again_after_its_deletion_begins_anew() -> None:
+def test_a_key_written_after_its_deletion_is_a_new_key() -> None:
     store = Store()
     store.put("a", b"x")
     store.txn(Delete("a"))
@@ -129,7 +129,7 @@ def test_the_empty_prefix_covers_every_key() -> None:
 
 
 @pytest.mark.parametrize("prefix", [LAST, LAST + LAST, "a" + LAST, "a" + LAST + LAST, "\ud7ff", "é", "\0", "𝔘"])
-def test_a_prefix_of_any_characters_covers_exactly_what_starts_with_it(prefix: str) -> None:
+def test_a_prefix_of_any_characters_covers_exactly_the_keys_that_start_with_it(prefix: str) -> None:
     store = Store()
     tails = ["", "\0", "a", "\ud7ff", "\ue000", "𝔘", LAST, LAST + LAST]
     heads = ["", "\0", "`", "a", "b", "a" + LAST, "b" + LAST, "\ud7ff", "\ue000", "è", "é", "ê", "𝔘", LAST, LAST + LAST]
@@ -204,7 +204,7 @@ def holds(store: Store, *compares) -> bool:
 
 @pytest.fixture
 def written() -> Store:
-    """`a` was created at revision 2 and written again at 3; `gone` was there once."""
+    """`a` was created at revision 2 and written again at 3; `gone` was deleted."""
     store = Store()
     store.put("a", b"old")
     store.put("a", b"x")
@@ -292,7 +292,7 @@ def test_a_refused_transaction_without_another_branch_reads_what_it_compared() -
     assert store.revision == 2
 
 
-def test_compares_look_at_the_state_before_the_transaction() -> None:
+def test_compares_use_the_state_before_the_transaction() -> None:
     store = Store()
     assert store.apply(Txn((Exists("a", wanted=False),), (Put("a", b""),))) == TxnResult(True, 2, (PutDone(),))
     assert store.apply(Txn((Exists("a", wanted=False),), (Put("a", b""),), (Get("b"),))) == TxnResult(
@@ -300,7 +300,7 @@ def test_compares_look_at_the_state_before_the_transaction() -> None:
     )
 
 
-# What is refused as a whole
+# Refused transactions
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_a_decimal_number_that_was_put_can_be_added_to(text: bytes, number: int)
     ],
     ids=lambda text: repr(text[:20]),
 )
-def test_what_is_no_decimal_number_of_64_bits_is_not_added_to(text: bytes) -> None:
+def test_adding_to_a_value_that_is_not_a_64_bit_decimal_number_is_refused(text: bytes) -> None:
     store = Store()
     store.put("n", text)
     assert refusal(store.apply(Add("n", 1))) is FailureCode.NOT_A_NUMBER
@@ -407,7 +407,7 @@ def test_adding_happens_only_if_its_compares_hold() -> None:
 # Time
 
 
-def test_a_time_that_is_no_number_counts_as_the_latest_one_seen() -> None:
+def test_a_time_that_is_nan_counts_as_the_latest_one_seen() -> None:
     store = Store()
     store.now = 10.0
     lease = store.grant(5.0)
@@ -418,7 +418,7 @@ def test_a_time_that_is_no_number_counts_as_the_latest_one_seen() -> None:
     assert store.engine.now == 10.0
 
 
-def test_a_change_says_what_the_key_is_now_or_that_it_went() -> None:
+def test_a_change_contains_the_new_item_or_none_for_a_removed_key() -> None:
     store = Store()
     watch = store.watch("")
     store.put("a", b"x")

@@ -1,9 +1,9 @@
-"""What operations cost, counted and not timed.
+"""The cost of operations, counted and not timed.
 
-Two counts. *Lines*: how many lines of `rallypoint.kv` and of the sorted list under it are executed. *Touches*: how
-often a key or prefix is hashed or compared, which sees into loops that run in C, where there are no lines. An operation
-that costs its own result has the same counts in a small store and in one that is a thousand times larger; where a
-sorted list is searched, touches may grow with the logarithm.
+Two counts. *Lines*: executed lines of `rallypoint.kv` and of the sorted list below it. *Touches*: how often a key or
+prefix is hashed or compared, which also covers loops in C. An operation whose cost depends only on its result has the
+same counts in a small store and in one that is a thousand times larger; where a sorted list is searched, touches may
+grow with the logarithm.
 """
 
 import sys
@@ -48,7 +48,7 @@ def _counted(name: str) -> Callable[..., object]:
 
 
 class Touched(str):
-    """A string that counts how often anybody looks at it."""
+    """A string that counts its uses."""
 
     __slots__ = ()
     __hash__ = _counted("__hash__")
@@ -61,7 +61,7 @@ class Touched(str):
 
 
 class Cost:
-    """What one call costs."""
+    """The cost of one call."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         lines: Counter[str] = Counter()
@@ -95,7 +95,7 @@ def is_the_same(small: Cost, large: Cost) -> bool:
 
 
 def is_a_search(small: Cost, large: Cost, size: int) -> bool:
-    """Our own lines are the same; the sorted list is searched, by halves, a few times."""
+    """The same number of lines of our own code; the sorted list does a few binary searches."""
     depth = log2(size)
     return (
         small.lines == large.lines
@@ -112,7 +112,7 @@ def engine_with_keys(*names: str) -> Engine:
     engine = Engine()
     for start in range(0, len(names), 1_000):
         engine.apply(Txn((), tuple([Put(Touched(name), b"") for name in names[start : start + 1_000]])), 0.0)
-    engine.apply(Txn((), (Range("", count_only=True),)), 0.0)  # the sorted list has built its index
+    engine.apply(Txn((), (Range("", count_only=True),)), 0.0)  # makes the sorted list build its index
     return engine
 
 
@@ -124,10 +124,10 @@ def items_of(cost: Cost) -> GotRange:
     return got
 
 
-# The counts can see
+# The counts can fail
 
 
-def test_a_look_at_every_watch_would_be_seen() -> None:
+def test_a_loop_over_all_watches_would_be_noticed() -> None:
     names = [Touched(f"other/{number}") for number in range(100)]
     assert Cost(lambda: (Engine(), [name for name in names if name.startswith("key")])).touches == 100
     assert Cost(lambda: (Engine(), sorted(names))).touches >= 99
@@ -230,14 +230,14 @@ def test_a_limited_scan_of_many_keys_costs_its_limit(stores: tuple[Engine, Engin
 
 
 @pytest.mark.parametrize("prefix", ["", "a/", "z/"])
-def test_counting_many_keys_looks_at_none_of_them(stores: tuple[Engine, Engine], prefix: str) -> None:
+def test_counting_many_keys_reads_none_of_them(stores: tuple[Engine, Engine], prefix: str) -> None:
     small, large = (cost_of(engine, Txn((), (Range(prefix, count_only=True),))) for engine in stores)
     assert items_of(large).count >= LARGE // 2
     assert is_a_search(small, large, LARGE)
 
 
 @pytest.mark.parametrize("prefix", ["", "a/", "m/", "n/"])
-def test_asking_whether_a_range_is_empty_looks_at_one_key(stores: tuple[Engine, Engine], prefix: str) -> None:
+def test_checking_whether_a_range_is_empty_reads_one_key(stores: tuple[Engine, Engine], prefix: str) -> None:
     small, large = (cost_of(engine, Txn((RangeEmpty(prefix),), ())) for engine in stores)
     assert is_a_search(small, large, LARGE)
 
@@ -304,7 +304,7 @@ def test_the_end_of_a_lease_costs_its_own_keys() -> None:
     assert costs[0].lines == costs[1].lines
 
 
-# Requests that are sent again
+# Resent requests
 
 
 def test_remembering_an_answer_costs_nothing_for_other_clients() -> None:

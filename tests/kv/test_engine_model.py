@@ -1,4 +1,4 @@
-"""The engine against a model that is obviously right, and what must hold for any operations."""
+"""The engine against the reference model, and properties that hold for any operations."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from tests.kv.strategies import (
 
 
 class EngineAgainstModel(RuleBasedStateMachine):
-    """Every answer and every event of the engine is the model's."""
+    """Every answer and every event of the engine equals the model's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def restart_from_a_snapshot(self) -> None:
-        """Leases are renewed on restore, and watches start again where they were."""
+        """Leases are renewed on restore, and watches start again after the last revision they saw."""
         self.engine = restore(snapshot(self.engine), self.model.now, self.limit)
         for lease, (ttl_s, _) in self.model.leases.items():
             self.model.leases[lease] = (ttl_s, self.model.now + ttl_s)
@@ -114,7 +114,7 @@ EngineAgainstModel.TestCase.settings = settings(max_examples=120, stateful_step_
 TestEngineAgainstModel = EngineAgainstModel.TestCase
 
 
-# What must hold for any operations
+# Properties of any operations
 
 
 def run(engine: Engine, sent: Iterable[Request], now: float = 0.0) -> list[Outcome]:
@@ -152,9 +152,7 @@ def test_the_same_operations_give_the_same_answers_and_the_same_bytes(sent: list
 
 
 @given(st.lists(requests, max_size=20), st.lists(requests, max_size=20), prefixes)
-def test_a_restored_engine_goes_on_as_the_first_would_have(
-    before: list[Request], after: list[Request], prefix: str
-) -> None:
+def test_a_restored_engine_behaves_like_the_first(before: list[Request], after: list[Request], prefix: str) -> None:
     first = Engine()
     run(first, [Request(Tick(), 0.0, None), *before])
     for lease in list(first.leases):
@@ -187,7 +185,7 @@ def test_a_request_sent_again_changes_nothing_and_gets_the_same_answer(
 
 
 @given(st.lists(plain_requests, max_size=30), st.lists(st.integers(0, 40), min_size=30, max_size=30))
-def test_requests_that_are_all_sent_again_at_any_time_leave_what_they_left_once(
+def test_resending_all_requests_at_any_time_gives_the_same_state_as_sending_them_once(
     sent: list[Request], again: list[int]
 ) -> None:
     once, often = Engine(), Engine()
@@ -230,7 +228,7 @@ def test_a_refused_operation_changes_nothing(sent: list[Request]) -> None:
 
 
 @given(st.lists(requests, max_size=30))
-def test_every_leased_key_goes_when_all_leases_have_ended(sent: list[Request]) -> None:
+def test_every_leased_key_is_removed_when_all_leases_have_ended(sent: list[Request]) -> None:
     engine = Engine()
     run(engine, [Request(Grant(1.0), 0.0, None), *sent])
     unleased = {key: item for key, item in engine.items.items() if not item.lease}

@@ -1,4 +1,4 @@
-"""Leases of the engine: when they end, and what goes with them."""
+"""Leases of the engine: when they end, and which keys are removed with them."""
 
 import math
 import tracemalloc
@@ -44,7 +44,7 @@ def test_a_lease_has_the_number_that_was_chosen_for_it() -> None:
 
 
 @pytest.mark.parametrize("chosen", [-1, 1, 77])
-def test_a_number_that_is_taken_or_makes_no_sense_is_refused(chosen: int) -> None:
+def test_an_id_that_is_taken_or_negative_is_refused(chosen: int) -> None:
     store = Store()
     store.apply(Grant(5.0))
     store.apply(Grant(5.0, 77))
@@ -53,7 +53,7 @@ def test_a_number_that_is_taken_or_makes_no_sense_is_refused(chosen: int) -> Non
     assert store.engine.next_deadline() == 5.0
 
 
-def test_numbers_that_were_chosen_are_passed_over() -> None:
+def test_chosen_ids_are_skipped_by_the_numbering() -> None:
     store = Store()
     for chosen in (1, 2, 4):
         store.apply(Grant(5.0, chosen))
@@ -97,7 +97,7 @@ def test_a_lease_without_keys_ends_without_a_revision() -> None:
     assert store.revision == 1
 
 
-def test_leases_that_are_over_end_before_the_operation_is_looked_at() -> None:
+def test_expired_leases_end_before_the_operation_is_executed() -> None:
     store = Store()
     lease = store.grant(5.0)
     store.put("a", b"old", lease)
@@ -175,7 +175,7 @@ def test_a_lease_that_ended_stays_ended() -> None:
     assert store.apply(Revoke(lease)) == LeaseResult(lease, 0.0, False)
 
 
-def test_a_revoked_lease_takes_its_keys_with_it_at_once() -> None:
+def test_revoking_a_lease_removes_its_keys_at_once() -> None:
     store = Store()
     lease, other = store.grant(5.0), store.grant(5.0)
     store.txn(Put("b", b"", lease), Put("a", b"", lease), Put("c", b"", other), Put("d", b""))
@@ -196,7 +196,7 @@ def test_a_revoked_lease_does_not_end_again_by_time() -> None:
     assert store.keys() == ["a"]
 
 
-def test_a_key_that_moved_to_another_lease_does_not_go_with_the_first() -> None:
+def test_a_key_that_moved_to_another_lease_is_not_removed_with_the_first() -> None:
     store = Store()
     first, second = store.grant(5.0), store.grant(9.0)
     store.put("a", lease=first)
@@ -218,7 +218,7 @@ def test_a_key_written_without_a_lease_loses_the_one_it_had() -> None:
     assert store.keys() == ["a"]
 
 
-def test_a_key_written_again_under_the_same_lease_goes_with_it_once() -> None:
+def test_a_key_written_again_under_the_same_lease_is_removed_with_it_once() -> None:
     store = Store()
     lease = store.grant(5.0)
     store.put("a", lease=lease)
@@ -229,7 +229,7 @@ def test_a_key_written_again_under_the_same_lease_goes_with_it_once() -> None:
     assert store.told[watch] == [Batch(4, (Change("a", None),))]
 
 
-def test_a_key_that_came_back_to_its_first_lease_goes_with_that() -> None:
+def test_a_key_that_moved_back_to_its_first_lease_is_removed_with_that() -> None:
     store = Store()
     first, second = store.grant(5.0), store.grant(1.0)
     store.put("a", lease=first)
@@ -241,7 +241,7 @@ def test_a_key_that_came_back_to_its_first_lease_goes_with_that() -> None:
     assert store.keys() == []
 
 
-def test_a_deleted_key_that_is_written_anew_has_left_the_lease() -> None:
+def test_a_deleted_key_that_is_written_again_without_a_lease_has_none() -> None:
     store = Store()
     lease = store.grant(5.0)
     store.put("a", lease=lease)
@@ -251,7 +251,7 @@ def test_a_deleted_key_that_is_written_anew_has_left_the_lease() -> None:
     assert store.keys() == ["a"]
 
 
-def test_a_counter_can_hang_on_a_lease_and_every_add_says_which() -> None:
+def test_a_counter_can_have_a_lease_and_every_add_sets_it() -> None:
     store = Store()
     lease = store.grant(5.0)
     assert store.apply(Add("n", 1, lease)) == AddResult(True, 2, 1)
@@ -320,7 +320,7 @@ def test_time_that_goes_back_ends_nothing_and_renews_from_the_latest_time() -> N
     assert store.keys() == []
 
 
-def test_leases_that_were_revoked_leave_no_memory_behind() -> None:
+def test_revoked_leases_leave_no_heap_entries() -> None:
     store = Store()
 
     def grant_and_revoke(times: int) -> None:
@@ -339,7 +339,7 @@ def test_leases_that_were_revoked_leave_no_memory_behind() -> None:
     assert after - before < 50_000
 
 
-# Leases that are to end sooner
+# Shortened leases
 
 
 def test_a_shortened_lease_ends_within_the_time_with_its_keys() -> None:

@@ -1,4 +1,4 @@
-"""The bytes of a log: what is written is read again, and what is not whole is never taken for it."""
+"""The log format: frames are read as they were written, and damaged or torn ones are detected."""
 
 import pytest
 from hypothesis import given, settings
@@ -25,8 +25,8 @@ from rallypoint.kv.log import (
     replay,
     scan,
 )
-from rallypoint.kv.parts import IN_A_PART, assemble, capture
 from rallypoint.kv.snapshot import SnapshotError, snapshot
+from rallypoint.kv.snapshot_parts import PART_SIZE, assemble, capture
 from rallypoint.kv.types import Add, Grant, KeepAlive, Origin, Put, Revoke, Shorten, Tick, Txn
 from tests.kv.strategies import endings, ops, origins, waits
 
@@ -35,7 +35,7 @@ HEADER = Header(Kind.LOG, 7, 1000, GENERATION)
 
 
 def three_frames() -> tuple[bytes, list[int]]:
-    """A log, and where each of its frames begins; the last entry is where it ends."""
+    """A log, and the offset of each frame; the last offset is the end."""
     data, starts = HEADER.encode(), []
     for number, size in enumerate((5, 700, 90)):
         starts.append(len(data))
@@ -111,16 +111,16 @@ def test_log_with_any_byte_flipped_is_damaged(flip):
         assert scanned.good == max(start for start in starts if start <= place)
 
 
-def test_frame_of_which_a_sector_never_arrived_is_torn_if_it_is_the_last():
+def test_last_frame_with_a_sector_that_was_not_written_is_torn():
     data, starts = three_frames()
     body = starts[1] + FRAME_HEADER_SIZE
     hole = -(-body // SECTOR) * SECTOR
     holed = data[:hole] + bytes(starts[2] - hole)
     assert scan(holed).end is End.TORN
-    assert scan(holed + data[starts[2] :]).end is End.DAMAGED  # something that was written later is there
+    assert scan(holed + data[starts[2] :]).end is End.DAMAGED  # a later frame is valid
 
 
-def test_frame_whose_last_few_bytes_never_arrived_is_torn():
+def test_frame_whose_last_few_bytes_were_not_written_is_torn():
     for over in range(3, 30):
         size = SECTOR - HEADER_SIZE - FRAME_HEADER_SIZE + over
         data = HEADER.encode() + frame(0, b"x" * size)
@@ -135,14 +135,14 @@ def test_zeros_at_the_end_are_torn():
         assert (scanned.end, scanned.good) == (End.TORN, starts[-1])
 
 
-def test_junk_at_the_end_is_damage():
+def test_garbage_at_the_end_is_damage():
     data, _ = three_frames()
     for junk in (b"x", b"junk" * 20):
         assert scan(data + junk).end is End.DAMAGED
 
 
 @given(st.binary(max_size=200))
-def test_whatever_the_bytes_are_they_are_judged(data):
+def test_any_bytes_can_be_scanned(data):
     scanned = scan(data, 0)
     assert scanned.good <= len(data)
     assert (scanned.end is End.CLEAN) == (scanned.good == len(data))
@@ -153,26 +153,26 @@ def test_whatever_the_bytes_are_they_are_judged(data):
 
 def test_entry_that_is_missing_is_refused():
     data = encode_entries(0, [Entry(Tick())]) + encode_entries(2, [Entry(Tick())])
-    with pytest.raises(FormatError, match="entry 1 is expected, and 2 is there"):
+    with pytest.raises(FormatError, match="entry 1 is missing: the next one is 2"):
         list(decode_entries(scan(data, 0).frames, 0))
 
 
-def test_entry_that_cannot_be_read_is_refused():
-    with pytest.raises(FormatError, match="cannot be read"):
+def test_entry_that_cannot_be_decoded_is_refused():
+    with pytest.raises(FormatError, match="cannot be decoded"):
         list(decode_entries(scan(frame(0, b"\xc1"), 0).frames, 0))
 
 
-def test_what_ends_by_time_is_written_at_its_place():
+def test_expired_lease_is_logged_as_a_revoke_at_its_position():
     engine = Engine()
     perform(engine, Grant(1.0, 5), 0.0)
     perform(engine, Txn((), (Put("a", b"", 5),)), 0.0)
     _, ended, entries = perform(engine, Txn((), (Put("b", b""),)), 1.0)
-    assert [event.batch for event in ended] == []  # nobody watches
+    assert [event.batch for event in ended] == []  # there is no watch
     assert entries == [Entry(Revoke(5)), Entry(Txn((), (Put("b", b""),)))]
     assert perform(engine, KeepAlive(5), 2.0)[2] == []
 
 
-def test_renewals_reads_and_what_is_sent_again_are_not_written():
+def test_renewals_reads_and_resent_requests_are_not_logged():
     engine = Engine()
     perform(engine, Grant(9.0, 5), 0.0)
     adding = Add("n", 1), 0.0, Origin("x", 1)
@@ -184,7 +184,7 @@ def test_renewals_reads_and_what_is_sent_again_are_not_written():
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(ops | endings, waits, origins), max_size=40))
-def test_replay_gives_the_same_state_whatever_happened(requests):
+def test_replay_of_any_operations_gives_the_same_state(requests):
     engine, now, entries = Engine(history=10), 0.0, []
     for op, wait_s, origin in requests:
         now = max(0.0, now + wait_s)
@@ -200,7 +200,7 @@ def test_replay_gives_the_same_state_whatever_happened(requests):
 
 
 def perform_rest(engine: Engine, entries: list[Entry]) -> None:
-    """A lease that was shortened to nothing ends with the next operation: let it, so that states can be compared."""
+    """Let leases that were shortened to zero end: they end with the next operation, and then states can be compared."""
     entries += perform(engine, Tick(), engine.now)[2]
 
 
@@ -208,7 +208,7 @@ def perform_rest(engine: Engine, entries: list[Entry]) -> None:
 
 
 @given(st.lists(st.tuples(ops, waits, origins), max_size=40))
-def test_parts_of_a_store_are_the_same_store(requests):
+def test_store_assembled_from_parts_is_the_same_store(requests):
     engine, now = Engine(history=10), 0.0
     for op, wait_s, origin in requests:
         now = max(0.0, now + wait_s)
@@ -223,13 +223,13 @@ def test_parts_of_a_store_are_the_same_store(requests):
 
 def large() -> Engine:
     engine = Engine()
-    for number in range(2 * IN_A_PART + 1):
+    for number in range(2 * PART_SIZE + 1):
         engine.apply(Grant(5.0, number + 1), 0.0, Origin(f"c{number}", 1))
         engine.apply(Txn((), (Put(f"k{number}", b"v", number + 1),)), 0.0, Origin(f"c{number}", 2))
     return engine
 
 
-def test_what_is_captured_does_not_change_any_more():
+def test_later_changes_do_not_affect_a_captured_state():
     engine = large()
     before = snapshot(engine)
     parts = capture(engine).parts(has_log=False)
@@ -241,7 +241,7 @@ def test_what_is_captured_does_not_change_any_more():
     assert snapshot(again) == before
 
 
-def test_snapshot_with_a_part_missing_or_out_of_place_is_refused():
+def test_snapshot_with_a_part_missing_or_out_of_order_is_refused():
     parts = list(capture(large()).parts(has_log=True))
     assert len(parts) > 10
     wrong = [[*parts[:index], *parts[index + 1 :]] for index in range(len(parts))]
@@ -251,6 +251,6 @@ def test_snapshot_with_a_part_missing_or_out_of_place_is_refused():
             assemble(some, 0.0)
 
 
-def test_part_that_cannot_be_read_is_refused():
-    with pytest.raises(SnapshotError, match="cannot be read"):
+def test_part_that_cannot_be_decoded_is_refused():
+    with pytest.raises(SnapshotError, match="cannot be decoded"):
         assemble([b"\xc1"], 0.0)

@@ -30,7 +30,7 @@ from tests.kv.stores import Store, refusal
 
 
 def a_store() -> Store:
-    """A bit of everything that a snapshot holds."""
+    """A store with every kind of content of a snapshot."""
     store = Store()
     for key in ["b", "a", "\U0010ffff", "é"]:
         store.put(key, key.encode())
@@ -52,7 +52,7 @@ def restored(store: Store, now: float = 0.0, history: int | None = None) -> Stor
     return again
 
 
-def test_everything_that_was_written_is_there_again() -> None:
+def test_a_restored_store_has_all_keys_and_the_revision() -> None:
     store = a_store()
     again = restored(store)
     assert again.engine.items == store.engine.items
@@ -72,7 +72,7 @@ def test_an_empty_store_can_be_restored() -> None:
     assert again.put("a") == 2
 
 
-def test_a_store_that_was_restored_has_nothing_in_common_with_the_first() -> None:
+def test_a_restored_store_shares_no_state_with_the_first() -> None:
     store = a_store()
     before = snapshot(store.engine)
     again = restored(store)
@@ -97,7 +97,7 @@ def test_restored_leases_have_their_full_time_again_and_their_keys() -> None:
     assert again.revision == revision + 1
 
 
-def test_a_restored_store_begins_at_the_time_it_is_given() -> None:
+def test_a_restored_store_starts_at_the_given_time() -> None:
     store = a_store()
     store.now = 1_000_000.0
     store.apply(KeepAlive(1))
@@ -107,7 +107,7 @@ def test_a_restored_store_begins_at_the_time_it_is_given() -> None:
     assert again.engine.now == 3.0
 
 
-def test_numbers_of_leases_go_on_after_a_restore() -> None:
+def test_numbering_of_leases_continues_after_a_restore() -> None:
     store = Store()
     store.apply(Revoke(store.grant(5.0)))
     assert restored(store).grant(5.0) == 2
@@ -130,7 +130,7 @@ def test_a_request_from_before_the_restore_is_still_answered_and_not_executed() 
     assert refusal(again.apply(Tick(), Origin("adam", 6))) is FailureCode.TOO_OLD
 
 
-def test_a_watch_goes_on_after_a_restore_where_it_was() -> None:
+def test_a_watch_can_continue_from_its_revision_after_a_restore() -> None:
     store = a_store()
     again = restored(store)
     for after in range(store.revision + 1):
@@ -145,7 +145,7 @@ def test_watches_are_not_restored() -> None:
     assert again.told == {}
 
 
-def test_history_that_was_gone_is_not_there_after_a_restore() -> None:
+def test_dropped_history_is_missing_after_a_restore_too() -> None:
     store = Store(Engine(history=2))
     for number in range(4):
         store.put(f"a{number}")
@@ -192,30 +192,30 @@ def test_a_snapshot_does_not_depend_on_the_order_of_hashes() -> None:
 
 
 def digest() -> str:
-    """Of a store whose lease with many keys has ended, and with it the order in which they went."""
+    """Of a store in which a lease with many keys has ended: its history contains the order of their removal."""
     store = a_store()
     store.now = 5.0
     store.apply(Tick())
     return hashlib.sha256(snapshot(store.engine)).hexdigest()
 
 
-# What is no snapshot
+# Invalid bytes
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"{}", b"\xc1", b"[1, 2]", msgspec.msgpack.encode([FORMAT])])
-def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_snapshot_are_refused(data: bytes) -> None:
     with pytest.raises(SnapshotError, match="not a snapshot of a store"):
         restore(data, 0.0)
 
 
-def test_a_snapshot_that_was_cut_short_is_refused() -> None:
+def test_a_truncated_snapshot_is_refused() -> None:
     data = snapshot(a_store().engine)
     for length in range(len(data)):
         with pytest.raises(SnapshotError):
             restore(data[:length], 0.0)
 
 
-def test_a_snapshot_of_another_format_is_refused_by_its_number_whatever_else_is_in_it() -> None:
+def test_a_snapshot_of_another_format_is_refused_by_its_number() -> None:
     whole = msgspec.msgpack.decode(snapshot(Store().engine))
     for data in ([FORMAT + 1, *whole[1:]], [FORMAT + 1, {"laid": "out", "in": "another way"}]):
         with pytest.raises(SnapshotError, match=f"format {FORMAT + 1} is not known"):

@@ -1,4 +1,4 @@
-"""Sums of keys and bytes: whatever happened, they are what counting again gives."""
+"""The sums of keys and bytes always equal a recount."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def counted(engine: Engine) -> dict[str, tuple[int, int]]:
 
 
 @given(st.lists(st.tuples(operations, st.floats(0, 3)), max_size=40))
-def test_sums_are_what_counting_again_gives(history):
+def test_sums_after_any_operations_equal_a_recount(history):
     engine, now = Engine(), 0.0
     for op, later in history:
         now += later
@@ -53,11 +53,11 @@ def test_sums_are_what_counting_again_gives(history):
         assert one.usage.size == sum(size for _, size in runs.values())
 
 
-def test_keys_of_both_ranges_are_of_one_run_and_odd_ones_of_none():
+def test_control_and_data_keys_belong_to_the_same_run_and_other_keys_to_none():
     assert [run_of(key) for key in KEYS] == ["a", "a", "b", "b", "", "", ""]
 
 
-def test_history_of_a_large_value_that_is_written_again_and_again_is_bounded():
+def test_history_of_a_large_value_that_is_written_often_is_bounded():
     history = History(1_000_000, 0, limit_bytes=10_000)
     for revision in range(1, 1_001):
         item = Item("/big", bytes(1_000), 1, revision, revision)

@@ -1,4 +1,4 @@
-"""Watches of the engine: what they are told, and where they may start."""
+"""Watches of the engine: their events, and where they may start."""
 
 import pytest
 
@@ -23,7 +23,7 @@ LAST = chr(0x10FFFF)
 
 
 def written(key: str, revision: int) -> Batch:
-    """What a watch sees of a key that was created empty."""
+    """The event of a key that was created empty."""
     return Batch(revision, (Change(key, Item(key, b"", revision, revision, 1)),))
 
 
@@ -35,10 +35,10 @@ def store_with(history: int) -> Store:
     return Store(Engine(history))
 
 
-# What is told
+# Events
 
 
-def test_a_watch_is_told_of_every_change_under_its_prefix() -> None:
+def test_a_watch_gets_every_change_under_its_prefix() -> None:
     store = Store()
     watch = store.watch("a/")
     store.put("a/x")
@@ -48,7 +48,7 @@ def test_a_watch_is_told_of_every_change_under_its_prefix() -> None:
     assert store.told[watch] == [written("a/x", 2), Batch(5, (Change("a/x", None),))]
 
 
-def test_a_watch_on_a_whole_key_covers_what_begins_with_it_too() -> None:
+def test_a_watch_on_a_whole_key_also_covers_keys_that_start_with_it() -> None:
     store = Store()
     watch = store.watch("node1")
     for key in ["node1", "node10", "node", "node2"]:
@@ -57,7 +57,7 @@ def test_a_watch_on_a_whole_key_covers_what_begins_with_it_too() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", LAST, "a" + LAST, "\ud7ff", "é"])
-def test_a_watch_covers_what_a_range_of_its_prefix_covers(prefix: str) -> None:
+def test_a_watch_covers_the_same_keys_as_a_range_of_its_prefix(prefix: str) -> None:
     store = Store()
     watch = store.watch(prefix)
     for key in [
@@ -79,7 +79,7 @@ def test_a_watch_covers_what_a_range_of_its_prefix_covers(prefix: str) -> None:
     assert sorted(told) == store.keys(prefix)
 
 
-def test_a_batch_is_one_revision_and_only_what_the_watch_covers() -> None:
+def test_a_batch_is_one_revision_and_contains_only_covered_keys() -> None:
     store = Store()
     everything, some, none = store.watch(""), store.watch("a"), store.watch("c")
     store.txn(Put("a2", b""), Put("b", b""), Put("a1", b""))
@@ -88,7 +88,7 @@ def test_a_batch_is_one_revision_and_only_what_the_watch_covers() -> None:
     assert store.told[none] == []
 
 
-def test_several_watches_on_one_prefix_are_told_alike() -> None:
+def test_several_watches_on_one_prefix_get_the_same_events() -> None:
     store = Store()
     watches = [store.watch("a") for _ in range(3)]
     store.put("a")
@@ -119,7 +119,7 @@ def test_events_of_one_operation_come_in_order_of_revision() -> None:
     assert keys_of([event.batch for event in events[::2]]) == [["ttl1.0"], ["ttl2.0"], ["ttl"]]
 
 
-def test_shorter_prefixes_are_told_first_and_then_in_order_of_registration() -> None:
+def test_events_are_ordered_by_length_of_prefix_and_then_by_registration() -> None:
     engine = Engine()
     for watch, prefix in [(1, "abc"), (2, "a"), (3, "abc"), (4, ""), (5, "a")]:
         engine.watch(watch, prefix, 1)
@@ -131,7 +131,7 @@ def test_shorter_prefixes_are_told_first_and_then_in_order_of_registration() -> 
     "op",
     [Txn((), (Get("a"),)), Txn((), (Delete("b"),)), Txn((Exists("b"),), (Put("a", b""),)), Tick()],
 )
-def test_what_changes_nothing_is_not_told(op) -> None:
+def test_operations_that_change_nothing_make_no_event(op) -> None:
     store = Store()
     store.put("a")
     watch = store.watch("")
@@ -139,14 +139,14 @@ def test_what_changes_nothing_is_not_told(op) -> None:
     assert store.told[watch] == []
 
 
-def test_a_refused_transaction_is_not_told() -> None:
+def test_a_refused_transaction_makes_no_event() -> None:
     store = Store()
     watch = store.watch("")
     store.apply(Txn((), (Put("a", b""), Put("a", b""))))
     assert store.told[watch] == []
 
 
-def test_a_watch_that_was_stopped_is_told_no_more() -> None:
+def test_a_stopped_watch_gets_no_more_events() -> None:
     store = Store()
     stopped, other = store.watch("a"), store.watch("a")
     store.put("a1")
@@ -166,10 +166,10 @@ def test_stopping_an_unknown_watch_is_ignored() -> None:
     assert store.told == {}
 
 
-def test_a_watch_number_in_use_cannot_be_taken_but_a_free_one_can() -> None:
+def test_a_watch_id_in_use_is_refused_and_a_free_one_is_accepted() -> None:
     engine = Engine()
     engine.watch(1, "a", 1)
-    with pytest.raises(ValueError, match="watch 1 is registered already"):
+    with pytest.raises(ValueError, match="watch 1 is already registered"):
         engine.watch(1, "b", 1)
     engine.unwatch(1)
     assert engine.watch(1, "b", 1) == WatchStarted(1, ())
@@ -178,7 +178,7 @@ def test_a_watch_number_in_use_cannot_be_taken_but_a_free_one_can() -> None:
 # Where a watch may start
 
 
-def test_a_watch_from_the_past_gets_what_it_missed_and_then_what_comes() -> None:
+def test_a_watch_from_the_past_gets_missed_changes_and_then_new_ones() -> None:
     store = Store()
     for key in ["a1", "b", "a2"]:
         store.put(key)
@@ -189,20 +189,20 @@ def test_a_watch_from_the_past_gets_what_it_missed_and_then_what_comes() -> None
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_watch_may_start_at_the_very_beginning_while_nothing_is_forgotten(after: int) -> None:
+def test_a_watch_may_start_at_the_very_beginning_while_the_history_is_complete(after: int) -> None:
     store = Store()
     assert store.start("", after) == WatchStarted(1, ())
     store.put("a")
     assert store.start("", after) == WatchStarted(2, (written("a", 2),))
 
 
-def test_a_watch_from_now_has_nothing_to_catch_up_with() -> None:
+def test_a_watch_from_now_has_no_backlog() -> None:
     store = Store()
     store.put("a")
     assert store.start("a", after=2) == WatchStarted(2, ())
 
 
-def test_a_watch_from_the_future_is_told_only_of_changes_after_its_start() -> None:
+def test_a_watch_from_the_future_gets_only_changes_after_its_start() -> None:
     store = Store()
     assert store.start("a", after=4) == WatchStarted(1, ())
     for number in range(1, 6):
@@ -210,7 +210,7 @@ def test_a_watch_from_the_future_is_told_only_of_changes_after_its_start() -> No
     assert [batch.revision for batch in store.told[1]] == [5, 6]
 
 
-def test_a_watch_from_the_future_that_was_stopped_leaves_nothing_for_its_successor() -> None:
+def test_start_of_a_stopped_watch_does_not_apply_to_a_new_watch_with_its_id() -> None:
     engine = Engine()
     store = Store(engine)
     engine.watch(1, "a", 50)
@@ -220,7 +220,7 @@ def test_a_watch_from_the_future_that_was_stopped_leaves_nothing_for_its_success
     assert keys_of(store.told[1]) == [["a1", "a2"]]
 
 
-def test_a_watch_from_before_the_history_is_told_where_it_may_start() -> None:
+def test_refusal_of_a_watch_from_before_the_history_contains_the_earliest_start() -> None:
     store = store_with(history=2)
     for number in range(5):
         store.put(f"a{number}")
@@ -238,7 +238,7 @@ def test_a_watch_that_starts_too_early_is_not_registered() -> None:
     assert isinstance(store.engine.watch(7, "a", 3), WatchStarted)
 
 
-def test_history_that_the_watch_does_not_cover_is_needed_all_the_same() -> None:
+def test_dropped_history_of_other_keys_prevents_a_start_too() -> None:
     store = store_with(history=1)
     store.put("a")
     store.put("b")
@@ -279,7 +279,7 @@ def test_a_revision_larger_than_the_history_is_kept_whole_until_the_next() -> No
     assert store.start("", after=1) == WatchTooOld(2)
 
 
-def test_watches_are_no_part_of_what_operations_do() -> None:
+def test_watches_do_not_affect_results_of_operations() -> None:
     watched, unwatched = Store(), Store()
     watched.watch("")
     for store in (watched, unwatched):

@@ -1,4 +1,4 @@
-"""What the tests of the register share: kits for the conformance suites on any cell."""
+"""Shared by the tests of the register: kits for the conformance suites on any cell."""
 
 import asyncio
 import random
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rallypoint.backends.register.backend import RegisterBackend
 from rallypoint.backends.register.cell import AsyncCell, BlockingCell, Cell
-from rallypoint.backends.register.hub import Hub
+from rallypoint.backends.register.shared_cell import SharedCell
 from rallypoint.errors import Unavailable
 from rallypoint.testing.cells import MemoryCell
 from rallypoint.testing.conformance.backend import BackendKit
@@ -16,7 +16,7 @@ IDLE_S = 1.0
 
 
 class Distant(AsyncCell):
-    """A cell that calls take time to reach. While it cannot be reached, they fail after `patience_s`."""
+    """A cell with latency. While it cannot be reached, calls fail after `patience_s`."""
 
     name = "distant"
 
@@ -46,13 +46,13 @@ class Distant(AsyncCell):
 
 
 def connector(make: Callable[[], Cell], *, history: int = HISTORY, idle_s: float = IDLE_S, seed: int = 0):
-    """Connections that have nothing in common but the cell, as those of different processes."""
+    """Connections that share only the cell, like those of different processes."""
     rng = random.Random(seed)
 
     async def connect():
-        cell = await asyncio.get_running_loop().run_in_executor(None, make)  # to connect may take seconds
-        hub = Hub(BlockingCell(cell), random.Random(rng.getrandbits(64)), history=history, idle_s=idle_s)
-        return RegisterBackend(hub, rng=random.Random(rng.getrandbits(64)))
+        cell = await asyncio.get_running_loop().run_in_executor(None, make)  # connecting may take seconds
+        shared = SharedCell(BlockingCell(cell), random.Random(rng.getrandbits(64)), history=history, idle_s=idle_s)
+        return RegisterBackend(shared, rng=random.Random(rng.getrandbits(64)))
 
     return connect
 

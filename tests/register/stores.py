@@ -1,4 +1,4 @@
-"""Stores of torch to put a cell into, each as several processes would have it."""
+"""Torch stores for a `StoreCell`, each as several processes would use it."""
 
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,7 +10,7 @@ STORES = ("hash", "file", "tcp")
 
 @contextmanager
 def store_maker(kind, folder):
-    """A function that gives a store object; all of them are the same store."""
+    """A function that makes store objects; all of them access the same store."""
     dist = pytest.importorskip("torch.distributed")
     if kind == "hash":
         store = dist.HashStore()

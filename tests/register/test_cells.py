@@ -1,4 +1,4 @@
-"""The compare-and-set contract, on every cell there is; and what each of them does with contents that are not ours."""
+"""The compare-and-set contract on every shipped cell, and what each cell does with damaged or foreign content."""
 
 import multiprocessing
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.backends.register.file import FileCell
-from rallypoint.backends.register.stores import NOTHING, StoreCell
+from rallypoint.backends.register.file_cell import FileCell
+from rallypoint.backends.register.store_cell import NOTHING, StoreCell
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.testing.cells import MemoryCell
 from rallypoint.testing.conformance.cell import CELL_CHECKS, CellKit, run_cell_checks
@@ -39,8 +39,8 @@ def test_cell_in_a_torch_store_conforms(check, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_torch_s_own_backend_keeps_the_contract_that_is_checked(kind, tmp_path):
-    """The suite asks for nothing that torch's own cell does not do."""
+def test_backend_of_torch_itself_passes_the_suite(kind, tmp_path):
+    """The suite requires nothing that torch's own cell does not do."""
     pytest.importorskip("torch")
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
@@ -53,14 +53,14 @@ def test_torch_s_own_backend_keeps_the_contract_that_is_checked(kind, tmp_path):
 
 
 class Careless(MemoryCell):
-    """Writes whatever the token."""
+    """Ignores the token."""
 
     def set_state(self, state, token=None):
         return super().set_state(state, self._version if self._state is not None else None)
 
 
 class Forgetful(MemoryCell):
-    """Gives an old content now and then."""
+    """Sometimes returns old content."""
 
     def get_state(self):
         found = super().get_state()
@@ -68,7 +68,7 @@ class Forgetful(MemoryCell):
 
 
 class Liar(MemoryCell):
-    """Says that it has written what it has not."""
+    """Claims that refused writes were executed."""
 
     def set_state(self, state, token=None):
         answer = super().set_state(state, token)
@@ -141,7 +141,7 @@ def hold_lock(path, ready):
         signal.pause()
 
 
-def test_lock_that_somebody_keeps_is_an_error_that_says_who(tmp_path):
+def test_lock_held_by_another_process_is_an_error_that_names_the_process(tmp_path):
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     holder = context.Process(target=hold_lock, args=(tmp_path / "cell", ready))
@@ -160,7 +160,7 @@ def test_lock_that_somebody_keeps_is_an_error_that_says_who(tmp_path):
 
 WRITER = """
 import sys, time
-from rallypoint.backends.register.file import FileCell
+from rallypoint.backends.register.file_cell import FileCell
 cell = FileCell(sys.argv[1])
 print("ready", flush=True)
 n = 0
@@ -187,7 +187,7 @@ def test_file_cell_survives_writers_that_are_killed_at_any_moment(tmp_path):
             deadline = time.monotonic() + 30
             while cell.get_state() == before:
                 assert time.monotonic() < deadline
-            time.sleep(0.001 * attempt)  # another moment each time
+            time.sleep(0.001 * attempt)  # a different moment each time
         finally:
             for writer in writers:
                 writer.kill()
@@ -198,14 +198,14 @@ def test_file_cell_survives_writers_that_are_killed_at_any_moment(tmp_path):
         assert len(set(state)) <= 10
         assert cell.set_state(b"mine", token)[2]
     left = {one.name for one in tmp_path.iterdir()} - {"cell", "cell.lock"}
-    assert len(left) <= 2, left  # of the last two writers at most: earlier ones were removed
+    assert len(left) <= 2, left  # at most those of the last two writers: earlier ones were removed
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------
 
 
 class FakeStore(dict):
-    """A store's two calls."""
+    """The two methods of a store that are used."""
 
     def get(self, key):
         return self[key].encode()
@@ -216,7 +216,7 @@ class FakeStore(dict):
         return self[key].encode()
 
 
-def test_key_of_somebody_else_is_an_error_and_stays():
+def test_foreign_content_of_the_key_is_an_error_and_is_not_changed():
     store = FakeStore({"rallypoint.register.run": "somebody else's"})
     cell = StoreCell(store, "run")
     for call in (cell.get_state, lambda: cell.set_state(b"new", None)):
@@ -240,6 +240,6 @@ def test_store_cell_needs_a_run_id():
 
 
 def test_path_of_a_run_is_one_name_in_its_directory():
-    from rallypoint.backends.register.file import path_of
+    from rallypoint.backends.register.file_cell import path_of
 
     assert path_of("/mnt/x", "my/run 1") == Path("/mnt/x/my%2Frun%201.rallypoint")

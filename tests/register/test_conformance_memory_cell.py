@@ -1,4 +1,4 @@
-"""The register keeps the contract on a cell in memory, on virtual time: alone, and with a cell that often fails."""
+"""The conformance suite of backends on a memory cell in virtual time, without faults and with a faulty cell."""
 
 import random
 
@@ -40,7 +40,7 @@ def test_register_gives_the_answers_of_the_model(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_write_whose_outcome_is_unknown_is_executed_once(seed):
-    """The model knows nothing of faults, so every answer must be as if there had been none."""
+    """The model has no faults, so every answer must be the same as without faults."""
     cell = MemoryCell()
     faults = CellFaults(unknown=0.1, broken=0.05, late=0.1)
     rng = random.Random(seed)

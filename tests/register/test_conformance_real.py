@@ -1,6 +1,6 @@
-"""Backend, store and handler suites on real cells in real time: a file, and stores of torch.
+"""Backend, store and handler suites on real cells in real time: a file, and torch stores.
 
-All checks of a suite run at the same time, each with a cell of its own, so that they wait together.
+The checks of a suite run concurrently, each with a cell of its own, because they mostly wait.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from rallypoint.backends.register.file import FileCell
-from rallypoint.backends.register.opening import open_cell
-from rallypoint.backends.register.stores import StoreCell
+from rallypoint.backends.register.connect import open_cell
+from rallypoint.backends.register.file_cell import FileCell
+from rallypoint.backends.register.store_cell import StoreCell
 from rallypoint.backends.schemes import register_backend
 from rallypoint.handler import Handler
 from rallypoint.settings import Settings
@@ -40,7 +40,7 @@ class Cells:
     def maker(self, name):
         if self._make_store is None:
             return lambda: FileCell(self.folder / name)
-        if self.kind == "tcp":  # a hundred clients of torch's server at once stall for seconds: one a check
+        if self.kind == "tcp":  # a hundred concurrent clients of torch's server stall for seconds: one per check
             store = self._make_store()
             return lambda: StoreCell(store, name)
         return lambda: StoreCell(self._make_store(), name)
@@ -59,7 +59,7 @@ def assert_all_conform(reports) -> None:
 
 def gather(coros):
     async def all_of_them():
-        limit = asyncio.Semaphore(5)  # so many at a time that none has to wait for the machine
+        limit = asyncio.Semaphore(5)  # so few at a time that none has to wait for a processor
 
         async def one(coro):
             async with limit:
@@ -122,7 +122,7 @@ def test_handlers_conform_on_real_cells(cells):
 
 
 def test_handlers_conform_at_a_url(tmp_path):
-    """The scheme `file`, as users name it."""
+    """The scheme `file`, as in a user's URL."""
     before = users()
     with ThreadPoolExecutor(4) as threads:
         kit = HandlerKit.at(f"file://{tmp_path}", "run", keep_alive_interval=1.0, last_call_timeout=1.0)

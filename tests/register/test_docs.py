@@ -1,4 +1,4 @@
-"""The examples of docs/writing-a-backend.md work as they are printed."""
+"""The examples of docs/writing-a-backend.md work as printed."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ def examples() -> list[str]:
 
 @pytest.fixture(scope="module")
 def names():
-    """What is defined when all examples have been run, in order."""
+    """The namespace after all examples have been run in order."""
     found: dict[str, object] = {"__name__": "docs"}
     for example in examples():
         exec(compile(example, str(PAGE), "exec"), found)

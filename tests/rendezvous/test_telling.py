@@ -27,7 +27,7 @@ from rallypoint.events import (
 from rallypoint.kv.types import Batch, TxnResult
 from rallypoint.rendezvous.node_session import WITHDRAW_S
 from rallypoint.rendezvous.records import HistoryRecord
-from rallypoint.testing.line import Line
+from rallypoint.testing.cuttable import CuttableBackend
 from tests.rendezvous.kit import Meddling, T, Through, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
@@ -228,10 +228,10 @@ def test_report_says_how_long_a_round_lasted_only_if_its_writer_saw_it_begin(cha
 
 
 def test_time_out_after_an_outage_that_healed_does_not_blame_the_backend() -> None:
-    lines: list[Line] = []
+    lines: list[CuttableBackend] = []
 
     def wrap(name: str, backend: Backend) -> Backend:
-        lines.append(Line(backend))
+        lines.append(CuttableBackend(backend))
         return lines[-1]
 
     async def scene(town: Town) -> None:

@@ -39,7 +39,7 @@ def test_row_08_server_is_killed_and_started_again_from_its_log(row: Recorder, s
     for node in nodes:
         node.event("BackendUnreachable")
     restarted_at = time.monotonic()
-    stage.serve(bind, *data).wait_line("goes on from")
+    stage.serve(bind, *data).wait_line("continues with the data in")
     for node in nodes:
         assert node.call("store.get", "checkpoint") == "step 1000"
     row(

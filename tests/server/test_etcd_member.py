@@ -66,7 +66,7 @@ def test_one_member_serves_runs_and_is_started_again_with_its_data(tmp_path):
         assert use(f"etcd://127.0.0.1:{port}/one") == b"b"
         before = int(client.status()["header"]["revision"])
         os.kill(etcd_of(process), signal.SIGKILL)
-        process.wait_line("it is started again")
+        process.wait_line("it is restarted in")
         until(lambda: sum("etcd is healthy" in line for line in process.errors) == 2, "it is healthy again")
         assert int(client.status()["header"]["revision"]) >= before
         assert use(f"etcd://127.0.0.1:{port}/two") == b"b"

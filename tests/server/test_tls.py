@@ -151,7 +151,7 @@ def for_another_host(town: Town):
         (expired, "its certificate has expired"),
         (not_yet, "its certificate is not valid yet"),
         (self_signed, "its certificate is self-signed and not in tls_ca"),
-        (of_another_authority, "its certificate is of an authority that is not in tls_ca"),
+        (of_another_authority, "its certificate was signed by an authority that is not in tls_ca"),
         (for_another_host, "its certificate is not for '127.0.0.1'"),
     ],
 )
@@ -204,8 +204,16 @@ def test_something_else_than_a_server_is_named_to_a_client_that_speaks_tls(town)
     [
         (lambda town: None, "asks for a certificate (mutual TLS) and none was given", "none was given"),
         (lambda town: town.authority.expired("late"), "(tls_cert) has expired", "has expired"),
-        (lambda town: town.foreign.issue("stranger"), "(tls_cert) is of an authority that the server", "unable to get"),
-        (lambda town: town.authority.issue("alone", self_signed=True), "(tls_cert) is of an authority", "self-signed"),
+        (
+            lambda town: town.foreign.issue("stranger"),
+            "(tls_cert) was signed by an authority that the server",
+            "unable to get",
+        ),
+        (
+            lambda town: town.authority.issue("alone", self_signed=True),
+            "(tls_cert) was signed by an authority",
+            "self-signed",
+        ),
     ],
 )
 def test_client_without_the_right_certificate_is_told_what_is_wrong_with_it(town, make, told, logged):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rallypoint.backends.session import LeaseSession
 from rallypoint.backends.tcp.client import TcpBackend
-from rallypoint.kv import log, parts
+from rallypoint.kv import log, snapshot_parts
 from rallypoint.kv.engine import Engine
 from rallypoint.rendezvous import attempt, decide, ranks
 from rallypoint.rendezvous.coordinator import Coordinator
@@ -492,7 +492,7 @@ MUTANTS = (
         ("Fencing",),
         (
             Edit(log, "replay", "engine.apply(op, now, entry.origin)", "engine.apply(op, now)"),
-            Edit(parts, "capture", "in engine.dedupe.clients.items()", "in ()"),
+            Edit(snapshot_parts, "capture", "in engine.dedupe.clients.items()", "in ()"),
         ),
         has_data=True,
     ),

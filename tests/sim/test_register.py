@@ -2,8 +2,8 @@
 
 import pytest
 
-from rallypoint.backends.register.hub import Hub
-from rallypoint.backends.register.progress import Progress
+from rallypoint.backends.register.lease_expiry import LeaseExpiry
+from rallypoint.backends.register.shared_cell import SharedCell
 from rallypoint.testing.sim.campaign import replay_command
 from rallypoint.testing.sim.plan import draw, draw_register
 from rallypoint.testing.sim.run import run_plan, run_seed
@@ -13,10 +13,10 @@ SEEDS = (0, 1, 2, 3, 4, 5, 6, 12, 33, 39, 41, 48)
 """1 once broke Outage tolerance, and so did the last five when slow cells came in."""
 MUTANTS = {
     "a lease that is renewed is ended all the same": (
-        Edit(Progress, "look", "known is not None and known[0] == counter", "known is not None"),
+        Edit(LeaseExpiry, "observe", "known is not None and known[0] == counter", "known is not None"),
         0,
     ),
-    "leases are never ended": (Edit(Hub, "_attempt", "self._progress.due(self._loop.time())", "()"), 0),
+    "leases are never ended": (Edit(SharedCell, "_attempt", "self._expiry.due(self._loop.time())", "()"), 0),
 }
 
 

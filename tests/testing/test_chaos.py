@@ -1,4 +1,4 @@
-"""Each fault occurs, means what it says, and stays within the contract."""
+"""Each fault occurs, has the documented effect, and stays within the contract."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ def now() -> float:
 
 
 class World:
-    """A server, a connection with faults and one without."""
+    """A server with a faulty connection and one without faults."""
 
     def __init__(self, faults: Faults, seed: int = 0) -> None:
         self.server = MemoryServer()
@@ -34,7 +34,7 @@ class World:
 
 
 class CountingBackend(MemoryBackend):
-    """Says how often a watch was asked for."""
+    """Counts the requests for watches."""
 
     def __init__(self, server):
         super().__init__(server)
@@ -139,7 +139,7 @@ def test_ghost_outlives_the_connection_that_sent_it():
     run(main(), limit_s=LIMIT_S)
 
 
-def test_call_that_its_caller_gave_up_may_be_executed_later():
+def test_cancelled_call_may_be_executed_later():
     async def main():
         world = World(Faults(delay_s=(5.0, 5.0), unknown_late=1.0, ghost_delay_s=(3.0, 3.0)))
         with pytest.raises(TimeoutError):
@@ -163,7 +163,7 @@ def test_reads_never_have_an_unknown_outcome():
     run(main(), limit_s=LIMIT_S)
 
 
-def test_rejection_comes_through_or_is_lost_like_any_answer():
+def test_rejection_arrives_or_is_lost_like_any_answer():
     async def main():
         world = World(Faults.none())
         with pytest.raises(LeaseGone):
@@ -221,7 +221,7 @@ def test_cut_makes_calls_hang_until_they_time_out_without_executing_them():
     run(main(), limit_s=LIMIT_S)
 
 
-def test_call_goes_on_if_the_cut_is_healed_in_time():
+def test_call_continues_if_the_cut_is_healed_in_time():
     async def main():
         world = World(Faults(call_timeout_s=5.0))
         world.chaos.cut()
@@ -284,14 +284,14 @@ def test_watch_stalls_while_cut_and_misses_nothing(ways):
 # --- watches ----------------------------------------------------------------------------------------------------------
 
 
-def test_watches_are_late_independently_of_each_other():
+def test_delays_of_watches_are_independent_of_each_other():
     async def main(seed):
         world = World(Faults(watch_delay_s=(0.0, 2.0)), seed)
         order = []
 
         async def read(name, watch):
             async for batch in watch:
-                order.append((name, batch.revision))  # noqa: PERF401 (the order is when, not what)
+                order.append((name, batch.revision))  # noqa: PERF401 (the order in time matters)
 
         tasks = [asyncio.create_task(read(name, world.chaos.watch("/", 1))) for name in "ab"]
         written = []
@@ -324,7 +324,7 @@ def test_interrupted_watch_resumes_without_gap_or_repetition():
     run(main(), limit_s=LIMIT_S)
 
 
-def test_history_that_is_gone_is_told_once_and_for_all():
+def test_history_gone_is_raised_again_by_every_further_read():
     async def main():
         world = World(Faults(history_gone=1.0))
         revision = await put(world.clean, "/a")
@@ -342,7 +342,7 @@ def test_history_that_is_gone_is_told_once_and_for_all():
     run(main(), limit_s=LIMIT_S)
 
 
-def test_reader_that_gives_up_waiting_loses_no_batch():
+def test_cancelled_reader_loses_no_batch():
     async def main():
         world = World(Faults(watch_delay_s=(0.0, 3.0), watch_interrupted=0.2))
         written = [await put(world.clean, "/a") for _ in range(20)]
@@ -381,7 +381,7 @@ def test_cancel_ends_a_watch_at_once_even_while_it_is_late_or_cut(cut):
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def test_missed_renewals_are_told_to_the_session():
+def test_missed_renewals_are_reported_to_the_session():
     missed = []
 
     async def main():
@@ -396,7 +396,7 @@ def test_missed_renewals_are_told_to_the_session():
     assert len(missed) > 20
 
 
-def test_lease_that_somebody_ended_is_a_lost_session():
+def test_revoked_lease_is_a_lost_session():
     async def main():
         world = World(Faults(lease_ended=1.0))
         session = await world.chaos.open_session(6.0)
@@ -444,7 +444,7 @@ def test_closing_ends_sessions_and_watches():
 
 
 async def claim_places(world: World, names: str) -> dict[str, int]:
-    """Each client takes the first free place, create-only, whatever goes wrong on the way: place by name."""
+    """Each client takes the first free place, create-only, despite all faults. Place by name of the client."""
     taken: dict[str, int] = {}
 
     async def claim(name: str) -> None:
@@ -457,7 +457,7 @@ async def claim_places(world: World, names: str) -> dict[str, int]:
             except Unavailable:
                 continue
             except OutcomeUnknown:
-                await asyncio.sleep(20.0)  # a ghost has come by then, or never will
+                await asyncio.sleep(20.0)  # all ghosts have been executed by then
                 holder = None
                 while holder is None:
                     try:
@@ -475,7 +475,7 @@ async def claim_places(world: World, names: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_careful_clients_are_right_in_a_cruel_world(seed):
+def test_careful_clients_get_distinct_places_despite_all_faults(seed):
     async def main():
         world = World(Faults.cruel(), seed)
         taken = await claim_places(world, "abcdefgh")

@@ -1,4 +1,4 @@
-"""Each checker raises the error of its own guarantee on a hand-made story, and is silent on a good one."""
+"""Each checker raises the error of its own guarantee for a hand-made scenario, and none for a correct one."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ JOINING, MEMBER, LEFT = NodePhase.JOINING, NodePhase.MEMBER, NodePhase.LEFT
 BOSS = "boss"
 
 
-class Story:
-    """Commits and returns, one after the other, told to all checkers. Every commit is one revision."""
+class Scenario:
+    """A sequence of commits and returns, given to all checkers. Every commit is one revision."""
 
     def __init__(self, min_nodes: int = 2, max_nodes: int = 3, step: int = 1, compared: int = 100) -> None:
         self.safety = Safety(KEYS, min_nodes, max_nodes, step, compared)
@@ -103,7 +103,7 @@ class Story:
         self.safety.returned(name, name, Joined(number, rank, size, "", 0, 0, 0))
 
     def whole_round(self, number: int, *names: str, join: int = 1) -> None:
-        """All of them join, confirm and return."""
+        """All members join, confirm and return."""
         for name in names:
             self.node(name, join=join)
         self.form(number, *names, join=join)
@@ -114,46 +114,46 @@ class Story:
             self.come_back(name, number, rank, len(names))
 
 
-# --- what is fine -----------------------------------------------------------------------------------------------------
+# --- correct scenarios ------------------------------------------------------------------------------------------------
 
 
-def test_good_story_breaks_nothing():
-    story = Story()
-    story.whole_round(1, "a", "b")
-    story.put("a", (KEYS.store(1) + "k/x", ClosedRecord(closed=False)))
-    story.node("c")
-    story.put(BOSS, (KEYS.waiting, WaitingRecord(number=1, waiting=1)))
-    story.whole_round(2, "a", "b", "c", join=2)
-    story.lose("c")
-    story.node("b", LEFT, join=2)
-    story.lose("b")
-    story.node("a", join=3)
-    story.close()
-    story.open()
-    story.elect("other")
-    story.node("b", join=3)
-    story.form(3, "a", "b", join=3, by="other")
+def test_correct_scenario_breaks_nothing():
+    scenario = Scenario()
+    scenario.whole_round(1, "a", "b")
+    scenario.put("a", (KEYS.store(1) + "k/x", ClosedRecord(closed=False)))
+    scenario.node("c")
+    scenario.put(BOSS, (KEYS.waiting, WaitingRecord(number=1, waiting=1)))
+    scenario.whole_round(2, "a", "b", "c", join=2)
+    scenario.lose("c")
+    scenario.node("b", LEFT, join=2)
+    scenario.lose("b")
+    scenario.node("a", join=3)
+    scenario.close()
+    scenario.open()
+    scenario.elect("other")
+    scenario.node("b", join=3)
+    scenario.form(3, "a", "b", join=3, by="other")
 
 
 def test_attempt_that_is_given_up_breaks_nothing():
-    story = Story()
+    scenario = Scenario()
     for name in ("a", "b", "c"):
-        story.node(name)
-    story.form(1, "a", "b", "c")
-    story.node("a", MEMBER, 1)
-    story.lose("c")
-    story.form(2, "a", "b")
-    story.node("a", MEMBER, 2)
-    story.node("b", MEMBER, 2)
-    story.activate(2, 2)
+        scenario.node(name)
+    scenario.form(1, "a", "b", "c")
+    scenario.node("a", MEMBER, 1)
+    scenario.lose("c")
+    scenario.form(2, "a", "b")
+    scenario.node("a", MEMBER, 2)
+    scenario.node("b", MEMBER, 2)
+    scenario.activate(2, 2)
 
 
-def test_store_that_lost_everything_may_begin_again():
-    story = Story()
-    story.whole_round(1, "a", "b")
-    story.safety.wiped()
-    again = Story()
-    again.safety = story.safety
+def test_store_that_lost_everything_may_start_again():
+    scenario = Scenario()
+    scenario.whole_round(1, "a", "b")
+    scenario.safety.wiped()
+    again = Scenario()
+    again.safety = scenario.safety
     again.open()
     again.elect(BOSS)
     for name in ("c", "d"):
@@ -164,89 +164,89 @@ def test_store_that_lost_everything_may_begin_again():
 # --- safety -----------------------------------------------------------------------------------------------------------
 
 
-def confirmed_by(story: Story, *names: str) -> None:
-    """Attempt 1 of a and b, and who has confirmed it."""
+def confirmed_by(scenario: Scenario, *names: str) -> None:
+    """Attempt 1 of a and b with the given confirmations."""
     for name in ("a", "b"):
-        story.node(name)
-    story.form(1, "a", "b")
+        scenario.node(name)
+    scenario.form(1, "a", "b")
     for name in names:
-        story.node(name, MEMBER, 1)
+        scenario.node(name, MEMBER, 1)
 
 
 def test_round_that_is_active_without_a_confirmation_breaks_barrier():
-    story = Story()
-    confirmed_by(story, "a")
-    with pytest.raises(BrokeBarrier, match="b stands at"):
-        story.activate(1, 2)
+    scenario = Scenario()
+    confirmed_by(scenario, "a")
+    with pytest.raises(BrokeBarrier, match="the record of b is"):
+        scenario.activate(1, 2)
 
 
 def test_round_with_the_confirmation_of_another_join_breaks_barrier():
-    story = Story()
-    confirmed_by(story, "a")
-    story.node("b", MEMBER, 1, join=2)
-    with pytest.raises(BrokeBarrier, match="b stands at"):
-        story.activate(1, 2)
+    scenario = Scenario()
+    confirmed_by(scenario, "a")
+    scenario.node("b", MEMBER, 1, join=2)
+    with pytest.raises(BrokeBarrier, match="the record of b is"):
+        scenario.activate(1, 2)
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c"), ("a", "b", "c", "d", "e", "f")])
-def test_round_of_a_size_that_is_not_allowed_breaks_barrier(names):
-    story = Story(min_nodes=2, max_nodes=4, step=2)
+def test_round_with_an_invalid_size_breaks_barrier(names):
+    scenario = Scenario(min_nodes=2, max_nodes=4, step=2)
     with pytest.raises(BrokeBarrier, match="allowed are 2 to 4 in steps of 2"):
-        story.whole_round(1, *names)
+        scenario.whole_round(1, *names)
 
 
 def test_returning_from_a_round_that_was_never_active_breaks_barrier():
-    story = Story()
-    confirmed_by(story, "a", "b")
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
     with pytest.raises(BrokeBarrier, match="never active"):
-        story.come_back("a", 1, 0, 2)
+        scenario.come_back("a", 1, 0, 2)
 
 
 def test_roster_that_changes_after_the_decision_breaks_agreement():
-    story = Story()
-    confirmed_by(story)
+    scenario = Scenario()
+    confirmed_by(scenario)
     with pytest.raises(BrokeAgreement, match="was changed"):
-        story.put(BOSS, story.roster(1, "b", "a"))
+        scenario.put(BOSS, scenario.roster(1, "b", "a"))
 
 
 def test_returning_with_the_rank_of_another_breaks_agreement():
-    story = Story()
-    confirmed_by(story, "a", "b")
-    story.activate(1, 2)
-    with pytest.raises(BrokeAgreement, match="rank 1 of 2; decided was: a, b"):
-        story.come_back("a", 1, 1, 2)
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
+    scenario.activate(1, 2)
+    with pytest.raises(BrokeAgreement, match="rank 1 of 2; decided: a, b"):
+        scenario.come_back("a", 1, 1, 2)
 
 
 def test_returning_with_another_size_breaks_agreement():
-    story = Story()
-    confirmed_by(story, "a", "b")
-    story.activate(1, 2)
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
+    scenario.activate(1, 2)
     with pytest.raises(BrokeAgreement):
-        story.come_back("a", 1, 0, 3)
+        scenario.come_back("a", 1, 0, 3)
 
 
 def test_node_that_is_in_a_round_twice_breaks_ranks():
-    story = Story()
-    story.node("a")
+    scenario = Scenario()
+    scenario.node("a")
     with pytest.raises(BrokeRanks, match="twice"):
-        story.form(1, "a", "a")
+        scenario.form(1, "a", "a")
 
 
 def test_round_without_its_roster_breaks_ranks():
-    story = Story()
-    story.node("a")
+    scenario = Scenario()
+    scenario.node("a")
     with pytest.raises(BrokeRanks, match="0 ranks for 2 places"):
-        story.put(BOSS, story.round(1, FORMING, 2))
+        scenario.put(BOSS, scenario.round(1, FORMING, 2))
 
 
-def two_lives() -> Story:
+def two_lives() -> Scenario:
     """Round 1 of a and b became active; the store lost everything; round 1 of c and d became active in its new life."""
-    story = Story()
-    confirmed_by(story, "a", "b")
-    story.activate(1, 2)
-    story.safety.wiped()
-    again = Story()
-    again.safety = story.safety
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
+    scenario.activate(1, 2)
+    scenario.safety.wiped()
+    again = Scenario()
+    again.safety = scenario.safety
     again.open()
     again.elect(BOSS)
     for name in ("c", "d"):
@@ -259,147 +259,147 @@ def two_lives() -> Story:
 
 
 def test_return_from_an_earlier_life_of_the_store_takes_no_rank_of_this_one():
-    story = two_lives()
-    story.come_back("c", 1, 0, 2)
-    story.come_back("a", 1, 0, 2)  # late, from the life before
-    story.come_back("d", 1, 1, 2)
-    story.come_back("b", 1, 1, 2)
+    scenario = two_lives()
+    scenario.come_back("c", 1, 0, 2)
+    scenario.come_back("a", 1, 0, 2)  # late, from the earlier life
+    scenario.come_back("d", 1, 1, 2)
+    scenario.come_back("b", 1, 1, 2)
 
 
 def test_two_nodes_that_return_with_one_rank_of_one_life_break_ranks():
-    story = two_lives()
-    ranks = next(checker for checker in story.safety.checkers if isinstance(checker, Ranks))
-    story.come_back("c", 1, 0, 2)
-    story.come_back("a", 1, 0, 2)
+    scenario = two_lives()
+    ranks = next(checker for checker in scenario.safety.checkers if isinstance(checker, Ranks))
+    scenario.come_back("c", 1, 0, 2)
+    scenario.come_back("a", 1, 0, 2)
     with pytest.raises(BrokeRanks, match="two nodes returned from round 1 as rank 0"):
-        # No life gave it the rank, so it counts for the one that is now.
-        ranks.returned(story.safety.picture, "x", "x", Joined(1, 0, 2, "", 0, 0, 0))
+        # No life gave it the rank, so it counts for the current one.
+        ranks.returned(scenario.safety.picture, "x", "x", Joined(1, 0, 2, "", 0, 0, 0))
 
 
 def test_two_nodes_that_return_with_one_rank_of_a_round_break_ranks():
-    story = Story()
-    confirmed_by(story, "a", "b")
-    story.activate(1, 2)
-    ranks = next(checker for checker in story.safety.checkers if isinstance(checker, Ranks))
-    ranks.returned(story.safety.picture, "a", "a", Joined(1, 0, 2, "", 0, 0, 0))
-    ranks.returned(story.safety.picture, "a", "a", Joined(1, 0, 2, "", 0, 0, 0))  # the same node, told twice
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
+    scenario.activate(1, 2)
+    ranks = next(checker for checker in scenario.safety.checkers if isinstance(checker, Ranks))
+    ranks.returned(scenario.safety.picture, "a", "a", Joined(1, 0, 2, "", 0, 0, 0))
+    ranks.returned(scenario.safety.picture, "a", "a", Joined(1, 0, 2, "", 0, 0, 0))  # the same node, reported twice
     with pytest.raises(BrokeRanks, match="two nodes returned from round 1 as rank 0"):
-        ranks.returned(story.safety.picture, "b", "b", Joined(1, 0, 2, "", 0, 0, 0))
+        ranks.returned(scenario.safety.picture, "b", "b", Joined(1, 0, 2, "", 0, 0, 0))
 
 
-def test_round_that_is_decided_while_a_member_is_inside_breaks_exclusivity():
-    story = Story()
-    story.whole_round(1, "a", "b")
-    story.node("a", join=2)
-    story.node("c")
+def test_round_decided_while_a_member_is_in_the_current_one_breaks_exclusivity():
+    scenario = Scenario()
+    scenario.whole_round(1, "a", "b")
+    scenario.node("a", join=2)
+    scenario.node("c")
     with pytest.raises(BrokeExclusivity, match="while b is in round 1"):
-        story.form(2, "a", "c")
+        scenario.form(2, "a", "c")
 
 
-def test_round_that_is_decided_while_one_is_in_a_forgotten_round_breaks_exclusivity():
-    story = Story()
-    story.whole_round(5, "a", "b")
-    story.delete(KEYS.config, KEYS.closed, KEYS.round)
-    story.open()
-    story.node("a", join=2)
-    story.node("c")
+def test_round_decided_while_a_node_is_in_a_forgotten_round_breaks_exclusivity():
+    scenario = Scenario()
+    scenario.whole_round(5, "a", "b")
+    scenario.delete(KEYS.config, KEYS.closed, KEYS.round)
+    scenario.open()
+    scenario.node("a", join=2)
+    scenario.node("c")
     with pytest.raises(BrokeExclusivity, match="while b is in round 5"):
-        story.form(6, "a", "c")
+        scenario.form(6, "a", "c")
 
 
 def test_member_that_never_left_though_its_key_says_joining_breaks_exclusivity():
-    story = Story()
-    story.whole_round(1, "a", "b")
-    story.node("b", JOINING, join=1)
-    story.node("a", join=2)
+    scenario = Scenario()
+    scenario.whole_round(1, "a", "b")
+    scenario.node("b", JOINING, join=1)
+    scenario.node("a", join=2)
     with pytest.raises(BrokeExclusivity, match="while b is in round 1"):
-        story.form(2, "a", "b")
+        scenario.form(2, "a", "b")
 
 
 def test_number_that_is_used_again_breaks_monotonicity():
-    story = Story()
-    confirmed_by(story)
+    scenario = Scenario()
+    confirmed_by(scenario)
     with pytest.raises(BrokeMonotonicity, match="second attempt"):
-        story.form(1, "a", "b")
+        scenario.form(1, "a", "b")
 
 
-def test_number_that_goes_back_breaks_monotonicity():
-    story = Story()
+def test_number_that_decreases_breaks_monotonicity():
+    scenario = Scenario()
     for name in ("a", "b"):
-        story.node(name)
-    story.form(7, "a", "b")
+        scenario.node(name)
+    scenario.form(7, "a", "b")
     with pytest.raises(BrokeMonotonicity, match="went back from 7 to 6"):
-        story.form(6, "a", "b")
+        scenario.form(6, "a", "b")
 
 
 def test_process_that_returns_from_an_earlier_round_breaks_monotonicity():
-    story = Story()
-    story.whole_round(1, "a", "b")
-    story.whole_round(2, "a", "b", join=2)
+    scenario = Scenario()
+    scenario.whole_round(1, "a", "b")
+    scenario.whole_round(2, "a", "b", join=2)
     with pytest.raises(BrokeMonotonicity, match="after round 2"):
-        story.come_back("a", 1, 0, 2)
+        scenario.come_back("a", 1, 0, 2)
 
 
 def test_member_whose_session_had_ended_breaks_freshness():
-    story = Story()
-    confirmed_by(story, "a", "b")
-    story.lose("b")
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
+    scenario.lose("b")
     with pytest.raises(BrokeFreshness, match="b, whose session had ended"):
-        story.activate(1, 2)
+        scenario.activate(1, 2)
 
 
-def test_freshness_looks_at_as_many_members_as_could_be_compared():
-    story = Story(compared=1)
-    confirmed_by(story, "a", "b")
-    story.lose("b")
-    story.activate(1, 2)
+def test_freshness_checks_only_members_that_could_be_compared():
+    scenario = Scenario(compared=1)
+    confirmed_by(scenario, "a", "b")
+    scenario.lose("b")
+    scenario.activate(1, 2)
 
 
-def test_coordinator_that_was_deposed_and_writes_breaks_fencing():
-    story = Story()
-    confirmed_by(story, "a", "b")
-    story.elect("other")
+def test_write_of_a_deposed_coordinator_breaks_fencing():
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
+    scenario.elect("other")
     with pytest.raises(BrokeFencing, match=r"boss wrote .* while the coordinator was other"):
-        story.activate(1, 2)
+        scenario.activate(1, 2)
 
 
 def test_coordinator_of_an_earlier_term_breaks_fencing():
-    story = Story()
-    confirmed_by(story, "a", "b")
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
     with pytest.raises(BrokeFencing, match="term"):
-        story.activate(1, 2, term=1)
+        scenario.activate(1, 2, term=1)
 
 
 def test_node_that_writes_the_key_of_another_breaks_fencing():
-    story = Story()
+    scenario = Scenario()
     with pytest.raises(BrokeFencing, match="b wrote"):
-        story.node("a", by="b")
+        scenario.node("a", by="b")
 
 
 @pytest.mark.parametrize("writer", ["a", "stranger"])
-def test_store_that_is_written_by_one_who_is_no_member_breaks_fencing(writer):
-    story = Story()
-    story.whole_round(1, "a", "b")
-    story.node("a", join=2)
+def test_write_to_a_store_by_a_node_that_is_not_a_member_breaks_fencing(writer):
+    scenario = Scenario()
+    scenario.whole_round(1, "a", "b")
+    scenario.node("a", join=2)
     with pytest.raises(BrokeFencing, match="without being a member of round 1"):
-        story.put(writer, (KEYS.store(1) + "k/x", ClosedRecord(closed=False)))
+        scenario.put(writer, (KEYS.store(1) + "k/x", ClosedRecord(closed=False)))
 
 
 def test_round_that_is_active_after_the_close_breaks_finality():
-    story = Story()
-    confirmed_by(story, "a", "b")
-    story.close()
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
+    scenario.close()
     with pytest.raises(BrokeFinality, match="after the run was closed"):
-        story.activate(1, 2)
+        scenario.activate(1, 2)
 
 
 def test_attempt_from_before_the_close_that_is_active_after_the_reopening_breaks_finality():
-    story = Story()
-    confirmed_by(story, "a", "b")
-    story.close()
-    story.open()
+    scenario = Scenario()
+    confirmed_by(scenario, "a", "b")
+    scenario.close()
+    scenario.open()
     with pytest.raises(BrokeFinality, match="decided before the run was closed"):
-        story.activate(1, 2)
+        scenario.activate(1, 2)
 
 
 def test_errors_are_named_after_their_guarantees():

@@ -10,13 +10,13 @@ def test_clock_stands_still_until_it_is_advanced():
     assert clock() == 12.5
 
 
-def test_clock_can_be_advanced_by_nothing():
+def test_clock_can_be_advanced_by_zero():
     clock = ManualClock()
     assert clock.advance(0) == 0.0
 
 
 @pytest.mark.parametrize("seconds", [-1, -0.001, float("inf"), float("nan")])
-def test_clock_refuses_to_go_back_or_nowhere(seconds):
+def test_clock_refuses_negative_and_infinite_amounts(seconds):
     clock = ManualClock(5.0)
     with pytest.raises(ValueError, match="cannot be moved"):
         clock.advance(seconds)

@@ -1,4 +1,4 @@
-"""A kit that cannot fail checks nothing: each backend here breaks one promise, and the check for it says so."""
+"""The conformance suite can fail: each backend here breaks one promise, and the check for it fails."""
 
 import asyncio
 
@@ -91,7 +91,7 @@ class KeyWrittenTwiceIsAccepted(Engine):
 
 
 class LossyWatch(Watch):
-    """Loses every fifth batch."""
+    """Drops every fifth batch."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -112,7 +112,7 @@ class LossyWatch(Watch):
 
 
 class RepeatingWatch(LossyWatch):
-    """Gives every fifth batch twice."""
+    """Delivers every fifth batch twice."""
 
     async def __anext__(self):
         self._count += 1
@@ -122,7 +122,7 @@ class RepeatingWatch(LossyWatch):
 
 
 class SplittingWatch(LossyWatch):
-    """Gives each change in a batch of its own."""
+    """Delivers each change in a batch of its own."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -211,7 +211,7 @@ class AddIgnoresCompares(MemoryBackend):
 
 
 class StaleRead(MemoryBackend):
-    """Answers from what this connection read or wrote last."""
+    """Answers from a cache of this connection's last reads and writes."""
 
     def __init__(self, server):
         super().__init__(server)
@@ -228,7 +228,7 @@ class StaleRead(MemoryBackend):
 
 
 class DirtyRead(MemoryBackend):
-    """Shows a write before it is decided whether its transaction is refused."""
+    """Makes a write visible before its transaction is decided."""
 
     dirty: dict = {}  # noqa: RUF012
 
@@ -315,7 +315,7 @@ class ScanIsNotSorted(MemoryBackend):
 
 
 class RefusedReadsAreStale(MemoryBackend):
-    """A refusal shows keys without their lease."""
+    """A refused transaction returns items without their lease."""
 
     async def txn(self, compares, then, otherwise=()):
         result = await super().txn(compares, then, otherwise)
@@ -371,7 +371,7 @@ BROKEN_CONNECTIONS = {
     ScanIsNotSorted: "check_a_scan_gives_the_keys_under_a_prefix_in_order",
     RefusedReadsAreStale: "check_random_history",
 }
-# What the random history alone must find, whatever the other checks do.
+# Errors that the random history must find by itself.
 FOUND_BY_RANDOM_HISTORY = [WrongCreateRevision, RevisionForNothing, LeaseIsNeverReplaced, KeyOutlivesItsLease]
 HISTORY = 10_000
 
@@ -404,7 +404,7 @@ def test_broken_connection_is_caught_by_its_check(backend_type, name):
 
 
 @pytest.mark.parametrize("name", sorted({*BROKEN_ENGINES.values(), *BROKEN_CONNECTIONS.values()}))
-def test_sound_backend_is_not_caught(name):
+def test_correct_backend_is_not_caught(name):
     assert failures(Engine, MemoryBackend, name) == {}
 
 
@@ -414,7 +414,7 @@ def test_random_history_finds_a_broken_engine(engine_type):
     assert isinstance(failed["check_random_history"], NotConforming)
 
 
-def test_report_says_what_was_promised_and_what_was_seen():
+def test_report_names_the_promise_and_what_was_seen():
     report = run(run_checks(kit_for(WrongCreateRevision, MemoryBackend)), limit_s=10_000.0)
     assert not report.conforming
     assert f"{len(report.passed)} of {len(report.passed) + len(report.failed)} checks passed" in str(report)
@@ -422,7 +422,7 @@ def test_report_says_what_was_promised_and_what_was_seen():
     assert "check_a_scan_of_nothing_is_empty" in report.passed
 
 
-def test_failing_check_does_not_keep_the_others_from_running():
+def test_failing_check_does_not_stop_the_others():
     async def check_that_fails(kit):
         raise ZeroDivisionError
 

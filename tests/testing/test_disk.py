@@ -1,4 +1,4 @@
-"""The disks for tests: what they may lose, and that they fail when they are told to."""
+"""The disks for tests: what they may lose, and injected faults."""
 
 import errno
 import random
@@ -18,7 +18,7 @@ def written(disk, name: str, *pieces: bytes, sync: bool = False):
     return file
 
 
-def test_disk_has_what_was_written_under_the_name_it_has_now():
+def test_renamed_file_has_its_content_under_the_new_name():
     disk = MemoryDisk()
     written(disk, "a", b"one ", b"two")
     disk.rename("a", "b")
@@ -30,7 +30,7 @@ def test_disk_has_what_was_written_under_the_name_it_has_now():
         disk.read("b")
 
 
-def test_disk_is_used_by_one_at_a_time():
+def test_disk_can_be_locked_by_one_user_at_a_time():
     disk = MemoryDisk()
     disk.lock()
     with pytest.raises(DataError, match="is used by a server that runs"):
@@ -39,7 +39,7 @@ def test_disk_is_used_by_one_at_a_time():
     disk.lock()
 
 
-def test_everything_written_is_there_after_a_kill_and_the_dead_cannot_change_it():
+def test_everything_written_is_there_after_a_kill_and_the_killed_process_cannot_change_it():
     disk = MemoryDisk()
     file = written(disk, "a", b"one")
     after = disk.after_kill()
@@ -49,7 +49,7 @@ def test_everything_written_is_there_after_a_kill_and_the_dead_cannot_change_it(
     after.lock()
 
 
-def test_power_loss_keeps_what_was_synced_and_sometimes_loses_the_rest():
+def test_power_loss_keeps_synced_data_and_sometimes_loses_the_rest():
     lost = names_lost = holes = 0
     for seed in range(300):
         disk = MemoryDisk()
@@ -68,7 +68,7 @@ def test_power_loss_keeps_what_was_synced_and_sometimes_loses_the_rest():
     assert 50 < names_lost < 250
 
 
-def test_chosen_calls_fail_as_often_as_they_are_told_to():
+def test_chosen_calls_fail_the_given_number_of_times():
     disk = FaultyDisk(MemoryDisk())
     disk.fail("sync", errno.ENOSPC, times=1, after=1, name="log")
     file, other = disk.create("log"), disk.create("other")

@@ -66,7 +66,7 @@ def test_executor_runs_the_function_at_once():
     run(main())
 
 
-def test_deadlock_names_the_tasks_and_where_they_stand():
+def test_deadlock_names_the_tasks_and_their_positions():
     async def wait_in_vain():
         await asyncio.Event().wait()
 
@@ -105,7 +105,7 @@ def test_limit_of_virtual_time_raises_with_the_pending_tasks():
         run(main(), limit_s=100.0)
 
 
-def test_limit_of_virtual_time_is_not_reached_by_what_ends_in_time():
+def test_program_that_ends_in_time_does_not_reach_the_limit():
     assert run(asyncio.sleep(100.0, "done"), limit_s=100.0) == "done"
 
 
@@ -118,7 +118,7 @@ def test_busy_loop_fails_instead_of_hanging():
         run(main(), max_iterations=1_000)
 
 
-def test_many_turns_at_different_times_are_no_busy_loop():
+def test_many_iterations_at_different_times_are_not_a_busy_loop():
     async def main():
         for _ in range(3_000):
             await asyncio.sleep(0.001)
@@ -126,7 +126,7 @@ def test_many_turns_at_different_times_are_no_busy_loop():
     run(main(), max_iterations=1_000)
 
 
-def test_left_over_tasks_are_cancelled_oldest_first():
+def test_remaining_tasks_are_cancelled_oldest_first():
     ended = []
 
     async def sleeper(name):
@@ -182,7 +182,7 @@ def test_async_generators_are_closed():
     assert closed == [True]
 
 
-def test_exceptions_of_main_come_through():
+def test_exceptions_of_main_are_raised():
     async def main():
         raise KeyError("x")
 
@@ -273,7 +273,7 @@ def test_closed_loop_takes_no_more_timers():
         loop.call_later(1.0, print)
 
 
-# --- machines that stand still ---------------------------------------------------------------------------------------
+# --- frozen machines --------------------------------------------------------------------------------------------------
 
 
 async def _on_machine(name, coro):
@@ -281,7 +281,7 @@ async def _on_machine(name, coro):
     return await coro
 
 
-def test_frozen_machine_stands_still_while_the_others_go_on():
+def test_frozen_machine_is_paused_while_others_run():
     seen = []
 
     async def tick(name):
@@ -319,7 +319,7 @@ def test_task_of_a_frozen_machine_is_frozen_with_it():
     assert run(main()) == (True, "done", 5.5)
 
 
-def test_thawing_what_is_not_frozen_is_fine():
+def test_thawing_a_machine_that_is_not_frozen_has_no_effect():
     async def main():
         asyncio.get_running_loop().thaw("nobody")
 

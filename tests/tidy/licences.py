@@ -1,4 +1,4 @@
-"""The licences of everything that Rallypoint installs, from the packages' own words."""
+"""The licences of everything that Rallypoint installs, from the metadata of the packages."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from importlib import metadata
 from tests.tidy.sources import ROOT
 
 GENEROUS = ("Apache", "MIT", "BSD", "PSF", "Python-2.0", "ISC", "0BSD")
-"""Licences that ask for nothing but their mention."""
+"""Licences that require only attribution."""
 HEAD = """# Licences
 
-Rallypoint is under Apache-2.0. What it installs, with `rallypoint[all]` and all that that needs, by the packages' own
-metadata:
+Rallypoint is under Apache-2.0. This table lists the packages that `rallypoint[all]` installs, including transitive
+dependencies, by the packages' own metadata:
 
 | package | licence | needed by |
 |---|---|---|
 """
 TAIL = """
-`torch` (BSD-3-Clause) is not among them: which build of it is used is the user's choice. Nothing of the above is copied
+`torch` (BSD-3-Clause) is not installed: the user chooses its build. No code of the packages above is copied
 into Rallypoint.
 """
 
 
 def page() -> str:
-    """The page, from what is installed here."""
+    """The page, from the packages installed here."""
     rows = [f"| `{name}` | {licence_of(name)} | {', '.join(by)} |\n" for name, by in sorted(needed().items())]
     return HEAD + "".join(rows) + TAIL
 
 
 def needed() -> dict[str, list[str]]:
-    """Every package that an installation with all extras brings, and which of ours or theirs asks for it."""
+    """Every package of an installation with all extras, and the packages that need it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["etcd"], *extras["uvloop"], *extras["dashboard"]]
@@ -53,7 +53,7 @@ def _name(requirement: str) -> str:
 
 
 def _is_always(requirement: str) -> bool:
-    """Not for an extra, another system or another Python."""
+    """Whether a requirement has no condition on an extra, system or Python version."""
     marker = requirement.partition(";")[2]
     return not re.search(r"extra|platform|sys_platform|python_version|implementation", marker)
 

@@ -1,4 +1,4 @@
-"""The pages of reference that are made from definitions: metrics, events, errors. One function a page, text out."""
+"""Generates the reference pages of metrics, events and errors from their definitions. One function per page."""
 
 import ast
 import inspect
@@ -15,37 +15,36 @@ from tests.tidy.sources import modules
 
 METRICS_HEAD = f"""# Metrics
 
-Prometheus reads them at `/metrics`: of a server with `rallypoint serve --metrics [ADDR:]PORT` (and where its web page
-is served), of any process with `rallypoint.observe.metrics`, which needs the extra `dashboard`. What to alert on, and
-what to do then, is in [operations.md](operations.md); rules to begin with are in
+Prometheus reads them at `/metrics`: of a server with `rallypoint serve --metrics [ADDR:]PORT` (and at the address of
+its web page), of any process with `rallypoint.observe.metrics`, which needs the extra `dashboard`. Alerts, and how to
+handle them, are in [operations.md](operations.md); example rules are in
 [examples/prometheus](../examples/prometheus/alerts.yml).
 
-Nothing is counted for the sake of metrics but with plain additions, and nothing is added up before somebody asks: a
-server that is not scraped pays nothing.
+Counters are plain additions, and sums are computed only when the metrics are read: a server that is not scraped has no
+cost for them.
 
-**How many series there are** does not depend on the number of nodes. Labels have the values that are listed, but for
-`run`: a process shows the first {MOST_RUNS} runs that came to it by name, and adds up all others under the empty run
-id. So sums over all runs are right, a server with ten thousand runs shows about {10 * MOST_RUNS:,} series of runs and
-not a hundred thousand, and which runs have names does not flicker. A run that is gone is not shown any more. Where run
-ids are new for every job, their names would still add up over months: `--metrics-runs 0` shows all runs together.
+**The number of series** does not depend on the number of nodes. Labels have the listed values, except `run`: a process
+shows its first {MOST_RUNS} runs by name, and the sum of all others under the empty run
+id. So sums over all runs are correct, a server with ten thousand runs shows about {10 * MOST_RUNS:,} series of runs and
+not a hundred thousand, and a run does not change between name and sum. A run that has ended is no longer shown. If run
+ids are new for every job, their names would accumulate over months: `--metrics-runs 0` shows all runs as one.
 
 The usual metrics of a process (`process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and
-so on) are shown beside these.
+so on) are shown, too.
 """
 SECTIONS = {
-    Shown.SERVER: ("The server", "Of an embedded server; for etcd, see its own `/metrics`."),
-    Shown.DATA: ("The data of a server", "Only with `--data`."),
+    Shown.SERVER: ("Server", "Of an embedded server; for etcd, see its own `/metrics`."),
+    Shown.DATA: ("Data of a server", "Only with `--data`."),
     Shown.RUN: (
         "Runs",
-        "Of a server: the runs that it attends to, as its coordinators see them. Of whoever follows runs, on any "
-        "backend: those that it follows.",
+        "Of a server: the runs that it coordinates. Of a process that follows runs, on any backend: the followed runs.",
     ),
     Shown.DECISIONS: (
         "Decisions",
-        "Counted by whoever decides, once: the server, or on other backends the node that is elected. Sums over all "
-        "processes are right.",
+        "Counted once, by the coordinator: in the server, or on other backends in the elected node. Sums over all "
+        "processes are correct.",
     ),
-    Shown.NODE: ("A node", "Of one node: `NodeMetrics`."),
+    Shown.NODE: ("Node", "Of one node: `NodeMetrics`."),
 }
 
 
@@ -63,15 +62,15 @@ def metrics_page(table: tuple[Metric, ...]) -> str:
 
 EVENTS_HEAD = """# Events
 
-Everything that is ever said, once, by whoever knows it first hand. An event is a value with fields; `str()` of it is
-the sentence for people. Sinks get them: the `rallypoint` logger (silent until an application configures logging),
+Every fact is emitted as one event, by the process where it happens. An event is a value with fields; `str()` of it is
+the sentence for people. Events go to sinks: the `rallypoint` logger (silent until an application configures logging),
 callables (`create_handler(url, sinks=[call])`), and a file of JSON lines (`rallypoint.observe.sinks.JsonLines`,
-`rallypoint serve --events FILE`). `rallypoint serve` says those of level info and above on stderr.
+`rallypoint serve --events FILE`). `rallypoint serve` prints those of level info and above to stderr.
 
-A line of JSON has `at` (seconds since 1970 by the clock of whoever wrote it), `event` (the name below), the fields,
+A line of JSON has `at` (seconds since 1970 by the clock of the writing process), `event` (the name below), the fields,
 `level` and `text` (the sentence). Fields are added, never renamed. `rallypoint events URL --follow --json` prints the
-same. The file is rotated by size and a bounded number of old ones is kept; whoever emits an event never waits for the
-disk. When it cannot be written, events are lost, the job goes on, and that is said once.
+same. The file is rotated by size, and a bounded number of old ones is kept; emitting an event never waits for the
+disk. If the file cannot be written, events are lost, the job continues, and one event reports that.
 
 Every event has `run_id` and `by`. The fields:
 
@@ -81,7 +80,7 @@ Every event has `run_id` and `by`. The fields:
 
 
 def event_sections(module_source: str) -> dict[str, list[str]]:
-    """Heading -> the names of the events below it, from the comments that divide the module."""
+    """Heading -> the names of its events, from the section comments of the module."""
     sections: dict[str, list[str]] = {}
     heading = ""
     for line in module_source.splitlines():
@@ -93,7 +92,7 @@ def event_sections(module_source: str) -> dict[str, list[str]]:
 
 
 def fields_of(kind: type[Event]) -> list[str]:
-    """Beyond those that every event has."""
+    """The fields of an event type, without those of all events."""
     return [field.name for field in msgspec.structs.fields(kind) if field.name not in ("run_id", "by")]
 
 
@@ -112,9 +111,9 @@ def events_page() -> str:
 
 ERRORS_HEAD = """# Errors
 
-Split by what whoever catches them should do. All are `rallypoint.RallypointError`. An error carries its data in
-attributes and a sentence in `str()`: what was wanted, what was found, what to do next. The text of an error that you
-see is more precise than this page.
+Divided by what the caller should do. All are `rallypoint.RallypointError`. An error carries its data in
+attributes and a sentence in `str()`: what was wanted, what was found, what to do next. The text of a raised error is
+more precise than this page.
 
 | error | also a | meaning | what to do |
 |---|---|---|---|
@@ -122,7 +121,7 @@ see is more precise than this page.
 
 
 def advice_of(tree: str) -> dict[str, tuple[int, str]]:
-    """Class -> its depth and what to do, from the tree at the top of errors.py."""
+    """Class -> its depth and the advice, from the tree at the top of errors.py."""
     lines = re.findall(r"^([│├└─ ]*)([A-Z]\w+)(?: \(\w+\))?(?: {2,}(.+))?$", tree, flags=re.MULTILINE)
     return {name: (len(stem) // 4, advice) for stem, name, advice in lines}
 
@@ -136,7 +135,7 @@ def errors_page() -> str:
         bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__ if base is not Exception)
         advice = re.sub(r"^\.\.\. because", "as above, because", advice)
         text += f"| {'· ' * depth}`{name}` | {bases} | {_one_line(kind.__doc__)} | {advice or '-'} |\n"
-    text += "\n## Of commands and parts\n\nThey end a command with the sentence; few programs meet them.\n\n"
+    text += "\n## Errors of commands and internal modules\n\nA command that raises one exits with its text.\n\n"
     text += "| error | where | meaning |\n|---|---|---|\n"
     for module, name, words in sorted(elsewhere(modules(), set(tree))):
         text += f"| `{name}` | `{module}` | {words} |\n"

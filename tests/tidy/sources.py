@@ -1,7 +1,7 @@
-"""Reads the project as text and syntax trees. Nothing here imports the code that it looks at.
+"""Reads the project as text and syntax trees, without importing it.
 
-A module is called by its dotted name; a package's own file is `rallypoint.kv.__init__`, so that a name and a source are
-all that a check needs, and a check can be fed a made-up module.
+A module is identified by its dotted name; a package's own file is `rallypoint.kv.__init__`. A check needs only a name
+and a source, so it can be tested with an invented module.
 """
 
 import ast
@@ -15,7 +15,7 @@ SRC = ROOT / "src"
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """`import module` (name is None) or `from module import name`, made absolute."""
+    """`import module` (name is None) or `from module import name`, with absolute names."""
 
     line: int
     module: str
@@ -34,7 +34,7 @@ def modules() -> dict[str, str]:
 
 
 def project_files() -> list[Path]:
-    """Every file of the repository: tracked, or new and not ignored."""
+    """All files of the repository: tracked, or new and not ignored."""
     listed = subprocess.run(
         ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -46,7 +46,7 @@ def project_files() -> list[Path]:
 
 
 def imports(module: str, source: str) -> list[Import]:
-    """All imports of a module: at the top, inside functions, for type checking, and by `import_module("...")`."""
+    """All imports of a module: at the top, inside functions, for type checking, and with `import_module("...")`."""
     found: list[Import] = []
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -62,7 +62,7 @@ def imports(module: str, source: str) -> list[Import]:
 
 
 def _ancestor(module: str, level: int) -> str:
-    """The package that `level` dots mean in a module; no dots mean none."""
+    """The package that `level` leading dots mean in a module; empty without dots."""
     return module.rsplit(".", level)[0] if level else ""
 
 

@@ -1,4 +1,4 @@
-"""The pages of benchmarks are made from the results that are kept beside them. `--rewrite` makes them anew."""
+"""The benchmark pages are generated from the stored results. `--rewrite` generates them again."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ DOCS = ROOT / "docs"
 
 
 def differing(made: dict[str, str], docs: Path) -> list[str]:
-    """The pages and drawings that are not as they would be made, and drawings that would not be made."""
+    """The pages and drawings that differ from the generated ones, and drawings that are not generated."""
     wrong = [name for name, text in made.items() if not (docs / name).exists() or (docs / name).read_text() != text]
     drawn = {f"benchmarks/{path.name}" for path in (docs / "benchmarks").glob("*")}
     return sorted([*wrong, *(drawn - made.keys())])
 
 
-def test_pages_of_benchmarks_are_made_from_the_results(request):
+def test_benchmark_pages_are_generated_from_the_results(request):
     if request.config.getoption("--rewrite"):
         write_pages(RESULTS, DOCS)
     assert not differing(files(collect(read(RESULTS))), DOCS), "run: make check ARGS=--rewrite"

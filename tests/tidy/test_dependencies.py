@@ -1,4 +1,4 @@
-"""Every dependency has its line, with its reason, in docs/dependencies.md."""
+"""Every dependency has a line with its reason in docs/dependencies.md."""
 
 import re
 import tomllib

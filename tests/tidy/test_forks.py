@@ -1,4 +1,4 @@
-"""What a child process inherits must not be able to hang it."""
+"""A forked child must not inherit a lock that nobody releases."""
 
 import ast
 
@@ -6,17 +6,17 @@ from tests.tidy.sources import imports, modules
 
 
 def taken_locks(module: str, source: str) -> list[str]:
-    """Names that stand for a lock of all instances of a class, which a fork on another thread may inherit taken."""
+    """Uses of `cached_property`, whose lock is shared by all instances of a class: a fork may inherit it taken."""
     named = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
     used = named | {str(one).rpartition(".")[2] for one in imports(module, source)}
     return sorted(used & {"cached_property"})
 
 
-def test_nothing_holds_a_lock_that_a_fork_would_inherit():
+def test_no_module_uses_a_lock_that_a_fork_would_inherit():
     assert {module: found for module, source in modules().items() if (found := taken_locks(module, source))} == {}
 
 
-def test_use_of_such_a_lock_is_caught():
+def test_use_of_cached_property_is_caught():
     assert taken_locks("rallypoint.x", "from functools import cached_property") == ["cached_property"]
     assert taken_locks(
         "rallypoint.x", "import functools\nclass A:\n    @functools.cached_property\n    def a(self): ..."

@@ -1,4 +1,4 @@
-"""Pages that are made from the definitions the code uses say what those say. `--rewrite` makes them anew."""
+"""The generated pages agree with the definitions in the code. `--rewrite` generates them again."""
 
 import inspect
 from pathlib import Path
@@ -19,8 +19,8 @@ OPTIONS_HEAD = """# Options
 
 Given in a URL (`scheme://endpoint/run-id?option=value`), as keyword arguments of `create_handler` and `join`, or in the
 configuration of `RendezvousParameters`. Seconds may have decimals. An unknown option is an error that suggests the
-nearest name. *Shared* options must be the same on all nodes of a run: a node with others is refused, with both values
-named.
+nearest name. *Shared* options must be the same on all nodes of a run: a node with other values is refused, with an
+error that names both values.
 
 | option | default | shared | meaning |
 |---|---|---|---|
@@ -28,7 +28,7 @@ named.
 
 
 def shown_default(option: Option) -> str:
-    """The default as one would write it."""
+    """The default in the form that a user would write."""
     default = getattr(option.default, "value", option.default)
     if default is None or default == {} or default == "":
         return "-"
@@ -36,7 +36,7 @@ def shown_default(option: Option) -> str:
 
 
 def options_page(options: tuple[Option, ...], available: set[str]) -> str:
-    """docs/options.md for the schemes that are available."""
+    """docs/options.md for the available schemes."""
     rows = []
     for option in options:
         if option.backends and not available & set(option.backends):
@@ -48,7 +48,7 @@ def options_page(options: tuple[Option, ...], available: set[str]) -> str:
 
 COMMANDS_HEAD = """# Commands
 
-Every command of `rallypoint`, from its own help. What the operating commands answer, with examples, exit codes and the
+Every command of `rallypoint`, from its own help. Output of the operating commands, with examples, exit codes and the
 fields of `--json`, is in [operating.md](operating.md).
 """
 
@@ -81,7 +81,7 @@ def _command_section(command: click.Command, path: str) -> str:
     return text + (f"\n```text\n{epilog}\n```\n" if epilog else "")
 
 
-assert aio, "importing it registers the schemes that are there"
+assert aio, "importing it registers the built-in schemes"
 
 PAGES = {
     "docs/options.md": lambda: options_page(OPTIONS, set(schemes._openers)),

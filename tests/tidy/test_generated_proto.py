@@ -1,4 +1,4 @@
-"""The code that is made from rpc.proto is the one that the file gives. `--rewrite` makes it anew."""
+"""The generated code of rpc.proto is up to date. `--rewrite` generates it again."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ NAMES = ("rpc_pb2.py", "rpc_pb2.pyi")
 
 
 def generated(proto: Path, into: Path) -> dict[str, str]:
-    """File name -> the code that protoc makes, without what ties it to one version and to everybody's pool of names."""
+    """File name -> the code of protoc, without its dependence on one version and on the global descriptor pool."""
     protoc = pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
     arguments = [f"-I{proto.parent}", f"--python_out={into}", f"--pyi_out={into}", proto.name]
     assert protoc.main(["protoc", *arguments]) == 0
@@ -20,7 +20,7 @@ def generated(proto: Path, into: Path) -> dict[str, str]:
 
 
 def loosened(code: str) -> str:
-    """Works with any later protobuf, and beside another program's messages of the same names."""
+    """The code, changed to work with later versions of protobuf and beside other messages with the same names."""
     code = re.sub(r"^# Protobuf Python Version.*\n", "", code, flags=re.MULTILINE)
     code = re.sub(r"^from google.protobuf import runtime_version.*\n", "", code, flags=re.MULTILINE)
     code = re.sub(

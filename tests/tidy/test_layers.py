@@ -4,10 +4,10 @@ import pytest
 
 from tests.tidy.sources import Import, imports, modules
 
-# (layer, the modules and packages directly under rallypoint that are in it). "__init__" is rallypoint itself.
+# (layer, its modules and packages directly under rallypoint). "__init__" is rallypoint itself.
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     (
-        "shared words",
+        "shared definitions",
         frozenset({"errors", "events", "_marks", "_plain", "_version", "options", "urls", "settings", "parameters"}),
     ),
     ("kv", frozenset({"kv"})),
@@ -26,10 +26,8 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "handler",
                 "registry",
                 "_background",
-                "_bell",
                 "_address",
                 "_world",
-                "_early",
                 "_ending",
             }
         ),
@@ -43,10 +41,10 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("cli", frozenset({"cli", "__main__"})),
     ("testing", frozenset({"testing"})),
 )
-# Imports that the order would allow and that are forbidden all the same: (layer, layer it must not import).
+# Forbidden although the order of the layers allows it: (layer, layer that it must not import).
 ALSO_FORBIDDEN = {("testing", "cli")}
-# Imports that the order forbids and that are allowed all the same: (importing module, imported module) -> reason.
-SIM = "`rallypoint sim` is the simulator's own command"
+# Allowed although the order of the layers forbids it: (importing module, imported module) -> reason.
+SIM = "`rallypoint sim` is the command of the simulator"
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("rallypoint.cli.sim", "rallypoint.testing.sim.campaign"): SIM,
     ("rallypoint.cli.sim", "rallypoint.testing.sim.plan"): SIM,
@@ -55,11 +53,11 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 
 RANK = {layer: rank for rank, (layer, _) in enumerate(LAYERS)}
 LAYER_OF = {word: layer for layer, words in LAYERS for word in words}
-PLACE_IT = "is in no layer: put it into LAYERS in tests/tidy/test_layers.py"
+PLACE_IT = "is in no layer: add it to LAYERS in tests/tidy/test_layers.py"
 
 
 def layer_violations(module: str, source: str) -> list[str]:
-    """What is wrong with the imports of one module, a sentence each."""
+    """The forbidden imports of one module, one message each."""
     word = module.split(".")[1]
     if word not in LAYER_OF:
         return [f"{module}: rallypoint.{word} {PLACE_IT}"]
@@ -77,7 +75,7 @@ def layer_violations(module: str, source: str) -> list[str]:
 
 
 def _word(one: Import) -> str:
-    """The module or package under rallypoint that an import reaches; "__init__" for a name of rallypoint itself."""
+    """The module or package under rallypoint that is imported; "__init__" for a name of rallypoint itself."""
     parts = one.module.split(".")
     if len(parts) > 1:
         return parts[1]

@@ -1,4 +1,4 @@
-"""What Rallypoint installs may be used by everybody, and a page says under which licences."""
+"""All dependencies have permissive licences, and docs/licences.md lists them."""
 
 import pytest
 
@@ -15,5 +15,5 @@ def test_page_of_licences_is_current(request: pytest.FixtureRequest):
 
 
 @pytest.mark.parametrize("name", sorted(needed()))
-def test_licence_of_what_is_installed_asks_for_no_more_than_its_mention(name):
+def test_licence_of_a_dependency_requires_only_attribution(name):
     assert any(word in licence_of(name) for word in GENEROUS), licence_of(name)

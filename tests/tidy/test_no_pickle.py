@@ -1,4 +1,4 @@
-"""No module can be made to run code by the bytes it reads, and none judges anything by a wall clock."""
+"""No module can run code from the bytes that it reads, and none uses a wall clock for decisions."""
 
 import ast
 
@@ -17,8 +17,8 @@ WALL_CLOCKS = frozenset(
         "datetime.date.today",
     }
 )
-# Where a wall clock may be read, "module:qualified name of the function" -> reason. To show a person the time is a
-# reason; to decide anything is not. "module:" is the top of the module.
+# Where a wall clock may be read, "module:qualified name of the function" -> reason. Showing the time to people is a
+# reason; a decision is not. "module:" is the top of the module.
 WALL_CLOCK_ALLOWED: dict[str, str] = {
     "rallypoint.dashboard.feeds:wall": "when something was shown, for people",
     "rallypoint.cli.show:wall": "what people are shown, and read in records",
@@ -33,7 +33,7 @@ WALL_CLOCK_ALLOWED: dict[str, str] = {
 
 
 def code_loader_imports(module: str, source: str) -> list[str]:
-    """The imports of a module that can turn bytes into running code."""
+    """The imports of a module that can execute code from bytes."""
     return [
         f"{module}:{one.line}: imports {one}"
         for one in imports(module, source)
@@ -42,7 +42,7 @@ def code_loader_imports(module: str, source: str) -> list[str]:
 
 
 def wall_clock_places(module: str, source: str) -> dict[str, str]:
-    """Where a module names a wall clock: "module:qualified name" -> what and in which line."""
+    """The uses of a wall clock in a module: "module:qualified name" -> line and clock."""
     tree = ast.parse(source)
     full_names = {}
     for node in ast.walk(tree):
@@ -68,12 +68,12 @@ def wall_clock_places(module: str, source: str) -> dict[str, str]:
     return found
 
 
-def test_nothing_imports_pickle_or_its_kin():
+def test_no_module_imports_pickle_or_similar_modules():
     found = [line for module, source in modules().items() for line in code_loader_imports(module, source)]
     assert not found, "\n".join(found)
 
 
-def test_wall_clocks_are_read_only_where_it_is_allowed():
+def test_wall_clocks_are_read_only_in_listed_functions():
     found = {}
     for module, source in modules().items():
         found |= wall_clock_places(module, source)

@@ -1,4 +1,4 @@
-"""Pure modules reach no clock, randomness, network, thread, operating system or log, not even through other modules."""
+"""Pure modules use no clock, randomness, network, thread, operating system or log, not even through other modules."""
 
 import ast
 from fnmatch import fnmatch
@@ -54,12 +54,12 @@ FORBIDDEN_CALLS = frozenset({"open", "print", "input"})
 
 
 def is_pure(module: str) -> bool:
-    """Whether a module promises to be pure."""
+    """Whether a module must be pure."""
     return any(fnmatch(module, pattern) for pattern in PURE)
 
 
 def impurities(module: str, source: str) -> list[str]:
-    """What a module does itself that a pure one must not, a sentence each."""
+    """The forbidden imports and calls of a module itself, one message each."""
     found = [
         f"{module}:{one.line}: imports {one}"
         for one in imports(module, source)
@@ -73,23 +73,23 @@ def impurities(module: str, source: str) -> list[str]:
 
 
 def reached_impurities(start: str, sources: dict[str, str]) -> list[str]:
-    """The impurities of a module and of all that it imports from this project, each with the way to it."""
+    """The impurities of a module and of its transitive imports from this project, each with the import chain."""
     found: list[str] = []
-    ways = {start: start}
+    chains = {start: start}
     to_visit = [start]
     while to_visit:
         module = to_visit.pop()
-        found += [f"{ways[module]}: {line}" for line in impurities(module, sources[module])]
+        found += [f"{chains[module]}: {line}" for line in impurities(module, sources[module])]
         for one in imports(module, sources[module]):
             candidates = (str(one), f"{one}.__init__", one.module, f"{one.module}.__init__")
             target = next((name for name in candidates if name in sources), None)
-            if target is not None and target not in ways:
-                ways[target] = f"{ways[module]} -> {target}"
+            if target is not None and target not in chains:
+                chains[target] = f"{chains[module]} -> {target}"
                 to_visit.append(target)
     return found
 
 
-def test_pure_modules_reach_nothing_impure():
+def test_pure_modules_import_nothing_impure():
     sources = modules()
     found = [line for module in sources if is_pure(module) for line in reached_impurities(module, sources)]
     assert not found, "\n".join(found)
@@ -115,7 +115,7 @@ def test_other_impure_source_is_caught(source):
     assert len(impurities("rallypoint.kv.engine", source)) == 1
 
 
-def test_impurity_of_an_imported_module_is_caught_with_the_way_to_it():
+def test_impurity_of_an_imported_module_is_caught_with_the_import_chain():
     sources = {
         "rallypoint.kv.engine": "from rallypoint import events",
         "rallypoint.events": "from .clocks import now",
@@ -132,7 +132,7 @@ def test_harmless_source_is_pure():
     assert impurities("rallypoint.kv.engine", source) == []
 
 
-def test_whole_packages_and_single_modules_can_be_pure():
+def test_patterns_match_whole_packages_and_single_modules():
     assert is_pure("rallypoint.kv.__init__")
     assert is_pure("rallypoint.kv.deep.engine")
     assert is_pure("rallypoint.rendezvous.decide")

@@ -1,4 +1,4 @@
-"""What the pages of reference are made from is complete, and a change of it would be noticed."""
+"""The definitions behind the reference pages are complete, and a change of them would be noticed."""
 
 import inspect
 
@@ -37,7 +37,10 @@ def test_every_definition_has_its_row():
     page = metrics_page(TABLE)
     assert all(f"| `{metric.name}` |" in page for metric in TABLE)
     page = events_page()
-    assert "| `NodeLost` | warning | `node`, `round`, `reason` | A node's session ended without a word. |" in page
+    assert (
+        "| `NodeLost` | warning | `node`, `round`, `reason` | A node's session ended although the node had not left. |"
+        in page
+    )
     page = errors_page()
     assert "| · · `RendezvousClosedError` | `RendezvousError` |" in page
     assert "| `BindError` | `rallypoint.server.process` |" in page
@@ -47,6 +50,6 @@ def test_changed_metric_would_be_noticed():
     assert metrics_page(TABLE[:-1]) != metrics_page(TABLE)
 
 
-def test_error_that_is_defined_somewhere_else_is_found():
+def test_error_class_outside_of_errors_py_is_found():
     source = '''class Odd(RallypointError):\n    """It is odd.\n\n    More.\n    """\n\nclass Other(Exception): ...\n'''
     assert elsewhere({"rallypoint.x": source}, {"RallypointError"}) == [("rallypoint.x", "Odd", "It is odd.")]

@@ -1,4 +1,4 @@
-"""The repository speaks only of itself: no paths of somebody's machine, no pages that a reader cannot open."""
+"""The repository mentions no paths of other machines and no documents that are not in it."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.tidy.sources import ROOT, project_files
 
-# Written in pieces, because this file is read as well.
+# Split, because this file is checked, too.
 FORBIDDEN = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -23,7 +23,7 @@ FORBIDDEN = tuple(
 
 
 def foreign_words(name: str, text: str) -> list[str]:
-    """The words of a text that mean nothing outside the place where it was written, a line each."""
+    """The forbidden words of a text, one message each."""
     return [
         f"{name}:{number}: {match.group()!r}"
         for number, line in enumerate(text.splitlines(), start=1)
@@ -38,7 +38,7 @@ def test_no_file_mentions_what_is_not_in_the_repository():
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            continue  # not a text
+            continue  # not text
         found += foreign_words(str(path.relative_to(ROOT)), text)
     assert not found, "\n".join(found)
 

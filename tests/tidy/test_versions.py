@@ -1,4 +1,4 @@
-"""The version is written once, and everything that repeats it agrees."""
+"""The version is defined once, and everything else agrees with it."""
 
 import importlib.metadata
 import re
@@ -14,7 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def changelog_disagreement(version: str, changelog: str) -> str | None:
-    """Why a changelog does not fit a version, or None.
+    """Why a changelog does not agree with a version, or None.
 
     Its first section is Unreleased. The next is the newest release: exactly the version, or, while the version is a
     development one, an earlier one or nothing.
@@ -29,15 +29,15 @@ def changelog_disagreement(version: str, changelog: str) -> str | None:
     return None if newest == version else f"the newest release in CHANGELOG.md is {newest}, the version is {version}"
 
 
-def test_public_version_is_the_one_that_is_written():
+def test_public_version_is_the_defined_one():
     assert rallypoint.__version__ == __version__
 
 
-def test_installed_version_is_the_one_that_is_written():
+def test_installed_version_is_the_defined_one():
     assert importlib.metadata.version("rallypoint") == __version__
 
 
-def test_version_is_not_written_a_second_time_in_pyproject():
+def test_version_is_not_repeated_in_pyproject():
     assert "version" not in PROJECT["project"]
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/rallypoint/_version.py"

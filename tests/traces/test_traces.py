@@ -1,4 +1,4 @@
-"""Whole conversations as text: every trace beside this file says what it must lead to."""
+"""Runs the text traces beside this file and compares their outputs with the expected ones."""
 
 import difflib
 import os
@@ -16,7 +16,7 @@ HAPPY = "run min_nodes=2\n\njoin a b\n----\n"
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_trace_leads_to_what_it_says(path, request):
+def test_trace_gives_the_expected_output(path, request):
     expected = path.read_text(encoding="utf-8")
     actual = run_trace(expected)
     if request.config.getoption("--rewrite"):
@@ -26,7 +26,7 @@ def test_trace_leads_to_what_it_says(path, request):
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_trace_says_first_what_hurt_or_what_it_shows(path):
+def test_trace_begins_with_a_comment_that_says_what_it_shows(path):
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ")
 
@@ -49,12 +49,12 @@ def _output(program, hash_seed):
 
 def _difference(name, expected, actual):
     lines = difflib.unified_diff(
-        expected.splitlines(), actual.splitlines(), f"{name} (expected)", f"{name} (what happened)", lineterm=""
+        expected.splitlines(), actual.splitlines(), f"{name} (expected)", f"{name} (actual)", lineterm=""
     )
-    return "\n".join([*lines, "if what happened is right: pytest tests/traces --rewrite"])
+    return "\n".join([*lines, "if the actual output is right: pytest tests/traces --rewrite"])
 
 
-# --- the net itself ----------------------------------------------------------------------------------------------
+# --- the runner of traces ---------------------------------------------------------------------------------------------
 
 
 def test_trace_is_a_fixed_point_of_running_it():
@@ -63,7 +63,7 @@ def test_trace_is_a_fixed_point_of_running_it():
     assert run_trace(once) == once
 
 
-def test_wrong_expectation_is_replaced_by_what_happened():
+def test_wrong_expectation_is_replaced_by_the_actual_output():
     right = run_trace(HAPPY)
     wrong = right.replace("rank 0 of 2", "rank 1 of 2")
     assert wrong != right
@@ -77,7 +77,7 @@ def test_wrong_expectation_fails_the_test_of_its_trace(pytester_dir):
     (pytester_dir / "conftest.py").write_text(
         (HERE.parent / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8"
     )
-    chosen = "test_traces.py::test_trace_leads_to_what_it_says"
+    chosen = "test_traces.py::test_trace_gives_the_expected_output"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", chosen]
     failed = subprocess.run(command, cwd=pytester_dir, check=False, capture_output=True, text=True, timeout=60)
     assert failed.returncode == 1, failed.stdout
@@ -89,19 +89,19 @@ def test_wrong_expectation_fails_the_test_of_its_trace(pytester_dir):
 
 @pytest.fixture
 def pytester_dir(tmp_path):
-    """A directory that is no part of this project's tests."""
+    """A directory outside of this project's tests."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     return tmp_path
 
 
-def test_comments_and_empty_lines_stay_where_they_are():
+def test_comments_and_empty_lines_are_kept():
     text = "# One.\n\n# Two.\nrun min_nodes=1\n# Three.\njoin a\n----\n\n# The end.\n"
     lines = run_trace(text).splitlines()
     assert lines[:7] == text.splitlines()[:7]
     assert lines[-2:] == ["", "# The end."]
 
 
-def test_node_that_stands_still_does_nothing_until_it_goes_on():
+def test_frozen_node_does_nothing_until_it_is_thawed():
     text = "run min_nodes=1\nstart a\nfreeze a\njoin a\nadvance 3\n----\n\nthaw a\n----\n"
     before, after = run_trace(text).split("\n\n")
     assert before.endswith("----")
@@ -112,22 +112,22 @@ def test_node_that_stands_still_does_nothing_until_it_goes_on():
     ("text", "message"),
     [
         ("run min_nodes=1\nfly a\n----\n", "line 2: unknown command 'fly': the commands are run, show, "),
-        ("join a\n----\n", "line 1: run comes first, and once"),
-        ("run min_nodes=1\nrun min_nodes=2\n----\n", "line 2: run comes first, and once"),
+        ("join a\n----\n", "line 1: run must be the first command, and only there"),
+        ("run min_nodes=1\nrun min_nodes=2\n----\n", "line 2: run must be the first command, and only there"),
         ("run a\n----\n", "line 1: run takes OPTION=VALUE only, not 'a'"),
         ("----\n", "line 1: ---- without a command before it"),
         ("run min_nodes=1\n----\n\njoin a\n", "line 4: ---- is missing after this command"),
-        ("run min_nodes=1\nadvance soon\n----\n", "line 2: 'soon' is no number of seconds"),
+        ("run min_nodes=1\nadvance soon\n----\n", "line 2: 'soon' is not a number of seconds"),
         ("run min_nodes=1\nadvance -1\n----\n", "line 2: -1 s cannot pass"),
         ("run min_nodes=1\njoin\n----\n", "line 2: join takes one name or more"),
-        ("run min_nodes=1\ncrash a\n----\n", "line 2: 'a' is no running process"),
-        ("run min_nodes=1\nstart a a\n----\n", "line 2: a runs already"),
-        ("run min_nodes=1\nstart a\njoin a rank=1\n----\n", "line 3: a runs already: its options cannot change"),
+        ("run min_nodes=1\ncrash a\n----\n", "line 2: 'a' is not a running process"),
+        ("run min_nodes=1\nstart a a\n----\n", "line 2: a already runs"),
+        ("run min_nodes=1\nstart a\njoin a rank=1\n----\n", "line 3: a already runs: its options cannot change"),
         ("run min_nodes=1\nstart a\nleave a\n----\n", "line 3: leave takes a name and a reason"),
-        ("run min_nodes=1\ndrain a x\n----\n", "line 2: nobody can be drained: no process runs"),
+        ("run min_nodes=1\ndrain a x\n----\n", "line 2: no node can be drained: no process runs"),
         ("run min_nodes=1\nput config\n----\n", "line 2: put takes a key and a value"),
         ("run min_nodes=1\nshow all\n----\n", "line 2: show takes one of debug, info, warning, not 'all'"),
-        ("run min_nodes=1\nstart a\nrepeat 2\n----\n", "line 3: repeat stands at the start of a block"),
+        ("run min_nodes=1\nstart a\nrepeat 2\n----\n", "line 3: repeat must be at the start of a block"),
     ],
 )
 def test_text_that_is_no_trace_is_refused_with_its_line(text, message):

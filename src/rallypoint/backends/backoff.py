@@ -1,4 +1,4 @@
-"""Jittered, bounded pauses between tries."""
+"""Jittered, bounded pauses between retries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 
 class Backoff:
-    """Each pause is up to twice the one before, between half and all of it, until `reset`."""
+    """A pause is between half of a bound and all of it; the bound doubles with each pause until `reset`."""
 
     def __init__(self, rng: random.Random, first_s: float = 0.05, most_s: float = 1.0) -> None:
         self._rng = rng
@@ -16,11 +16,11 @@ class Backoff:
         self._next_s = first_s
 
     def reset(self) -> None:
-        """It worked: the next pause is a short one again."""
+        """After a success: the next pause is short again."""
         self._next_s = self._first_s
 
     def next_s(self) -> float:
-        """How long the next pause is."""
+        """The length of the next pause."""
         pause_s = self._next_s * self._rng.uniform(0.5, 1.0)
         self._next_s = min(self._next_s * 2, self._most_s)
         return pause_s

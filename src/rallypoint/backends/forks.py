@@ -1,8 +1,8 @@
-"""Sockets and forks: a child must not hold what its parent talks through.
+"""Sockets and forks: a forked child must not keep the sockets of its parent open.
 
-A connection is closed when the last process that has it lets go of it. A child that inherited one would keep it open
-after its parent has died, and nobody would notice the death; one that inherited a listening socket would keep the
-address. So in a child every socket that was registered here is replaced by one that leads nowhere.
+A connection ends when the last process with its descriptor closes it. A child that inherited one would keep it open
+after the death of its parent, which would then go unnoticed; an inherited listening socket would keep the address in
+use. So in a child every registered socket is replaced by an unconnected one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from weakref import WeakSet
 
 
 class HasSockets(Protocol):
-    """Whatever owns sockets for a while."""
+    """An owner of sockets."""
 
     def filenos(self) -> list[int]:
-        """Those that are open now."""
+        """The descriptors of the sockets that are open now."""
 
 
 _owners: WeakSet[HasSockets] = WeakSet()
@@ -25,41 +25,41 @@ _forks = 0
 
 
 def count() -> int:
-    """How many forks this process is away from where Rallypoint was first imported: another number, another process.
+    """The number of forks between the process that imported Rallypoint and this one; it differs in every descendant.
 
-    Asked for every call of a store; asking the system for the number of the process would cost more.
+    Read on every call of a store: it is faster than `os.getpid()`.
     """
     return _forks
 
 
 def guard(owner: HasSockets) -> None:
-    """Do not let children keep the sockets of this one."""
+    """Close the sockets of this owner in forked children."""
     _owners.add(owner)
 
 
 def fileno_of(transport: object) -> list[int]:
-    """The file descriptor of a transport, if it has one that is open."""
+    """The file descriptor of a transport, if it is open."""
     extra = getattr(transport, "get_extra_info", None)
     one = extra("socket") if extra is not None else None
     number = one.fileno() if one is not None else -1
     return [number] if number >= 0 else []
 
 
-def _let_go() -> None:
-    """In a child. The descriptors stay in use, or whoever closes them later would close somebody else's."""
+def _replace_sockets() -> None:
+    """In a child: replace the sockets. The descriptors stay in use, so that a later `close` closes nothing else."""
     global _forks
     _forks += 1
     owners = list(_owners)
     _owners.clear()
     if not owners:
         return
-    nowhere = socket.socket(socket.AF_UNIX)
+    unconnected = socket.socket(socket.AF_UNIX)
     try:
         for owner in owners:
             for number in owner.filenos():
-                os.dup2(nowhere.fileno(), number, inheritable=False)
+                os.dup2(unconnected.fileno(), number, inheritable=False)
     finally:
-        nowhere.close()
+        unconnected.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_replace_sockets)

@@ -1,6 +1,6 @@
-"""Which backend a URL's scheme means, including those that plug-ins register.
+"""Maps URL schemes to backends, including those of plug-ins.
 
-A plug-in names itself in the entry-point group `rallypoint.backends`: the entry's name is the scheme, its object an
+A plug-in registers in the entry-point group `rallypoint.backends`: the entry's name is the scheme, its object an
 `async (Settings) -> Backend`. Opening does not wait until the backend can be reached: it may start later.
 """
 
@@ -24,12 +24,12 @@ GROUP = "rallypoint.backends"
 BackendOpener: TypeAlias = Callable[[Settings], Awaitable[Backend]]
 
 _memory_servers: dict[str, MemoryServer] = {}
-os.register_at_fork(after_in_child=_memory_servers.clear)  # the copy is not the store that the parent goes on with
+os.register_at_fork(after_in_child=_memory_servers.clear)  # a forked copy is not the parent's store
 
 
 async def open_memory(settings: Settings) -> Backend:
-    """All URLs with the same endpoint reach the same engine of this process."""
-    from rallypoint.backends.memory import (  # with the engine, which other schemes do not need
+    """All URLs with the same endpoint use the same engine of this process."""
+    from rallypoint.backends.memory import (  # imports the engine, which other schemes do not need
         MemoryBackend,
         MemoryServer,
     )
@@ -40,9 +40,9 @@ async def open_memory(settings: Settings) -> Backend:
 
 
 async def open_etcd(settings: Settings) -> Backend:
-    """A cluster of etcd. Rejected, with what to install, if what it needs is not there."""
+    """An etcd cluster. Rejected, with the package to install, if gRPC is missing."""
     try:
-        from rallypoint.backends.etcd.backend import open_backend  # with gRPC, which nothing else needs
+        from rallypoint.backends.etcd.backend import open_backend  # imports gRPC, which nothing else needs
     except ImportError as error:
         raise Rejected(
             f"etcd:// needs the packages grpcio and protobuf ({error}): pip install 'rallypoint[etcd]'"
@@ -51,8 +51,8 @@ async def open_etcd(settings: Settings) -> Backend:
 
 
 async def open_file(settings: Settings) -> Backend:
-    """All nodes reach the same file of the run."""
-    from rallypoint.backends.register.opening import open_file
+    """One file per run, which all nodes can reach."""
+    from rallypoint.backends.register.connect import open_file
 
     return await open_file(settings)
 
@@ -61,13 +61,13 @@ _openers: dict[str, BackendOpener] = {"memory": open_memory, "etcd": open_etcd, 
 
 
 def register_backend(scheme: str, opener: BackendOpener) -> None:
-    """Make URLs of this scheme open with `opener`. The same one twice is fine, another one is a SettingsError."""
+    """Open URLs of this scheme with `opener`. SettingsError if another opener is registered for the scheme."""
     if _openers.setdefault(scheme, opener) != opener:
-        raise SettingsError(f"scheme {scheme!r} is registered already, with {_openers[scheme]!r}")
+        raise SettingsError(f"scheme {scheme!r} is already registered with {_openers[scheme]!r}")
 
 
 def backend_opener(scheme: str) -> BackendOpener:
-    """What opens this scheme. SettingsError, with the schemes there are, for an unknown one."""
+    """The opener of a scheme. SettingsError, with the known schemes, for an unknown one."""
     if scheme not in _openers:
         for entry in _plug_ins():
             if entry.name == scheme:
@@ -87,18 +87,18 @@ _observers: dict[str, BackendOpener] = {}
 
 
 def register_observer(scheme: str, opener: BackendOpener) -> None:
-    """How tools open URLs of this scheme, if that differs: they must be taken for no node, and serve nothing."""
+    """The opener of this scheme for tools, if it differs: a tool is not a node and does not host a server."""
     _observers[scheme] = opener
 
 
 def observer_opener(scheme: str) -> BackendOpener:
-    """What opens this scheme for somebody who only looks on. SettingsError as for `backend_opener`."""
+    """The opener of a scheme for read-only clients. SettingsError as for `backend_opener`."""
     opener = backend_opener(scheme)
     return _observers.get(scheme, opener)
 
 
 def _plug_ins() -> list[EntryPoint]:
-    """What other packages offer. Imported when it is needed: it takes longer than all that is ours."""
+    """Entry points of other packages. `importlib.metadata` is imported on demand: its import is slow."""
     from importlib.metadata import entry_points
 
     return list(entry_points(group=GROUP))

@@ -1,8 +1,8 @@
-"""TLS: contexts from files, and what went wrong in words.
+"""TLS contexts from files, and error messages for failed handshakes.
 
-Contexts are made of PEM files that are named in options. Whatever is wrong with a file is said with its name, before
-anything is sent. Whatever is wrong between two sides is said as what to do about it; none of that mends itself, so it
-is rejected and not tried again.
+Contexts are made from the PEM files named in options. An error in a file names the file, and is raised before anything
+is sent. A failed handshake becomes a message that says what to do; most causes need an operator, so they are Rejected
+and not retried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rallypoint.wire.frames import GREETING
 from rallypoint.wire.handshake import STRANGER, describe
 
 ACCESS_DENIED = b"\x15\x03\x03\x00\x02\x02\x31"
-"""A fatal alert, in plain text as all alerts before the handshake are: not now, and no reason is owed."""
+"""The fatal alert `access_denied`, unencrypted like all alerts before the handshake: the server refuses for now."""
 
 
 class PlainText(ssl.SSLError):
@@ -30,7 +30,7 @@ class PlainText(ssl.SSLError):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The files of one side: whom it trusts, and what it shows. At least one of `ca` and `cert` is given."""
+    """The files of one side: the authorities that it trusts, and its certificate. At least one of them is given."""
 
     ca: str | None = None
     cert: str | None = None
@@ -42,7 +42,7 @@ class TlsFiles:
         return TlsFiles(ca, cert, key) if ca is not None or cert is not None else None
 
     def client_context(self) -> ssl.SSLContext:
-        """Checks the server's certificate and name against `ca` (without it: what this machine trusts)."""
+        """Checks the server's certificate and name against `ca` (without it: the authorities of this machine)."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.ca is not None:
             self._trust(context, self.ca)
@@ -53,7 +53,7 @@ class TlsFiles:
         return _strict(context)
 
     def server_context(self) -> ssl.SSLContext:
-        """Shows `cert`; with `ca`, nobody comes in without a certificate of it."""
+        """Presents `cert`; with `ca`, clients need a certificate signed by it."""
         if self.cert is None:
             raise Rejected("a server that speaks TLS needs tls_cert (and tls_key): give its certificate")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -61,16 +61,16 @@ class TlsFiles:
         if self.ca is not None:
             self._trust(context, self.ca)
             context.verify_mode = ssl.CERT_REQUIRED
-        context.num_tickets = 0  # nobody resumes: every connection shows its certificate
+        context.num_tickets = 0  # no session resumption: every connection presents its certificate
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
         return _strict(context)
 
     def stamp(self) -> tuple[object, ...]:
-        """Another one when any file has changed."""
+        """A value that changes when any of the files changes."""
         return tuple(map(stamp_of, (self.ca, self.cert, self.key)))
 
     def warnings(self) -> list[str]:
-        """What an operator should know of the files."""
+        """Warnings for the operator about the files."""
         secret = self.key or self.cert
         return [] if secret is None else exposure("tls_key" if self.key else "tls_cert", secret)
 
@@ -105,7 +105,7 @@ class TlsFiles:
 
 def _strict(context: ssl.SSLContext) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority in between, or the very certificate, will do
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accept an intermediate authority or the certificate itself
     return context
 
 
@@ -117,7 +117,7 @@ def _read(option: str, path: str) -> bytes:
 
 
 def stamp_of(path: str | None) -> tuple[int, int, int] | None:
-    """Something that changes with the file; None: there is no such file."""
+    """A value that changes with the file; None: there is no such file."""
     try:
         found = os.stat(path) if path is not None else None
     except OSError:
@@ -126,7 +126,7 @@ def stamp_of(path: str | None) -> tuple[int, int, int] | None:
 
 
 def exposure(option: str, path: str) -> list[str]:
-    """A sentence if everybody on this machine may read, or change, a file that holds a secret."""
+    """A warning if all users of this machine may read or change a file with a secret."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -137,7 +137,7 @@ def exposure(option: str, path: str) -> list[str]:
     return [f"{option} {path!r} can be {what} by everybody on this machine: chmod 600 it"]
 
 
-# --- what went wrong, in words ----------------------------------------------------------------------------------------
+# --- messages for failed handshakes -----------------------------------------------------------------------------------
 
 _EXPIRED, _NOT_YET, _SELF_SIGNED, _SELF_SIGNED_ROOT = 10, 9, 18, 19
 _UNKNOWN = frozenset({2, 20, 21})
@@ -145,7 +145,7 @@ _OTHER_NAME = frozenset({62, 64})
 
 
 def trouble_with_server(endpoint: str, error: Exception | None) -> BackendError | None:
-    """What an error of TLS means to a client, with what to do; None if it is no such error."""
+    """The client's error for a TLS error, with advice; None if it is another error."""
     if isinstance(error, PlainText):
         return _plain(endpoint, error.first)
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -180,11 +180,11 @@ def _not_trusted(host: str, error: ssl.SSLCertVerificationError) -> str:
     if code == _SELF_SIGNED:
         return "its certificate is self-signed and not in tls_ca: give the authority that signed it, or itself"
     if code in _UNKNOWN or code == _SELF_SIGNED_ROOT:
-        return "its certificate is of an authority that is not in tls_ca: give the one that signed it"
+        return "its certificate was signed by an authority that is not in tls_ca: give the one that signed it"
     if code in _OTHER_NAME:
         return (
             f"its certificate is not for {host!r}: use a name or address of the certificate in the URL, or add this "
-            f"one to it (subjectAltName)"
+            f"one to the certificate (subjectAltName)"
         )
     return f"its certificate is refused: {said}"
 
@@ -196,14 +196,16 @@ def _certificate_refused(reason: str) -> str | None:
     if "ALERT_CERTIFICATE_EXPIRED" in reason:
         return "this side's certificate (tls_cert) has expired: give a new one"
     if "ALERT_UNKNOWN_CA" in reason:
-        return "this side's certificate (tls_cert) is of an authority that the server does not trust (its tls_ca)"
+        return (
+            "this side's certificate (tls_cert) was signed by an authority that the server does not trust (its tls_ca)"
+        )
     if "ALERT" in reason and "CERTIFICATE" in reason:
         return f"this side's certificate (tls_cert) was not accepted: {reason.replace('_', ' ').lower()}"
     return None
 
 
 def trouble_with_client(error: Exception) -> tuple[bool, str]:
-    """What a handshake that failed means to a server: whether it was a failed login, and a sentence."""
+    """A failed handshake at a server: whether it counts as a failed login, and the message."""
     reason = getattr(error, "reason", None) or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return True, f"its certificate is refused: {error.verify_message}"

@@ -1,9 +1,9 @@
 """One end of a TLS connection: a protocol for the transport below it, a transport for the protocol above it.
 
-All cryptography is OpenSSL's, by `ssl.SSLObject`; this moves bytes. asyncio's own TLS is not used because it drops the
-alert that says why a handshake failed, and the other side is left with a connection that closed: nobody could be told
-that a certificate is missing or has expired. It also sees the first bytes before OpenSSL does, so that plain text is
-recognised as such.
+All cryptography is OpenSSL's, through `ssl.SSLObject`; this module only moves bytes. asyncio's own TLS is not used
+because it drops the alert that says why a handshake failed: the peer would only see a closed connection, not that a
+certificate is missing or has expired. This module also sees the first bytes before OpenSSL, so that it recognises plain
+text.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, cast
 from rallypoint.backends.tls import PlainText
 
 READ_BYTES = 16 * 1024
-"""No record holds more."""
+"""The largest TLS record."""
 LINGER_S = 2.0
-"""How long the other side has to read the last words: a connection that is closed with bytes unread is reset."""
+"""How long the peer has to read the last bytes: closing a connection with unread bytes resets it."""
 _HANDSHAKE, _ALERT = 0x16, 0x15
 
 
 class TlsPipe(asyncio.Protocol):
-    """`above` is told of the connection once the handshake is done, and of its end in any case on a client.
+    """`above` gets `connection_made` after the handshake; on a client it gets `connection_lost` in any case.
 
-    On a server `on_failed` is told of a handshake that failed; `above` never hears of that connection. On a client
-    `on_opening` is given the transport below, so that `above` can give up before the handshake is done.
+    On a server `on_failed` is called after a failed handshake, and `above` is not called at all. On a client
+    `on_opening` is called with the transport below, so that `above` can abort during the handshake.
     """
 
     def __init__(
@@ -42,32 +42,32 @@ class TlsPipe(asyncio.Protocol):
         self.above = above
         self.below: asyncio.Transport | None = None
         self.is_open = False
-        """The handshake is done, and the connection is not over."""
+        """The handshake is complete, and the connection is not over."""
         self.is_over = False
         self._is_server = on_failed is not None
         self._on_opening = on_opening
         self._on_failed = on_failed
-        self._heard = False
-        self._has_told = False
-        """`above` knows that it is over, and why."""
+        self._has_received = False
+        self._has_reported = False
+        """`above` has got `connection_lost` with the cause."""
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=self._is_server, server_hostname=host)
         self._linger: asyncio.TimerHandle | None = None
 
-    # --- what the transport below tells -------------------------------------------------------------------------------
+    # --- calls of the transport below ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.below = cast(asyncio.Transport, transport)
         if self._on_opening is not None:
             self._on_opening(self.below)
         if not self._is_server and not self.below.is_closing():
-            self.shake()  # the client speaks first
+            self.shake()  # the client starts
 
     def data_received(self, data: bytes) -> None:
         if self.is_over:
             return
-        if not self._heard:
-            self._heard = True
+        if not self._has_received:
+            self._has_received = True
             if data[0] != _HANDSHAKE and (self._is_server or data[0] != _ALERT):
                 self.fail(PlainText(data))
                 return
@@ -93,13 +93,13 @@ class TlsPipe(asyncio.Protocol):
         if self.is_open:
             self.is_open = False
             self.above.connection_lost(error)
-        elif not self._is_server and not self._has_told:
+        elif not self._is_server and not self._has_reported:
             self.above.connection_lost(error or ConnectionError("the connection was closed during the TLS handshake"))
 
-    # --- between ------------------------------------------------------------------------------------------------------
+    # --- encryption ---------------------------------------------------------------------------------------------------
 
     def shake(self) -> bool:
-        """Go on with the handshake; whether it is done, and the connection goes on."""
+        """Continue the handshake; True if it is complete and the connection is still open."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -136,7 +136,7 @@ class TlsPipe(asyncio.Protocol):
             self.below.close()
 
     def fail(self, error: Exception) -> None:
-        """TLS is over, and so is the connection; the alert that says why goes out first."""
+        """End the connection with an error; the alert with the cause is sent first."""
         if self.is_over:
             return
         self._flush()
@@ -144,7 +144,7 @@ class TlsPipe(asyncio.Protocol):
         was_open, self.is_open = self.is_open, False
         assert self.below is not None
         if was_open or not self._is_server:
-            self._has_told = True
+            self._has_reported = True
             self.above.connection_lost(error)
         else:
             assert self._on_failed is not None
@@ -152,12 +152,12 @@ class TlsPipe(asyncio.Protocol):
         self.close_below()
 
     def say(self, words: bytes) -> None:
-        """Last words in plain text, to somebody who does not speak TLS."""
+        """Send plain text to a peer that does not speak TLS, before closing."""
         if self.below is not None and not self.below.is_closing():
             self.below.write(words)
 
     def close_below(self) -> None:
-        """Close when the other side has had the time to read what was said."""
+        """Close the transport after the peer has had the time to read the last bytes."""
         below = self.below
         if below is None or below.is_closing() or self._linger is not None:
             return
@@ -178,10 +178,10 @@ class TlsPipe(asyncio.Protocol):
         self._flush()
 
     def close(self) -> None:
-        """In good order: what was written is delivered, and the other side knows that nothing is missing."""
+        """Orderly close: deliver what was written, and send `close_notify`."""
         if self.is_open and not self.is_over:
             self.is_over = True
-            with suppress(ssl.SSLError):  # the answer to it is not waited for
+            with suppress(ssl.SSLError):  # does not wait for the peer's close_notify
                 self._tls.unwrap()
             self._flush()
         if self.below is not None:
@@ -198,7 +198,7 @@ class TlsPipe(asyncio.Protocol):
 
 
 class TlsTransport(asyncio.Transport):
-    """What the protocol above writes to."""
+    """The transport for the protocol above."""
 
     def __init__(self, pipe: TlsPipe) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ from rallypoint.bench.processes import kill_all
 from rallypoint.bench.rallypoint_side import HOST, serve
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.log import Entry, encode_entries
-from rallypoint.kv.parts import capture
+from rallypoint.kv.snapshot_parts import capture
 from rallypoint.kv.types import Grant, Origin, Put, Txn
 from rallypoint.server.durability.disk import Directory
 from rallypoint.server.durability.files import begin_log, write_snapshot

@@ -1,4 +1,6 @@
-"""What a store is: revisioned keys, transactions, leases, watches. Pure: time is an argument, nothing here does I/O.
+"""The store: revisioned keys, transactions, leases, watches. Pure: time is an argument, and nothing here does I/O.
 
-`types` has the words, `engine` the state machine, `leases`, `watches` and `dedupe` its parts, `snapshot` its bytes.
+`types` defines the values, `engine` the state machine, `leases`, `watches`, `dedupe` and `usage` its parts. `log` and
+`snapshot_parts` are the formats of a server's files, `document` is a whole store as one value of bytes, `snapshot`
+encodes a whole engine at once.
 """

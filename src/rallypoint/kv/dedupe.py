@@ -1,7 +1,7 @@
-"""Suppression of resent requests: a request that was executed is answered again, not executed again.
+"""Deduplication of resent requests: a request that was executed is answered again, not executed again.
 
-A client numbers its requests and says up to where it has received answers; those are forgotten. What is kept is
-bounded per client and in the number of clients (the longest silent one goes first).
+A client numbers its requests and acknowledges the answers that it has received, which are then dropped. The number of
+answers per client and the number of clients are bounded (the least recently active client is dropped first).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from rallypoint.kv.types import Failure, FailureCode, Origin, Result
 
 
 class ClientAnswers:
-    """Answers to one client that it may still ask for again."""
+    """Answers to one client that are not acknowledged."""
 
     __slots__ = ("answers", "forgotten")
 
     def __init__(self, forgotten: int = 0, answers: dict[int, Result] | None = None) -> None:
         self.forgotten = forgotten
-        """Requests up to this number were executed or will never be: their answers are gone."""
+        """Requests up to this number were executed or never will be: their answers are dropped."""
         self.answers: dict[int, Result] = answers or {}
 
 
 class Dedupe:
-    """What was answered to whom."""
+    """The answers to all clients."""
 
     def __init__(self, max_clients: int = 65_536, max_answers: int = 1_024) -> None:
         self._max_clients = max_clients
@@ -31,24 +31,24 @@ class Dedupe:
         self.clients: OrderedDict[str, ClientAnswers] = OrderedDict()
 
     def lookup(self, origin: Origin) -> Result | None:
-        """The answer if the request was executed before, or why it must not be; None if it is new."""
+        """The answer if the request was executed before, or a Failure if that is unknown; None if it is new."""
         if origin.seq < 1:
-            return Failure(FailureCode.INVALID, f"requests are numbered from 1, and this one is {origin.seq}")
+            return Failure(FailureCode.INVALID, f"requests are numbered from 1, and this one has number {origin.seq}")
         known = self.clients.get(origin.client)
         if known is None:
             return None
         if origin.seq <= known.forgotten:
             return Failure(
                 FailureCode.TOO_OLD,
-                f"request {origin.seq} of client {origin.client} is older than what is remembered "
-                f"(up to {known.forgotten} is settled): whether it was executed cannot be said",
+                f"request {origin.seq} of client {origin.client} is too old (answers up to {known.forgotten} are no "
+                f"longer kept): it may have been executed",
             )
         return known.answers.get(origin.seq)
 
     def remember(self, origin: Origin, result: Result) -> None:
-        """Note the answer, and forget what the client has acknowledged or what exceeds the bounds.
+        """Keep the answer, and drop answers that are acknowledged or exceed the bounds.
 
-        A request cannot acknowledge itself: whatever it claims, its own answer is kept.
+        A request cannot acknowledge itself: its own answer is kept in any case.
         """
         known = self.clients.get(origin.client)
         if known is None:
@@ -60,7 +60,7 @@ class Dedupe:
         seq, acked = origin.seq, origin.acked
         known.answers[seq] = result
         upto = acked if acked < seq else seq - 1
-        if upto == known.forgotten + 1:  # most often
+        if upto == known.forgotten + 1:  # the common case
             known.forgotten = upto
             known.answers.pop(upto, None)
         else:
@@ -70,7 +70,7 @@ class Dedupe:
 
     @staticmethod
     def _forget(known: ClientAnswers, upto: int) -> None:
-        """Costs what there is to forget, usually one answer, or what is remembered if that is less."""
+        """O(min(requests to drop, kept answers)), usually one."""
         answers, since = known.answers, known.forgotten
         if upto <= since:
             return

@@ -1,12 +1,12 @@
-"""A whole store as one document: for backends that have nothing but one place for bytes, and compare-and-set.
+"""A whole store as one document: for backends that have only one value of bytes with compare-and-set.
 
-A document is an engine and what it takes to do without a server: leases that are judged by whether their counter moves
-(nobody's clock is in it), and who has written what last, so that a writer that was not told finds out. The engine is
-given no time, so nothing in it ends by itself: somebody who saw a counter stand still for a time to live says so with
-`expire`.
+A document is an engine plus what it needs without a server: a renewal counter for each lease (no clock is involved),
+and the number of the last write of each client, so that a client can find out whether its write was executed. The
+engine's time stands still, so no lease in it ends by itself: a client that saw a counter unchanged for the lease's time
+to live calls `expire`.
 
-As bytes it is a fixed head with a format and a checksum, then compressed msgpack. A change in the log is only named
-where the key still is as that change left it. No two documents are ever the same: each names the write that made it.
+The encoding is a fixed header with format and checksum, then compressed msgpack. A change in the log contains only the
+key if the key has not changed since. No two documents are equal: each contains the write that made it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rallypoint.kv.watches import History
 FORMAT = 1
 MAGIC = b"rallypt\x00"
 DEFAULT_HISTORY = 1_000
-"""So many changes a watch may lag behind, unless they are large."""
+"""The most changes that a watch may lag behind; large changes lower it."""
 MOST_LOG_BYTES = 256 * 1024
-"""What the log may add to what the keys hold."""
+"""The most bytes that the log adds to the document."""
 MOST_CLIENTS = 256
-"""So many writers are remembered; the one that has been silent for longest goes first."""
+"""The most clients whose last write is kept; the least recent one is dropped first."""
 LARGEST = 8 * 1024 * 1024
 """Bytes of a document before compression."""
 NO_TIME = 0.0
@@ -37,11 +37,11 @@ _HEAD = struct.Struct(">8sHI16s")
 
 
 class DocumentError(ValueError):
-    """The bytes are no document: damaged, cut off, or something else."""
+    """The bytes are not a document: damaged, truncated, or foreign."""
 
 
 class NewerDocument(DocumentError):
-    """A document, of a format that this version does not know."""
+    """A document with a format that this version does not know."""
 
 
 class _Lease(msgspec.Struct, array_like=True):
@@ -59,7 +59,7 @@ class _Client(msgspec.Struct, array_like=True):
 class _Logged(msgspec.Struct, array_like=True):
     revision: int
     changes: list[str | Change]
-    """A key alone: it is still as this revision left it."""
+    """Only a key: it has not changed since this revision."""
 
 
 class _Saved(msgspec.Struct, array_like=True):
@@ -79,26 +79,26 @@ _decoder = msgspec.msgpack.Decoder(_Saved)
 
 
 class Document:
-    """One store. Made by `fresh` or `decode`; changed by `apply`, `expire` and `sign`; written with `encode`."""
+    """One store. Created by `fresh` or `decode`; changed by `apply`, `expire` and `sign`; written with `encode`."""
 
     def __init__(self, generation: int, version: int, engine: Engine) -> None:
         self.generation = generation
-        """Tells documents apart that have nothing to do with each other: somebody removed the one, and made another."""
+        """Distinguishes unrelated documents, such as one that was created after another was removed."""
         self.version = version
-        """How many writes have made it."""
+        """The number of writes that have made it."""
         self.engine = engine
         self.counters: dict[int, int] = {}
-        """Of each lease: moved by every renewal."""
+        """By lease: incremented by every renewal."""
         self.clients: dict[str, tuple[int, int]] = {}
-        """Who wrote: the number of its last write, and the version that was."""
+        """By client: the number of its last write, and the version of the document that it made."""
         self.forgotten = 0
-        """Writes up to this version may be of somebody who is no longer in `clients`."""
+        """Writes up to this version may be from clients that are no longer in `clients`."""
         self.is_changed = False
-        """Whether it is no longer what was read."""
+        """Whether it differs from what was read."""
 
     @classmethod
     def fresh(cls, generation: int, first: int, history: int = DEFAULT_HISTORY) -> Document:
-        """An empty store, which is still to be written."""
+        """An empty store that is not written yet."""
         document = cls(generation, 0, Engine(history, first=first))
         document.is_changed = True
         return document
@@ -120,14 +120,14 @@ class Document:
         return result
 
     def expire(self, lease: int, counter: int) -> bool:
-        """End a lease that was not renewed since its counter was this; whether it is so."""
+        """End a lease if its counter still has this value; whether it did."""
         if self.counters.get(lease) != counter:
             return False
         self.apply(Revoke(lease))
         return True
 
     def sign(self, client: str, seq: int) -> None:
-        """This is write number `seq` of `client`: the next version."""
+        """Make the next version: write number `seq` of `client`."""
         self.version += 1
         self.clients.pop(client, None)
         self.clients[client] = (seq, self.version)
@@ -136,7 +136,7 @@ class Document:
             self.forgotten = max(self.forgotten, self.clients.pop(silent)[1])
 
     def has_write(self, client: str, seq: int, after_version: int) -> bool | None:
-        """Whether that write, made on a document of version `after_version`, is in here; None: it cannot be said."""
+        """Whether that write, made on a document of version `after_version`, was executed; None: unknown."""
         known = self.clients.get(client)
         if known is not None:
             return known[0] >= seq
@@ -145,7 +145,7 @@ class Document:
     # --- bytes --------------------------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """The document as bytes. DocumentError if it is larger than it may be."""
+        """The document as bytes. DocumentError if it exceeds LARGEST."""
         engine = self.engine
         saved = _Saved(
             self.generation,
@@ -158,15 +158,15 @@ class Document:
             0,
             self._log(),
         )
-        saved.log_oldest = engine.history.oldest  # which the log may have moved
+        saved.log_oldest = engine.history.oldest  # `_log` may have moved it
         payload = _encoder.encode(saved)
         if len(payload) > LARGEST:
-            raise DocumentError(f"it would have {len(payload):,} bytes, and may have {LARGEST:,}")
+            raise DocumentError(f"it would have {len(payload):,} bytes; the limit is {LARGEST:,}")
         packed = zlib.compress(payload, 1)
         return _HEAD.pack(MAGIC, FORMAT, len(payload), _digest(packed)) + packed
 
     def _log(self) -> list[_Logged]:
-        """The history, newest changes first in size: the oldest are forgotten where all of them would be too much."""
+        """The newest part of the history that fits into MOST_LOG_BYTES. Older batches are dropped."""
         items, history = self.engine.items, self.engine.history
         log: list[_Logged] = []
         size = 0
@@ -187,7 +187,7 @@ class Document:
 
     @classmethod
     def decode(cls, data: bytes, history: int = DEFAULT_HISTORY) -> Document:
-        """The document of these bytes. DocumentError if they are not exactly what was once written."""
+        """The document in these bytes. DocumentError if they are not exactly what was written."""
         saved = _unpacked(data)
         engine = Engine(history)
         engine.revision, engine.now = saved.revision, NO_TIME
@@ -202,13 +202,13 @@ class Document:
                 if item.lease:
                     held = engine.leases.get(item.lease)
                     if held is None:
-                        raise DocumentError(f"{item.key!r} is under lease {item.lease}, which is not there")
+                        raise DocumentError(f"{item.key!r} has lease {item.lease}, which does not exist")
                     held.keys.add(item.key)
             engine.history = History(history, saved.log_oldest)
             for logged in saved.log:
                 engine.history.append(Batch(logged.revision, tuple(_change(one, items) for one in logged.changes)))
         except KeyError as error:
-            raise DocumentError(f"its log names {error}, which is not there") from error
+            raise DocumentError(f"its log names {error}, which does not exist") from error
         document.clients = {one.client: (one.seq, one.version) for one in saved.clients}
         document.forgotten = saved.forgotten
         return document
@@ -220,19 +220,19 @@ def _change(logged: str | Change, items: dict[str, Item]) -> Change:
 
 def _unpacked(data: bytes) -> _Saved:
     if len(data) < _HEAD.size or not data.startswith(MAGIC):
-        raise DocumentError(f"it does not begin as a document of Rallypoint does, but with {bytes(data[:16])!r}")
+        raise DocumentError(f"it does not start like a document of Rallypoint, but with {bytes(data[:16])!r}")
     _, found, length, digest = _HEAD.unpack_from(data)
     if found != FORMAT:
         raise NewerDocument(f"it has format {found}, and this version of Rallypoint knows {FORMAT}: upgrade this one")
     packed = data[_HEAD.size :]
     if _digest(packed) != digest:
-        raise DocumentError("its checksum is not that of its content: it was damaged or cut off")
+        raise DocumentError("its checksum does not match its content: it is damaged or truncated")
     if length > LARGEST:
-        raise DocumentError(f"it says that it has {length:,} bytes, and may have {LARGEST:,}")
+        raise DocumentError(f"its header says {length:,} bytes; the limit is {LARGEST:,}")
     try:
         payload = zlib.decompressobj().decompress(packed, length + 1)
         if len(payload) != length:
-            raise DocumentError(f"it says that it has {length:,} bytes, and has {len(payload):,} or more")
+            raise DocumentError(f"its header says {length:,} bytes, and it has {len(payload):,} or more")
         return _decoder.decode(payload)
     except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DocumentError(f"it cannot be read: {error}") from error

@@ -1,9 +1,9 @@
-"""The store engine: `apply(op, now) -> Outcome`. What a store *is*, for every backend that has none of its own.
+"""The store engine: `apply(op, now) -> Outcome`. It is the store of all backends except etcd.
 
 A linearizable, revisioned key-value store with transactions, leases and watches. It is a pure state machine: it reads
 no clock, draws no random number and does no I/O, so the same operations with the same times give the same state,
-answers and events, on any machine. Time is an argument and never goes back (an earlier `now` counts as the latest one
-seen). Leases whose time is over end before the operation is looked at.
+answers and events on any machine. Time is an argument and never goes back (an earlier `now` counts as the latest one
+seen). Expired leases end before the operation is executed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ MOST_DIGITS = 19
 
 
 class Engine:
-    """One store. `history` bounds how many changes a watch may lag behind before it has to scan again."""
+    """One store. `history` is the number of changes that a watch may lag behind before it has to scan again."""
 
     def __init__(self, history: int = DEFAULT_HISTORY, first: int = 1) -> None:
         self.revision = first
@@ -86,7 +86,7 @@ class Engine:
     # --- operations ---------------------------------------------------------------------------------------------------
 
     def apply(self, op: Op, now: float, origin: Origin | None = None) -> Outcome:
-        """Execute one operation at time `now`. A request with an `origin` that was executed before is only answered."""
+        """Execute one operation at time `now`. A request whose `origin` was executed before is only answered again."""
         if now > self.now:
             self.now = now
         else:
@@ -104,13 +104,13 @@ class Engine:
         return Outcome(result, tuple(self._events)) if self._events else Outcome(result)
 
     def next_deadline(self) -> float | None:
-        """When the next lease ends if nothing is renewed: apply `Tick` then. None: never."""
+        """When the next lease ends if none is renewed: apply `Tick` then. None: never."""
         return self.leases.next_deadline()
 
     def end_due(self, now: float) -> tuple[int, tuple[WatchEvent, ...]] | None:
-        """End one lease whose time is over, as the next `apply` would, and say which and what to tell; None: none is.
+        """End one expired lease, as the next `apply` would; its id and the events, or None if none has expired.
 
-        For whoever has to know which leases end by time: call it until None, then `apply` at the same `now`.
+        For callers that have to know which leases expire: call it until None, then `apply` at the same `now`.
         """
         self.now = max(self.now, now)
         lease = self.leases.pop_expired(self.now)
@@ -121,14 +121,14 @@ class Engine:
         return lease.id, tuple(self._events)
 
     def watch(self, watch: int, prefix: str, after_revision: int) -> WatchStarted | WatchTooOld:
-        """Tell `watch` of every change under `prefix` after a revision. Watches are not part of the state.
+        """Report every change under `prefix` after a revision to `watch`. Watches are not part of the state.
 
-        The revision may be past, 0 for everything while nothing is forgotten, or future: then nothing up to it is told.
+        The revision may be past, 0 (for the whole history, while it is complete), or future.
         """
         return watching.start(self._watches, self.history, watch, prefix, after_revision, self.revision)
 
     def unwatch(self, watch: int) -> None:
-        """Stop telling; unknown watches are ignored."""
+        """End a watch; unknown watches are ignored."""
         self._watches.remove(watch)
 
     def _execute(self, op: Op, now: float, expired: int) -> Result:
@@ -147,7 +147,7 @@ class Engine:
                 if not 0 < ttl_s < float("inf"):
                     return Failure(FailureCode.INVALID, f"a lease needs a positive time to live, not {ttl_s}")
                 if wanted < 0 or self.leases.get(wanted) is not None:
-                    return Failure(FailureCode.INVALID, f"{wanted} is no free number for a lease")
+                    return Failure(FailureCode.INVALID, f"{wanted} is not a free id for a lease")
                 lease = self.leases.grant(float(ttl_s), now, wanted)
                 return LeaseResult(lease.id, lease.ttl_s, True)
             case Revoke(lease_id):
@@ -166,9 +166,9 @@ class Engine:
     def _txn(self, op: Txn) -> Result:
         committed = self._hold(op.compares)
         branch = op.then if committed else op.otherwise or tuple(_reader(compare) for compare in op.compares)
-        if len(branch) == 1 and type(only := branch[0]) is Put:  # most often
+        if len(branch) == 1 and type(only := branch[0]) is Put:  # the common case
             return self._put_alone(only, committed)
-        if set(map(type, branch)) == _PUTS:  # what a coordinator writes
+        if set(map(type, branch)) == _PUTS:  # a coordinator's writes
             return self._put_several(cast(tuple[Put, ...], branch), committed)
         if (failure := self._invalid(branch)) is not None:
             return failure
@@ -179,16 +179,16 @@ class Engine:
         return TxnResult(committed, self.revision, results)
 
     def _put_alone(self, put: Put, committed: bool) -> Result:
-        """A branch that writes one key, and nothing else."""
+        """A branch with one `Put` and nothing else."""
         old = self.items.get(put.key)
-        is_new = old is None or old.lease != put.lease  # else the key is one, and the lease is alive
+        is_new = old is None or old.lease != put.lease  # else key and lease are valid
         if is_new and (failure := self._invalid_put(put.key, put.lease)) is not None:
             return failure
         self._commit((self._put(put.key, put.value, put.lease, self.revision + 1),))
         return TxnResult(committed, self.revision, _ONE_PUT_DONE)
 
     def _put_several(self, puts: tuple[Put, ...], committed: bool) -> Result:
-        """A branch that writes keys, and nothing else."""
+        """A branch with several `Put`s and nothing else."""
         keys, leases = {put.key for put in puts}, {put.lease for put in puts}
         leases.discard(0)
         if len(keys) < len(puts) or "" in keys or not self.leases.are_alive(leases):
@@ -216,7 +216,7 @@ class Engine:
         item = self.items.get(op.key)
         number = _number(item.value) if item is not None else 0
         if number is None:
-            return Failure(FailureCode.NOT_A_NUMBER, f"{op.key!r} holds no decimal number that could be added to")
+            return Failure(FailureCode.NOT_A_NUMBER, f"the value of {op.key!r} is not a decimal number")
         value = number + op.amount
         if not LEAST_NUMBER <= value <= GREATEST_NUMBER:
             return Failure(FailureCode.INVALID, f"the sum under {op.key!r} would not fit into 64 bits")
@@ -227,8 +227,7 @@ class Engine:
         return AddResult(True, self.revision, value)
 
     def _hold(self, compares: tuple[Compare, ...]) -> bool:
-        """Whether all of them do."""
-        for compare in compares:  # noqa: SIM110 - a generator costs more
+        for compare in compares:  # noqa: SIM110 - a generator is slower
             if not self._holds(compare):
                 return False
         return True
@@ -237,7 +236,7 @@ class Engine:
         if isinstance(compare, RangeEmpty):
             return next(self._range(compare.prefix), None) is None
         item = self.items.get(compare.key)
-        if isinstance(compare, ModRevisionIs):  # the fence of every write
+        if isinstance(compare, ModRevisionIs):  # the most common compare
             return (item.mod_revision if item else 0) == compare.revision
         if isinstance(compare, ValueIs):
             return item is not None and item.value == compare.value
@@ -250,15 +249,15 @@ class Engine:
                 return (item.version if item else 0) == compare.version
 
     def _invalid(self, branch: tuple[BranchOp, ...]) -> Failure | None:
-        """Why a branch must not be executed: a lease that is not alive, one key written twice, or what makes no sense.
+        """Why a branch must not be executed: an ended lease, a key that is written twice, or an invalid argument.
 
-        Executing a branch cannot fail after this, so that it is done as a whole or not at all.
+        A branch that passes this check cannot fail, so it is executed as a whole or not at all.
         """
         written: set[str] = set()
         cleared: list[str] = []
         alive = 0
         for step in branch:
-            if isinstance(step, Put) and (not step.key or step.lease != alive):  # many keys have the same lease
+            if isinstance(step, Put) and (not step.key or step.lease != alive):  # a lease is checked once in a row
                 if (failure := self._invalid_put(step.key, step.lease)) is not None:
                     return failure
                 alive = step.lease
@@ -319,7 +318,7 @@ class Engine:
                 self.usage.change(key, 0, len(value) - len(old.value))
         if lease and (old is None or old.lease != lease):
             found = self.leases.get(lease)
-            assert found is not None, "checked before anything was changed"
+            assert found is not None, "checked before the first change"
             found.keys.add(key)
         self.items[key] = item
         return Change(key, item)
@@ -342,17 +341,17 @@ class Engine:
             lease.keys.discard(item.key)
 
     def _range(self, prefix: str) -> Iterator[str]:
-        """The keys under a prefix in order; costs what is taken from it."""
+        """The keys under a prefix in order, lazily."""
         return self._keys.irange(prefix, _end_of(prefix), inclusive=(True, False))
 
     def _count(self, prefix: str) -> int:
-        """How many keys are under a prefix, without looking at them."""
+        """The number of keys under a prefix, in O(log n)."""
         end = _end_of(prefix)
         upto = len(self._keys) if end is None else self._keys.bisect_left(end)
         return upto - self._keys.bisect_left(prefix)
 
     def _commit(self, changes: tuple[Change, ...]) -> None:
-        """One revision for everything that changed."""
+        """Make one revision of the changes and collect the events of the watches."""
         self.revision += 1
         batch = Batch(self.revision, changes)
         self.history.append(batch)
@@ -361,20 +360,20 @@ class Engine:
     # --- leases -------------------------------------------------------------------------------------------------------
 
     def _end(self, lease: Lease) -> None:
-        """Remove the keys of a lease that is no longer alive, in one revision."""
+        """Remove the keys of an ended lease, in one revision."""
         changes: list[Change] = []
         self._delete(sorted(lease.keys), changes)
         if changes:
             self._commit(tuple(changes))
 
     def adopt(self, item: Item) -> None:
-        """Take over a key as it was in a snapshot: no change, no event."""
+        """Add a key from a snapshot: no revision, no event."""
         self.items[item.key] = item
         self._keys.add(item.key)
         self.usage.change(item.key, 1, len(item.key) + len(item.value))
 
     def adopt_all(self, items: Iterable[Item]) -> None:
-        """Take over many at once, which is much quicker than one by one."""
+        """Add many keys from a snapshot, much faster than one by one."""
         for item in items:
             self.items[item.key] = item
             self.usage.change(item.key, 1, len(item.key) + len(item.value))
@@ -387,13 +386,13 @@ _ONE_PUT_DONE = (_PUT_DONE,)
 
 
 def _end_of(prefix: str) -> str | None:
-    """The first string after all that start with `prefix`; None: there is no end."""
+    """The first string after all strings that start with `prefix`; None: there is none."""
     stem = prefix.rstrip(chr(sys.maxunicode))
     return stem[:-1] + chr(ord(stem[-1]) + 1) if stem else None
 
 
 def _number(text: bytes) -> int | None:
-    """The number that a value spells; None if it is none. Stricter than `int`, which takes blanks and underscores."""
+    """The number in a value; None if it is none. Stricter than `int`, which accepts blanks and underscores."""
     digits = text.removeprefix(b"-")
     if not digits.isdigit() or len(digits) > MOST_DIGITS:
         return None
@@ -402,5 +401,5 @@ def _number(text: bytes) -> int | None:
 
 
 def _reader(compare: Compare) -> BranchOp:
-    """What to read to see why a compare failed."""
+    """The read that shows why a compare failed."""
     return Range(compare.prefix, limit=1) if isinstance(compare, RangeEmpty) else Get(compare.key)

@@ -1,8 +1,8 @@
-"""Leases of the engine: which are alive, which keys hang on them, which end next.
+"""Leases of the engine: which are alive, which keys they hold, which end next.
 
-A renewal is O(1): the heap keeps an entry a lease with a deadline that may be too early, and an entry that turns out
-to be too early when it comes up is put back with the right one. A lease that is shortened gets one more entry. Entries
-that are no longer needed stay until they come up, or until they are more than those of leases alive.
+A renewal is O(1): the heap keeps one entry per lease, whose deadline may be too early; an entry that is too early when
+it reaches the top is reinserted with the current deadline. A shortened lease gets one more entry. Obsolete entries stay
+until they reach the top, or until they outnumber the living leases.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 SPARE_ENTRIES = 64
-"""So many entries of revoked leases are never worth clearing away."""
+"""Up to this many obsolete entries are not worth a rebuild of the heap."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Lease:
 
 
 class Leases:
-    """All leases of one engine. Knows no keys' values and makes no changes to keys."""
+    """All leases of one engine. Does not change keys."""
 
     def __init__(self, first: int = 1) -> None:
         self.next_id = first
@@ -44,15 +44,15 @@ class Leases:
         return self._alive.get(lease_id)
 
     def are_alive(self, lease_ids: set[int]) -> bool:
-        """All of them."""
+        """Whether all of them are alive."""
         return lease_ids <= self._alive.keys()
 
     def attach(self, lease_id: int, key: str) -> None:
-        """A key hangs on a lease that is alive."""
+        """Attach a key to a living lease."""
         self._alive[lease_id].keys.add(key)
 
     def grant(self, ttl_s: float, now: float, wanted: int = 0) -> Lease:
-        """A new lease, with the id that is wanted (which must be free) or any other."""
+        """A new lease with the id `wanted`, which must be free, or (0) any free id."""
         if not wanted:
             while self.next_id in self._alive:
                 self.next_id += 1
@@ -63,12 +63,12 @@ class Leases:
         return lease
 
     def insert(self, lease: Lease) -> None:
-        """Take over a lease that exists already (from a snapshot)."""
+        """Add an existing lease (from a snapshot)."""
         self._alive[lease.id] = lease
         heapq.heappush(self._heap, (lease.deadline, lease.id))
 
     def shorten(self, lease_id: int, deadline: float) -> Lease | None:
-        """Let a lease end at `deadline` if it would end later; None if it is not alive."""
+        """Make a lease end at `deadline` at the latest; None if it is not alive."""
         lease = self._alive.get(lease_id)
         if lease is not None and deadline < lease.deadline:
             lease.deadline = deadline
@@ -77,7 +77,7 @@ class Leases:
         return lease
 
     def remove(self, lease_id: int) -> Lease | None:
-        """Forget a lease; its keys are the caller's business. None if it was not alive."""
+        """Remove a lease; the caller removes its keys. None if it was not alive."""
         lease = self._alive.pop(lease_id, None)
         self._tidy()
         return lease
@@ -88,7 +88,7 @@ class Leases:
             heapq.heapify(self._heap)
 
     def next_deadline(self) -> float | None:
-        """The earliest moment at which a lease ends if none is renewed; None without leases."""
+        """The earliest time at which a lease ends if none is renewed; None without leases."""
         while self._heap:
             deadline, lease_id = self._heap[0]
             lease = self._alive.get(lease_id)
@@ -101,8 +101,8 @@ class Leases:
         return None
 
     def pop_expired(self, now: float) -> Lease | None:
-        """One lease whose time is over, forgotten; call until None. Earliest deadline first, then lowest id."""
-        if not self._heap or self._heap[0][0] > now:  # no deadline is earlier than its entry
+        """Remove and return one expired lease; call until None. Earliest deadline first, then lowest id."""
+        if not self._heap or self._heap[0][0] > now:  # entries are never later than their deadlines
             return None
         deadline = self.next_deadline()
         if deadline is None or deadline > now:

@@ -1,16 +1,16 @@
-"""The bytes of a server's data on disk: files of frames, each with checksums, that hold entries or parts of a snapshot.
+"""The file format of a server's data: files of frames with checksums, which contain log entries or parts of a snapshot.
 
-A file is a header and frames. The header names the kind of the file, the format, the generation of the store and where
-the file stands in the order of things. A frame is what is written at once: entries that were committed together, or one
-part of a snapshot. Its header has a checksum of its own, so that a damaged length leads nobody astray.
+A file is a header and frames. The header contains the kind of the file, the format, the generation of the store and the
+position of the file in the sequence. A frame is the unit of writing: entries that were committed together, or one part
+of a snapshot. Its header has a checksum of its own, so that a damaged length is detected.
 
-Reading a log tells three ends apart. *Clean*: the last frame is the last byte. *Torn*: the last frame was being written
-when the writer died, so it is short, or a sector of it never arrived and reads as zeros. *Damaged*: anything else;
-above all a frame that is unreadable although a readable one follows. A torn frame was never acknowledged and may be cut
-off. A damaged one may have been, so nobody may go on as if it had not.
+Reading a log distinguishes three ends. *Clean*: the last frame ends with the file. *Torn*: the last frame was being
+written when the writer died, so it is short, or a sector of it was not written and reads as zeros. *Damaged*: anything
+else, above all an unreadable frame before a readable one. A torn frame was never acknowledged and may be cut off. A
+damaged one may have been acknowledged, so the server must not start without it.
 
-An entry is an operation as it was executed, in order. Time is not in it: what ends by time is written as a `Revoke` at
-its place, renewals are not written, and whoever replays gives every lease its full time again.
+An entry is an executed operation; entries are in order of execution. They contain no time: a lease that expired is a
+`Revoke` at its position, renewals are not logged, and a replay gives every lease its full time again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rallypoint.kv.types import Grant, Op, Origin, Outcome, Revoke, Shorten, Wat
 FORMAT = 1
 SECTOR = 512
 LEAST_HOLE = 16
-"""So many zeros up to the edge of a sector are no chance: they were never written."""
+"""At least this many zeros up to the end of a sector are no coincidence: they were never written."""
 LEAST_LAST_HOLE = 3
-"""So many up to the end: what ends a frame never ends like that by itself."""
+"""The same at the end of the file: no frame ends with this many zeros."""
 _FILE = struct.Struct("<8scHQQ16sI")
 _FRAME = struct.Struct("<4sIQII")
 _FILE_MAGIC = b"RALLYPT\n"
@@ -41,22 +41,22 @@ FRAME_HEADER_SIZE = _FRAME.size
 
 
 class FormatError(ValueError):
-    """The bytes are not what they should be; the text says what they are, and at which byte."""
+    """The bytes do not have the expected format; the text says what was found, and at which byte."""
 
 
 class NewerFormat(FormatError):
-    """A newer version wrote them."""
+    """The bytes were written by a newer version."""
 
 
 class Kind(enum.Enum):
-    """What a file holds."""
+    """The content of a file."""
 
     LOG = b"L"
     SNAPSHOT = b"S"
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The beginning of a file. `first` is the number of the first entry that is not before it."""
+    """The header of a file. `first` is the number of its first entry (of a snapshot: the next entry after it)."""
 
     kind: Kind
     number: int
@@ -64,19 +64,19 @@ class Header(msgspec.Struct, frozen=True):
     generation: str
 
     def encode(self) -> bytes:
-        """The generation has sixteen characters."""
+        """The header as bytes; the generation must have sixteen characters."""
         fields = (_FILE_MAGIC, self.kind.value, FORMAT, self.number, self.first, self.generation.encode("ascii"))
         body = _FILE.pack(*fields, 0)[:-4]
         return body + zlib.crc32(body).to_bytes(4, "little")
 
 
 def read_header(data: bytes, kind: Kind) -> Header:
-    """The header of a file of this kind. FormatError: it has none; NewerFormat: it is of a later version."""
+    """The header of a file of this kind. FormatError: it has none; NewerFormat: a later version wrote it."""
     if len(data) < HEADER_SIZE:
-        raise FormatError(f"the header is cut short after {len(data)} bytes")
+        raise FormatError(f"the header is truncated after {len(data)} bytes")
     magic, found, version, number, first, generation, checksum = _FILE.unpack_from(data)
     if magic != _FILE_MAGIC:
-        raise FormatError("it does not begin as a file of ours")
+        raise FormatError("it does not start like a file of Rallypoint")
     if checksum != zlib.crc32(data[: HEADER_SIZE - 4]):
         raise FormatError("the checksum of the header does not match")
     if version > FORMAT:
@@ -90,7 +90,7 @@ def read_header(data: bytes, kind: Kind) -> Header:
 
 
 def frame(number: int, payload: bytes) -> bytes:
-    """What is written at once. `number` is that of its first entry, or of the part."""
+    """One frame. `number` is the number of its first entry, or of the part of a snapshot."""
     head = _FRAME.pack(_FRAME_MAGIC, len(payload), number, zlib.crc32(payload), 0)[:-4]
     return b"".join((head, zlib.crc32(head).to_bytes(4, "little"), payload))
 
@@ -105,7 +105,7 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The frames of a file up to `good`, where the first byte is that is no part of one; and what is there."""
+    """The valid frames of a file; `good` is the offset after the last of them, `end` and `why` judge what follows."""
 
     frames: tuple[tuple[int, memoryview], ...]
     good: int
@@ -114,7 +114,7 @@ class Scanned:
 
 
 def scan(data: bytes, start: int = HEADER_SIZE) -> Scanned:
-    """Read frames for as long as they are whole, and judge what follows. Costs one look at every byte."""
+    """Read frames up to the first that is not valid, and judge what follows. O(bytes)."""
     view = memoryview(data)
     found: list[tuple[int, memoryview]] = []
     place = start
@@ -127,7 +127,7 @@ def scan(data: bytes, start: int = HEADER_SIZE) -> Scanned:
 
 
 def _frame_at(view: memoryview, place: int) -> tuple[int, memoryview] | None:
-    """The frame that begins here, if it is whole."""
+    """The frame at this offset, if it is valid."""
     head = _head_at(view, place)
     if head is None:
         return None
@@ -137,7 +137,7 @@ def _frame_at(view: memoryview, place: int) -> tuple[int, memoryview] | None:
 
 
 def _head_at(view: memoryview, place: int) -> tuple[int, int, int] | None:
-    """Length, number and checksum of the frame that begins here, if its header is whole."""
+    """Length, number and checksum of the frame at this offset, if its header is valid."""
     if place + FRAME_HEADER_SIZE > len(view):
         return None
     magic, length, number, checksum, own = _FRAME.unpack_from(view, place)
@@ -147,7 +147,7 @@ def _head_at(view: memoryview, place: int) -> tuple[int, int, int] | None:
 
 
 def _judge(data: bytes, view: memoryview, place: int) -> tuple[End, str]:
-    """What it means that no whole frame begins here."""
+    """Classify the rest of a file that has no valid frame at this offset."""
     rest = len(data) - place
     if rest == 0:
         return End.CLEAN, ""
@@ -156,7 +156,7 @@ def _judge(data: bytes, view: memoryview, place: int) -> tuple[End, str]:
         if _frame_at(view, later) is not None:
             return (
                 End.DAMAGED,
-                f"what is at byte {place} cannot be read, and at byte {later} something readable follows",
+                f"byte {place} starts no valid frame, but a valid one follows at byte {later}",
             )
         later = data.find(_FRAME_MAGIC, later + 1)
     head = _head_at(view, place)
@@ -165,12 +165,12 @@ def _judge(data: bytes, view: memoryview, place: int) -> tuple[End, str]:
     if rest < FRAME_HEADER_SIZE and _FRAME_MAGIC.startswith(data[place : place + 4]):
         return End.TORN, f"the last {rest} bytes were being written"
     if _has_hole(data, place, len(data)):
-        return End.TORN, f"the last {rest} bytes were being written, and not all of them arrived"
+        return End.TORN, f"the last {rest} bytes were being written, and some of them are missing"
     return End.DAMAGED, f"the last {rest} bytes, from byte {place}, do not match their checksum"
 
 
 def _has_hole(data: bytes, start: int, end: int) -> bool:
-    """Whether some sector of it, or what there is of one, holds nothing but zeros."""
+    """Whether a sector, or a part of one at either end, contains only zeros."""
     for sector in range(start - start % SECTOR, end, SECTOR):
         there = data[max(start, sector) : min(end, sector + SECTOR)]
         least = LEAST_LAST_HOLE if sector + SECTOR >= end else LEAST_HOLE
@@ -183,7 +183,7 @@ def _has_hole(data: bytes, start: int, end: int) -> bool:
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An operation that was executed, and who had asked for it, if it might ask again."""
+    """An executed operation, and its origin if the client may send it again."""
 
     op: Op
     origin: Origin | None = None
@@ -196,10 +196,10 @@ _decoder = msgspec.msgpack.Decoder(list[Entry])
 def perform(
     engine: Engine, op: Op, now: float, origin: Origin | None = None
 ) -> tuple[Outcome, tuple[WatchEvent, ...], list[Entry]]:
-    """As `engine.apply`; with what was to be told of leases that ended by time before it, and what has to be written.
+    """As `engine.apply`; also returns the events of leases that expired before it, and the entries to be logged.
 
-    A request with an origin is written, because its answer is remembered, unless that was remembered already. Without
-    one, it is written if it has made a revision, or has granted or ended a lease. Renewing is not.
+    A request with an origin is logged, because its answer is remembered, unless it was a repetition. A request without
+    one is logged if it made a revision, or granted or ended a lease. Renewals are not logged.
     """
     entries: list[Entry] = []
     ended: tuple[WatchEvent, ...] = ()
@@ -220,25 +220,25 @@ def perform(
 
 
 def encode_entries(first: int, entries: Sequence[Entry]) -> bytes:
-    """One frame; `first` is the number of the first of them."""
+    """One frame with the entries; `first` is the number of the first."""
     return frame(first, _encoder.encode(entries))
 
 
 def decode_entries(frames: Iterable[tuple[int, memoryview]], first: int) -> Iterator[list[Entry]]:
-    """The entries, frame by frame; the first has to have this number. FormatError if one is missing or unreadable."""
+    """The entries, frame by frame, numbered from `first`. FormatError if one is missing or unreadable."""
     for number, payload in frames:
         if number != first:
-            raise FormatError(f"entry {first} is expected, and {number} is there")
+            raise FormatError(f"entry {first} is missing: the next one is {number}")
         try:
             entries = _decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise FormatError(f"entry {number} and those with it cannot be read: {error}") from error
+            raise FormatError(f"the frame of entry {number} cannot be decoded: {error}") from error
         first += len(entries)
         yield entries
 
 
 def replay(engine: Engine, entries: Iterable[Entry], now: float) -> None:
-    """Execute what was executed. No lease ends by time meanwhile: `now` has to be the same for all of a log."""
+    """Execute logged entries. `now` must be the same for the whole log, so that no lease expires in between."""
     for entry in entries:
         op = entry.op
         engine.apply(op, now, entry.origin)
@@ -249,7 +249,7 @@ def replay(engine: Engine, entries: Iterable[Entry], now: float) -> None:
 
 
 def renew_all(engine: Engine, now: float) -> None:
-    """Give every lease its full time: nobody could renew while nobody was there."""
+    """Give every lease its full time: clients could not renew while the server was down."""
     engine.now = max(engine.now, now)
     for lease in engine.leases:
         lease.deadline = engine.now + lease.ttl_s

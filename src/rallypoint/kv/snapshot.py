@@ -1,7 +1,8 @@
-"""Snapshot and restore of an engine: everything that decides its later answers, as bytes.
+"""Snapshot and restore of a whole engine as bytes, in a canonical form: equal states give equal bytes.
 
-Watches are not in it: whoever watched starts again after the last revision it saw, from the history that is in it.
-A restored lease has its full time to live again, as after a change of leader in etcd: being down is nobody's fault.
+For simulation and tests; a server writes `snapshot_parts`. Watches are not included: a watch starts again after the
+last revision it saw, from the history in the snapshot. A restored lease has its full time to live again, as after a
+change of leader in etcd: clients could not renew while the server was down.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ FORMAT = 1
 
 
 class SnapshotError(ValueError):
-    """The bytes are no snapshot, or one of a format that this version does not know."""
+    """The bytes are not a snapshot, or have a format that this version does not know."""
 
 
 class _Lease(msgspec.Struct, array_like=True):
@@ -44,7 +45,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
 
 
 class _Format(msgspec.Struct, array_like=True):
-    """What every format has in common, whatever follows."""
+    """The common part of all formats."""
 
     format: int
 
@@ -55,7 +56,7 @@ _decoder = msgspec.msgpack.Decoder(_Snapshot)
 
 
 def snapshot(engine: Engine) -> bytes:
-    """The engine's state. Two engines in the same state give the same bytes."""
+    """The engine's state."""
     return _encoder.encode(
         _Snapshot(
             FORMAT,
@@ -74,11 +75,11 @@ def snapshot(engine: Engine) -> bytes:
 
 
 def restore(data: bytes, now: float, history: int | None = None) -> Engine:
-    """An engine in the state of the snapshot, its leases renewed at `now`. SnapshotError: the bytes are no snapshot."""
+    """An engine in the state of the snapshot, with its leases renewed at `now`. SnapshotError for invalid bytes."""
     try:
         found = _format_decoder.decode(data).format
         if found != FORMAT:
-            raise SnapshotError(f"snapshot format {found} is not known here (this version reads {FORMAT})")
+            raise SnapshotError(f"snapshot format {found} is not known (this version reads {FORMAT})")
         saved = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SnapshotError(f"not a snapshot of a store: {error}") from error

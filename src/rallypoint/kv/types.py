@@ -1,8 +1,8 @@
-"""The words of the store: items, compares, operations, results, changes.
+"""The types of the store: items, compares, operations, results, changes.
 
-All of them are frozen values without behaviour, so that one definition serves the engine, the backend contract, a wire
-protocol and a log. A key is a string, a value is bytes. Revision 0, version 0 and lease 0 mean "none": comparing a
-version or a revision with 0 asks that the key is absent, as etcd has it.
+All of them are frozen values without behaviour, so that one definition serves the engine, the backend contract, the
+wire protocol and the log. A key is a string, a value is bytes. Revision 0, version 0 and lease 0 mean "none": comparing
+a version or a revision with 0 requires that the key is absent, as in etcd.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Exists(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """The key is there (or, with `wanted=False`, is not)."""
+    """The key exists (or, with `wanted=False`, does not)."""
 
     key: str
     wanted: bool = True
 
 
 class ValueIs(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """The key is there and holds exactly this value."""
+    """The key exists and has exactly this value."""
 
     key: str
     value: bytes
@@ -71,7 +71,7 @@ class RangeEmpty(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
 Compare: TypeAlias = Exists | ValueIs | VersionIs | CreateRevisionIs | ModRevisionIs | RangeEmpty
 
 
-# --- what a branch of a transaction may do -------------------------------------------------------------------------
+# --- operations of a branch ------------------------------------------------------------------------------------------
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
@@ -83,7 +83,7 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class Delete(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Remove a key, if it is there."""
+    """Remove a key, if it exists."""
 
     key: str
 
@@ -103,7 +103,7 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
 class Range(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
     """Read the keys that start with `prefix`, in order.
 
-    At most `limit` of them (0: all; negative: refused), or with `count_only` just their number.
+    At most `limit` of them (0: all; negative: refused), or with `count_only` only their number.
     """
 
     prefix: str
@@ -119,7 +119,7 @@ class PutDone(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class Deleted(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Answer to `Delete` and `DeleteRange`: how many keys went."""
+    """Answer to `Delete` and `DeleteRange`: the number of removed keys."""
 
     count: int
 
@@ -131,7 +131,7 @@ class GotItem(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class GotRange(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """Answer to `Range`: the items (up to the limit) and how many there are in all."""
+    """Answer to `Range`: the items (up to the limit) and the total number."""
 
     items: tuple[Item, ...]
     count: int
@@ -144,9 +144,9 @@ BranchResult: TypeAlias = PutDone | Deleted | GotItem | GotRange
 
 
 class Txn(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """If all `compares` hold, do `then`, else do `otherwise`; one revision for everything that changes.
+    """If all `compares` hold, execute `then`, else `otherwise`; all changes get one revision.
 
-    With an empty `otherwise`, a refusal reads what was compared: one answer per compare, in order.
+    With an empty `otherwise`, a refused transaction reads what was compared: one answer per compare, in order.
     """
 
     compares: tuple[Compare, ...]
@@ -157,8 +157,8 @@ class Txn(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     """Add `amount` to the decimal number under `key` (absent counts as 0) if all `compares` hold.
 
-    A number is an optional minus and ASCII digits, nothing else, and fits into 64 bits with its sign; a sum that does
-    not is refused. The key is written as by `Put`: its former lease is replaced by `lease`.
+    A number is an optional minus and ASCII digits, and fits into a signed 64-bit integer; a sum that does not fit is
+    refused. The key is written as by `Put`: its former lease is replaced by `lease`.
     """
 
     key: str
@@ -168,7 +168,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """Make a lease that ends `ttl_s` after its last renewal; `lease` is the id that the caller chose (0: any)."""
+    """Create a lease that ends `ttl_s` after its last renewal; `lease` is the id chosen by the caller (0: any)."""
 
     ttl_s: float
     lease: int = 0
@@ -181,20 +181,20 @@ class KeepAlive(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
 
 
 class Revoke(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """End a lease now; its keys go in one revision."""
+    """End a lease now; its keys are removed in one revision."""
 
     lease: int
 
 
 class Shorten(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
-    """End a lease within `within_s`, unless it is renewed before; its time to live stays what it is."""
+    """End a lease within `within_s` unless it is renewed before; its time to live does not change."""
 
     lease: int
     within_s: float
 
 
 class Tick(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """Nothing but the passing of time: leases whose time is over end."""
+    """End the leases that have expired."""
 
 
 Op: TypeAlias = Txn | Add | Grant | KeepAlive | Revoke | Shorten | Tick
@@ -204,7 +204,7 @@ Op: TypeAlias = Txn | Add | Grant | KeepAlive | Revoke | Shorten | Tick
 
 
 class TxnResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Which branch was taken, the store's revision after it, and one answer per operation of that branch."""
+    """Whether `then` was executed, the store's revision afterwards, one answer per operation of the executed branch."""
 
     committed: bool
     revision: int
@@ -212,7 +212,7 @@ class TxnResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class AddResult(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """The number after adding; not committed (a compare failed): 0, and nothing changed."""
+    """The sum; if not committed (a compare failed) it is 0, and nothing changed."""
 
     committed: bool
     revision: int
@@ -220,7 +220,7 @@ class AddResult(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class LeaseResult(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """The lease as it is now; `alive` is False when it had ended (or has been ended by this)."""
+    """The lease after the operation; `alive` is False if it had ended before or was ended by the operation."""
 
     lease: int
     ttl_s: float
@@ -228,24 +228,24 @@ class LeaseResult(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False)
 
 
 class Ticked(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """How many leases ended."""
+    """The number of leases that ended."""
 
     expired: int
 
 
 class FailureCode(enum.Enum):
-    """Why an operation was refused as a whole; nothing changed."""
+    """Why an operation was refused; nothing changed."""
 
     LEASE_GONE = "lease gone"
     NOT_A_NUMBER = "not a number"
     INVALID = "invalid"
     TOO_OLD = "too old"
     UNAVAILABLE = "unavailable"
-    """Not the engine's: whoever has it cannot execute anything just now."""
+    """Not from the engine: its server cannot execute anything at the moment."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """The operation makes no sense or cannot be answered any more; `lease` is set for LEASE_GONE."""
+    """The operation is invalid or can no longer be answered; `lease` is set for LEASE_GONE."""
 
     code: FailureCode
     message: str
@@ -259,14 +259,14 @@ Result: TypeAlias = TxnResult | AddResult | LeaseResult | Ticked | Failure
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A key was written (`item`) or went away (`item` is None)."""
+    """A key was written (`item`) or removed (`item` is None)."""
 
     key: str
     item: Item | None
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """All changes of one revision that a watch covers."""
+    """All changes of one revision under the prefix of a watch."""
 
     revision: int
     changes: tuple[Change, ...]
@@ -280,20 +280,20 @@ class WatchEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WatchStarted(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The watch is registered; `backlog` is what happened between its start and `revision`, which is now."""
+    """The watch is registered; `backlog` is what changed after its start, up to the current `revision`."""
 
     revision: int
     backlog: tuple[Batch, ...]
 
 
 class WatchTooOld(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The watch is not registered: changes after its start are no longer kept. `oldest` is the first possible start."""
+    """The watch is not registered: changes after its start are no longer kept. `oldest` is the earliest valid start."""
 
     oldest: int
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who sent a request: `seq` counts from 1; answers up to `acked` were received and may be forgotten."""
+    """The sender and number of a request: `seq` counts from 1; answers up to `acked` were received."""
 
     client: str
     seq: int
@@ -301,7 +301,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What applying an operation gave: the answer, and what the watches have to be told, in order of revision."""
+    """The answer to an operation, and the events for the watches, in order of revision."""
 
     result: Result
     events: tuple[WatchEvent, ...] = ()

@@ -1,7 +1,7 @@
-"""Watches of the engine: who is to be told of a change, and the bounded history that a late watch starts from.
+"""Watches of the engine: which watches match a change, and the bounded history for watches that start in the past.
 
-A change costs the watches that match it. Watches are kept by prefix, prefixes by length: a key is looked up once for
-each length up to its own that any watch has, never once a watch.
+Watches are indexed by prefix, prefixes by length: a key costs one look-up for each prefix length up to its own, not one
+for each watch.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections import deque
 from rallypoint.kv.types import Batch, Change, WatchEvent, WatchStarted, WatchTooOld
 
 MOST_HISTORY_BYTES = 256 * 1024 * 1024
-"""Values that were overwritten live on in the history: a large one that is written often must not fill the memory."""
+"""The history keeps overwritten values: a large value that is written often must not fill the memory."""
 
 
-MOST_FOUND = 16_384
-"""Of so many keys at most it is remembered who watches them."""
+MOST_CACHED = 16_384
+"""The most keys for which the matching watches are cached."""
 
 
 class History:
-    """The last `limit` changes, by revision, and in any case all of the last revision."""
+    """The last `limit` changes, by revision; always includes all changes of the last revision."""
 
     def __init__(self, limit: int, revision: int, limit_bytes: int = MOST_HISTORY_BYTES) -> None:
         self.limit = limit
         self.limit_bytes = limit_bytes
         self.oldest = revision
-        """A watch may start after this revision or any later one: all that changed since is here."""
+        """A watch may start after this revision or any later one: all changes since then are kept."""
         self.batches: deque[Batch] = deque()
         self._changes = 0
         self._bytes = 0
 
     def append(self, batch: Batch) -> None:
-        """Remember a batch; forget the oldest while there is more than the limits (the newest always stays)."""
+        """Add a batch; drop the oldest ones while a limit is exceeded (the newest always stays)."""
         changes = batch.changes
         self.batches.append(batch)
-        if len(changes) == 1 and (item := changes[0].item) is not None:  # most often
+        if len(changes) == 1 and (item := changes[0].item) is not None:  # the common case
             self._changes += 1
             self._bytes += len(item.value)
         else:
@@ -45,14 +45,14 @@ class History:
             self.forget_one()
 
     def forget_one(self) -> None:
-        """Forget the oldest batch there is."""
+        """Drop the oldest batch."""
         gone = self.batches.popleft()
         self._changes -= len(gone.changes)
         self._bytes -= _value_bytes(gone.changes)
         self.oldest = gone.revision
 
     def after(self, revision: int, prefix: str) -> tuple[Batch, ...]:
-        """What changed under `prefix` after `revision`; costs the batches since then."""
+        """The changes under `prefix` after `revision`. O(batches since then)."""
         found: list[Batch] = []
         for batch in reversed(self.batches):
             if batch.revision <= revision:
@@ -71,21 +71,21 @@ class Watches:
         self._prefix_of: dict[int, str] = {}
         self._by_length: dict[int, dict[str, dict[int, None]]] = {}
         self._lengths: list[int] = []
-        """In ascending order, so that a key is not looked up for prefixes longer than itself."""
+        """In ascending order: a key is not looked up for prefixes longer than itself."""
         self._not_before: dict[int, int] = {}
-        """Watches that start after a revision that was yet to come."""
-        self._found: dict[str, tuple[int, ...]] = {}
-        """What `matching` said of the keys that were written since a watch came or went: many are written often."""
+        """Watches that start after a future revision."""
+        self._cached: dict[str, tuple[int, ...]] = {}
+        """Results of `matching` since the last registration or removal: many keys are written often."""
 
     def __len__(self) -> int:
         return len(self._prefix_of)
 
     def add(self, watch: int, prefix: str, after: int = 0) -> None:
-        """Register for changes after a revision; an id that is registered already is a mistake of the caller."""
+        """Register for changes after a revision. ValueError if the id is already registered."""
         if watch in self._prefix_of:
-            raise ValueError(f"watch {watch} is registered already")
+            raise ValueError(f"watch {watch} is already registered")
         self._prefix_of[watch] = prefix
-        self._found.clear()
+        self._cached.clear()
         if after:
             self._not_before[watch] = after
         if len(prefix) not in self._by_length:
@@ -99,7 +99,7 @@ class Watches:
         if prefix is None:
             return
         self._not_before.pop(watch, None)
-        self._found.clear()
+        self._cached.clear()
         same_length = self._by_length[len(prefix)]
         del same_length[prefix][watch]
         if not same_length[prefix]:
@@ -110,11 +110,11 @@ class Watches:
 
     def matching(self, key: str) -> tuple[int, ...]:
         """The watches that cover `key`: shorter prefixes first, in order of registration within a prefix."""
-        known = self._found.get(key)
+        known = self._cached.get(key)
         if known is None:
-            if len(self._found) >= MOST_FOUND:
-                self._found.clear()
-            known = self._found[key] = tuple(self._match(key))
+            if len(self._cached) >= MOST_CACHED:
+                self._cached.clear()
+            known = self._cached[key] = tuple(self._match(key))
         return known
 
     def _match(self, key: str) -> list[int]:
@@ -128,7 +128,7 @@ class Watches:
         return found
 
     def events(self, batch: Batch) -> list[WatchEvent]:
-        """The batch as each watch is to see it: only the changes it covers, nothing where there are none."""
+        """The batch as each watch sees it: only the changes that the watch covers; no event without any."""
         if len(batch.changes) == 1:
             watches = self.matching(batch.changes[0].key)
             if not watches:
@@ -144,7 +144,7 @@ class Watches:
         return events
 
     def _covered(self, batch: Batch) -> dict[str, list[Change]]:
-        """The changes of a batch by the prefixes that are watched."""
+        """The changes of a batch by watched prefix."""
         covered: dict[str, list[Change]] = {}
         for change in batch.changes:
             key = change.key
@@ -173,9 +173,9 @@ def _value_bytes(changes: tuple[Change, ...]) -> int:
 def start(
     watches: Watches, history: History, watch: int, prefix: str, after: int, now: int
 ) -> WatchStarted | WatchTooOld:
-    """Register a watch for what changes after revision `after`; `now` is the current revision.
+    """Register a watch for changes after revision `after`; `now` is the current revision.
 
-    `after` may lie in the future: the watch is told of nothing up to it, as in etcd.
+    `after` may be in the future: the watch gets no changes up to it, as in etcd.
     """
     if after < history.oldest:
         return WatchTooOld(history.oldest)

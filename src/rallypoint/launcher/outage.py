@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from rallypoint.backends.aside import resolve
+from rallypoint.backends.resolver_threads import resolve
 from rallypoint.settings import Settings
 from rallypoint.urls import DEFAULT_PORTS, parse_endpoint
 

@@ -55,7 +55,7 @@ class RunKeys:
         self.listed_run = runs_index(prefix) + quote(run_id, safe="")
         """There as long as `config` is: lets a tool list the runs without reading all of their keys."""
         self.returned = f"/{prefix}/:returned/{quote(run_id, safe='')}"
-        """What nodes told a server that had lost its memory, for one time to live: see `returning.py`."""
+        """What nodes told a server that had lost its memory, for one time to live: see `returning_nodes.py`."""
         self.config = self.control + "config"
         """Create-only, by the first node: the incarnation and the settings that all nodes share."""
         self.coordinator = self.control + "coordinator"

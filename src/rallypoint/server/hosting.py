@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rallypoint.backends.aside import resolve
 from rallypoint.backends.contract import Backend
+from rallypoint.backends.resolver_threads import resolve
 from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.backends.tcp.connection import ClientConnection, Connector
 from rallypoint.backends.tcp.dial import dial

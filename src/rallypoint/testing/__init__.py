@@ -1,8 +1,8 @@
-"""The shipped testing kit: what this project tests itself with, for whoever builds on it. Nothing imports it.
+"""The shipped testing kit, for this project and for projects that build on it. No other package imports it.
 
-- `clock.ManualClock`: a monotonic clock that moves when it is told to.
-- `loop.run`: like `asyncio.run`, on virtual time: hours pass in milliseconds, and a deadlock is an error at once.
-- `chaos.ChaosBackend`: wraps any backend and does to its callers everything that the contract allows.
-- `exhaustive`: every order of events in tiny worlds, with the real code; a broken guarantee comes with its trace.
-- `conformance`: whether a backend keeps every promise of the contract, in five lines.
+- `clock.ManualClock`: a monotonic clock that the test advances.
+- `loop.run`: `asyncio.run` on virtual time: hours pass in milliseconds, and a deadlock is an error at once.
+- `chaos.ChaosBackend`: wraps any backend and injects every fault that the contract allows.
+- `exhaustive`: explores every order of events in tiny worlds with the real code; a broken guarantee comes with a trace.
+- `conformance`: checks a backend against the whole contract, in five lines.
 """

@@ -1,4 +1,4 @@
-"""Compare-and-set cells for tests: one in memory, and one that fails as cells do."""
+"""Compare-and-set cells for tests: one in memory, and one that injects the faults that a cell may have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.errors import RendezvousConnectionError
 
 
 class MemoryCell:
-    """A cell in this process. The token is the number of the write."""
+    """A cell in memory. The token is the number of the write."""
 
     name = "memory cell"
 
@@ -40,7 +40,7 @@ class MemoryCell:
             return state, self._version, True
 
     def corrupt(self, state: bytes) -> None:
-        """Put anything there, as something that knows nothing of tokens does."""
+        """Replace the content without a token."""
         with self._lock:
             self._state = state
             self._version += 1
@@ -48,36 +48,36 @@ class MemoryCell:
 
 @dataclass(frozen=True, slots=True)
 class CellFaults:
-    """How often a call goes wrong, in each way."""
+    """Probabilities of the faults of a call."""
 
     unavailable: float = 0.0
-    """It fails, and nothing has happened."""
+    """It raises and is not executed."""
     unknown: float = 0.0
-    """A write gives None. It has happened half of the time."""
+    """A write returns None. It is executed half of the time."""
     broken: float = 0.0
-    """A write fails with an error. It has happened half of the time."""
+    """A write raises. It is executed half of the time."""
     late: float = 0.0
-    """A write gives None, and happens just before a later call, if its token is still right then."""
+    """A write returns None and is executed just before a later call, if its token is still current."""
 
 
 class FaultyCell:
-    """Another cell, which does not always work. Tokens and contents are never wrong: that no cell may do."""
+    """Injects faults into another cell. Tokens and contents are never wrong: no cell may do that."""
 
     def __init__(self, cell: Cell, rng: random.Random, faults: CellFaults) -> None:
         self.name = cell.name
         self.faults = faults
         self._cell = cell
         self._rng = rng
-        self._under_way: list[Callable[[], object]] = []
+        self._delayed: list[Callable[[], object]] = []
 
     def get_state(self) -> Found:
-        self._let_arrive()
+        self._execute_delayed()
         if self._rng.random() < self.faults.unavailable:
             raise RendezvousConnectionError("the cell could not be reached")
         return self._cell.get_state()
 
     def set_state(self, state: bytes, token: Token | None = None) -> Answer:
-        self._let_arrive()
+        self._execute_delayed()
         drawn, faults = self._rng.random(), self.faults
         if drawn < faults.unavailable:
             raise RendezvousConnectionError("the cell could not be reached")
@@ -90,10 +90,10 @@ class FaultyCell:
             raise ConnectionResetError("the connection was reset")
         drawn -= faults.unknown + faults.broken
         if drawn < faults.late:
-            self._under_way.append(lambda: self._cell.set_state(state, token))
+            self._delayed.append(lambda: self._cell.set_state(state, token))
             return None
         return self._cell.set_state(state, token)
 
-    def _let_arrive(self) -> None:
-        while self._under_way and self._rng.random() < 0.5:
-            self._under_way.pop(0)()
+    def _execute_delayed(self) -> None:
+        while self._delayed and self._rng.random() < 0.5:
+            self._delayed.pop(0)()

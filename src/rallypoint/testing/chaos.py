@@ -1,12 +1,12 @@
-"""A backend that keeps the contract and is as cruel as the contract allows.
+"""A backend that injects random faults into another one, within the contract.
 
-It wraps any backend. Calls are late, fail without having been executed, or end in `OutcomeUnknown`: executed, not
-executed, or executed some time later, when nobody expects it any more (a ghost, which may even outlive its connection).
-Each watch is late on its own, is interrupted and resumed without gap or repetition, and loses its history now and
-then. Renewals are missed, leases ended by somebody else. The way to the backend and the way back can be cut.
+It wraps any backend. Calls are late, fail without being executed, or end with `OutcomeUnknown`: executed, not executed,
+or executed later (a ghost, which may even outlive its connection).
+Each watch has delays of its own, is interrupted and resumed without gap or repetition, and sometimes loses its
+history. Renewals are missed, leases are revoked. Requests and answers can be cut separately.
 
-What it never does is what the contract forbids: a call is executed once at most, a watch has no gap, an answer is true.
-All randomness comes from `rng`, all waiting is `asyncio.sleep` or a time-out of the running loop.
+It never does what the contract forbids: a call is executed at most once, a watch has no gap, an answer is correct.
+All randomness comes from `rng`, all waiting uses the running loop's clock.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rallypoint.kv.types import AddResult, Batch, BranchOp, Compare, TxnResult
 _T = TypeVar("_T")
 
 Between: TypeAlias = tuple[float, float]
-"""Seconds, drawn evenly between the two."""
+"""Seconds, drawn uniformly between the two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong how often: probabilities between 0 and 1, and durations."""
+    """Probabilities (0 to 1) and durations of faults."""
 
     delay_s: Between = (0.0, 0.0)
     """Before a call is executed, and again before its answer arrives."""
@@ -46,22 +46,22 @@ class Faults:
     """A writing call raises `OutcomeUnknown` (or is cancelled by its caller) and is executed `ghost_delay_s` later."""
     ghost_delay_s: Between = (0.0, 5.0)
     keep_alive_missed: float = 0.0
-    """A renewal raises `Unavailable`, besides what happens to every call."""
+    """A renewal raises `Unavailable`, in addition to the faults of every call."""
     lease_ended: float = 0.0
-    """A renewal finds that somebody has revoked the lease."""
+    """The lease is revoked before a renewal."""
     watch_delay_s: Between = (0.0, 0.0)
-    """Before a batch is delivered, for each watch on its own."""
+    """Before a batch is delivered, separately for each watch."""
     watch_interrupted: float = 0.0
-    """Instead of delivering a batch a watch breaks and starts again `watch_down_s` later where it was."""
+    """Instead of delivering a batch, a watch is interrupted and resumed `watch_down_s` later."""
     watch_down_s: Between = (0.0, 1.0)
     history_gone: float = 0.0
-    """Instead of delivering a batch a watch breaks and finds its history gone."""
+    """Instead of delivering a batch, a watch ends with `HistoryGone`."""
     call_timeout_s: float = 5.0
-    """How long a call waits for a way that is cut."""
+    """How long a call waits for a direction that is cut."""
 
     @classmethod
     def none(cls) -> Faults:
-        """A faultless backend."""
+        """No faults."""
         return cls()
 
     @classmethod
@@ -82,7 +82,7 @@ class Faults:
 
 
 class _Fate(enum.Enum):
-    """What becomes of one call."""
+    """The fault of one call."""
 
     FINE = enum.auto()
     UNAVAILABLE = enum.auto()
@@ -91,7 +91,7 @@ class _Fate(enum.Enum):
     UNKNOWN_LATE = enum.auto()
 
 
-class _Way:
+class _Direction:
     """One direction of the connection: open or cut."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _Way:
         self._open.set()
 
     async def wait_open(self, until: float | None = None) -> bool:
-        """Whether it is open, at the latest at this time of the loop."""
+        """Wait until it is open, or until this time of the loop; whether it is open."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._open.wait()
@@ -117,7 +117,7 @@ class _Way:
 
 
 class ChaosBackend(Backend):
-    """See the module. `faults` may be exchanged at any time."""
+    """See the module. `faults` may be replaced at any time."""
 
     def __init__(self, inner: Backend, rng: random.Random, faults: Faults) -> None:
         self.name = inner.name
@@ -126,8 +126,8 @@ class ChaosBackend(Backend):
         self.faults = faults
         self._inner = inner
         self._rng = rng
-        self._requests = _Way()
-        self._answers = _Way()
+        self._requests = _Direction()
+        self._answers = _Direction()
         self._closed = False
         self._ghosts: dict[asyncio.Task[None], None] = {}
         self._watches: dict[ChaosWatch, None] = {}
@@ -136,14 +136,14 @@ class ChaosBackend(Backend):
     # --- switches -----------------------------------------------------------------------------------------------------
 
     def cut(self, *, requests: bool = True, answers: bool = True) -> None:
-        """Cut the way there, the way back, or both: calls hang until they time out, watches stall."""
+        """Cut requests, answers, or both: calls hang until they time out, watches stall."""
         if requests:
             self._requests.cut()
         if answers:
             self._answers.cut()
 
     def heal(self) -> None:
-        """Open both ways. What still waits goes on."""
+        """Open both directions. Pending calls and watches continue."""
         self._requests.heal()
         self._answers.heal()
         for watch in self._watches:
@@ -154,7 +154,7 @@ class ChaosBackend(Backend):
         return self._requests.is_cut or self._answers.is_cut
 
     async def settled(self) -> None:
-        """Return when no ghost is under way any more and, after `close`, the inner connection is closed."""
+        """Wait until no ghost is pending and, after `close`, the inner connection is closed."""
         while self._ghosts:
             await asyncio.wait(list(self._ghosts))
 
@@ -215,7 +215,7 @@ class ChaosBackend(Backend):
         return await self._call("status", self._inner.status, writes=False)
 
     async def close(self) -> None:
-        """Ends sessions and watches at once; the inner connection is closed when its last ghost has happened."""
+        """End sessions and watches at once; the inner connection is closed after the last ghost was executed."""
         self._closed = True
         for watch in list(self._watches):
             watch.cancel()
@@ -226,7 +226,7 @@ class ChaosBackend(Backend):
         else:
             await self._inner.close()
 
-    # --- what happens to a call ---------------------------------------------------------------------------------------
+    # --- faults of a call ---------------------------------------------------------------------------------------------
 
     async def _call(self, name: str, execute: Callable[[], Awaitable[_T]], *, writes: bool) -> _T:
         if self._closed:
@@ -238,10 +238,10 @@ class ChaosBackend(Backend):
             sent = not self._requests.is_cut or await self._requests.wait_open(until)
         except asyncio.CancelledError:
             if fate is _Fate.UNKNOWN_LATE:
-                self._haunt(name, execute)
+                self._schedule_ghost(name, execute)
             raise
         if fate is _Fate.UNKNOWN_LATE:
-            self._haunt(name, execute)
+            self._schedule_ghost(name, execute)
             raise OutcomeUnknown(f"chaos: no answer to {name}; it will be executed later")
         if not sent and fate is _Fate.FINE and writes and self._rng.random() < 0.5:
             fate = _Fate.UNKNOWN_NOT_DONE
@@ -284,7 +284,7 @@ class ChaosBackend(Backend):
             drawn -= probability
         return _Fate.FINE
 
-    def _haunt(self, name: str, execute: Callable[[], Awaitable[object]]) -> None:
+    def _schedule_ghost(self, name: str, execute: Callable[[], Awaitable[object]]) -> None:
         """Execute a call later, in the background."""
 
         async def ghost(after_s: float) -> None:
@@ -307,7 +307,7 @@ class ChaosBackend(Backend):
         await self._inner.close()
 
     def happens(self, probability: float) -> bool:
-        """Draw whether something happens that has this probability."""
+        """Draw whether an event with this probability happens."""
         return self._rng.random() < probability
 
     async def _sleep(self, between: Between) -> None:
@@ -319,16 +319,16 @@ class ChaosBackend(Backend):
         return self._rng.uniform(*between) if between[1] > 0 else 0.0
 
     def inner_watch(self, prefix: str, after_revision: int) -> Watch:
-        """A faultless watch."""
+        """A watch of the inner backend."""
         return self._inner.watch(prefix, after_revision)
 
     def forget(self, watch: ChaosWatch) -> None:
-        """A watch has ended."""
+        """Drop an ended watch."""
         self._watches.pop(watch, None)
 
 
 class ChaosWatch(Watch):
-    """A watch of a `ChaosBackend`: late on its own, interrupted, but without gap or repetition."""
+    """A watch of a `ChaosBackend`: delayed and interrupted, but without gap or repetition."""
 
     def __init__(self, chaos: ChaosBackend, prefix: str, after_revision: int) -> None:
         self._chaos = chaos
@@ -336,7 +336,7 @@ class ChaosWatch(Watch):
         self._seen = after_revision
         self._inner: Watch | None = None
         self._held: Batch | None = None
-        """Under way: it is not lost if the reader is cancelled while it waits."""
+        """Delayed; it is not lost if the reader is cancelled while it waits."""
         self._due_at = 0.0
         self._gone: HistoryGone | None = None
         self._cancelled = False
@@ -372,7 +372,7 @@ class ChaosWatch(Watch):
         self.poke()
 
     def poke(self) -> None:
-        """Look again whether there is still something to wait for."""
+        """Check again whether to wait."""
         self._poke.set()
 
     def _deliver(self, batch: Batch) -> Batch:
@@ -393,14 +393,14 @@ class ChaosWatch(Watch):
             )
 
     def _drop_inner(self) -> None:
-        """What was under way is not delivered; it comes again from the next inner watch."""
+        """Drop the delayed batch; the next inner watch delivers it again."""
         self._held = None
         if self._inner is not None:
             self._inner.cancel()
             self._inner = None
 
     async def _wait_until(self, due_at: float) -> bool:
-        """False if the watch was cancelled meanwhile."""
+        """Wait; False if the watch was cancelled."""
         loop = asyncio.get_running_loop()
         while not self._cancelled and (self._chaos.is_cut or loop.time() < due_at):
             self._poke.clear()

@@ -1,8 +1,8 @@
-"""The guarantees as checkers: one class each, raising an error named after it.
+"""Checkers of the guarantees: one class each, which raises an error named after its guarantee.
 
-They look at a run from outside: at what the store commits (with who asked for it), and at what nodes return. They know
-the records but not the algorithm, so they are the same for the simulator, the exhaustive worlds and real processes.
-Feed them every commit in order of revision (`Safety.committed`) and every return of `next_rendezvous`
+They observe a run from outside: the commits of the store (with their writers), and the rounds that nodes return. They
+know the records but not the algorithm, so the simulator, the exhaustive worlds and real processes use the same ones.
+Give them every commit in order of revision (`Safety.committed`) and every return of `next_rendezvous`
 (`Safety.returned`).
 """
 
@@ -32,11 +32,11 @@ from rallypoint.rendezvous.records import (
 
 
 class Broke(AssertionError):
-    """A guarantee does not hold. The class says which one."""
+    """A guarantee does not hold; the subclass says which one."""
 
 
 class BrokeBarrier(Broke):
-    """A round became active without enough confirmed members, or somebody returned from one that was not active."""
+    """A round became active without enough confirmed members, or a node returned from a round that was not active."""
 
 
 class BrokeAgreement(Broke):
@@ -52,7 +52,7 @@ class BrokeExclusivity(Broke):
 
 
 class BrokeMonotonicity(Broke):
-    """A number went back or was used again."""
+    """A round number decreased or was used again."""
 
 
 class BrokeFreshness(Broke):
@@ -60,7 +60,7 @@ class BrokeFreshness(Broke):
 
 
 class BrokeFencing(Broke):
-    """Somebody who had lost its session committed something."""
+    """A node or coordinator committed something after its session was lost."""
 
 
 class BrokeFinality(Broke):
@@ -68,7 +68,7 @@ class BrokeFinality(Broke):
 
 
 class BrokeCompletion(Broke):
-    """Enough nodes were up and connected, and no round became active in time."""
+    """Enough nodes were up and connected, but no round became active in time."""
 
 
 class BrokeDetection(Broke):
@@ -76,11 +76,11 @@ class BrokeDetection(Broke):
 
 
 class BrokeAdmission(Broke):
-    """A waiting node was not let in although there was room."""
+    """A waiting node was not admitted although there was room."""
 
 
 class BrokeRelease(Broke):
-    """Somebody waited past its own deadline."""
+    """A node waited past its deadline."""
 
 
 class BrokeOutageTolerance(Broke):
@@ -89,7 +89,7 @@ class BrokeOutageTolerance(Broke):
 
 @dataclass(slots=True)
 class Picture:
-    """The run as the store holds it, decoded."""
+    """The decoded records of the run in the store."""
 
     keys: RunKeys
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Picture:
     rosters: dict[int, dict[str, tuple[RosterMember, ...]]] = field(default_factory=dict)
 
     def apply(self, change: Change) -> None:
-        """Take in one change; what cannot be read counts as absent."""
+        """Apply one change; a record that cannot be decoded counts as absent."""
         keys, key, item = self.keys, change.key, change.item
         if key.startswith(keys.nodes):
             record = _read(NodeRecord, item)
@@ -128,12 +128,12 @@ class Picture:
                 self.rosters.setdefault(number, {})[key] = roster.members
 
     def roster_number(self, key: str) -> int | None:
-        """Which round's roster a key belongs to, if any."""
+        """The round whose roster a key belongs to, if any."""
         prefix = self.keys.rosters
         return int(key[len(prefix) :].split("/")[0]) if key.startswith(prefix) else None
 
     def members(self, record: RoundRecord) -> tuple[RosterMember, ...]:
-        """The roster of a round as it stands in the store."""
+        """The roster of a round in the store."""
         chunks = self.rosters.get(record.number, {})
         return tuple(member for key in sorted(chunks)[: record.chunks] for member in chunks[key])
 
@@ -163,10 +163,10 @@ class Commit:
 
 
 class Checker:
-    """Watches one guarantee. `picture` is the run after the commit, `before` the round that it replaced, if it did."""
+    """Checks one guarantee. `picture` is the run after the commit, `before` the round before it."""
 
     def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
-        """A revision was committed; the picture shows it."""
+        """A revision was committed; `picture` includes it."""
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         """`state/round` was written by this commit."""
@@ -175,13 +175,13 @@ class Checker:
         """A process returned from `next_rendezvous`."""
 
     def wiped(self, picture: Picture) -> None:
-        """The store lost everything it held, or the run's incarnation ended: what it said before does not bind."""
+        """The store lost its content, or the run's incarnation ended: its earlier rounds no longer count."""
 
 
 class Barrier(Checker):
-    """An active round has min to max members, all of which confirmed it; nobody returns from any other.
+    """An active round has min to max members, all of which confirmed it; no node returns from any other round.
 
-    Of the first `compared` members the confirmation must still stand; the others may have gone on since.
+    The first `compared` members must still have confirmed; the others may have left since.
     """
 
     def __init__(self, min_nodes: int, max_nodes: int, step: int = 1, compared: int = 1_000_000) -> None:
@@ -205,7 +205,7 @@ class Barrier(Checker):
                 continue
             confirmed = record.phase is NodePhase.MEMBER and record.round == now.number
             if not confirmed or record.join != member.join:
-                raise BrokeBarrier(f"round {now.number} is active, but {member.name} stands at {record}")
+                raise BrokeBarrier(f"round {now.number} is active, but the record of {member.name} is {record}")
 
     def returned(self, picture: Picture, process: str, node_id: str, joined: Joined) -> None:
         if joined.number not in self._active:
@@ -213,12 +213,12 @@ class Barrier(Checker):
 
 
 class Agreement(Checker):
-    """All who return from a round return the same members and ranks; a roster never changes once it is decided."""
+    """All nodes that return from a round return the same members and ranks; a decided roster never changes."""
 
     def __init__(self) -> None:
         self._decided: dict[int, tuple[RosterMember, ...]] = {}
         self._earlier_lives: list[dict[int, tuple[RosterMember, ...]]] = []
-        """What was decided before the store or the run was forgotten: some may return from it later."""
+        """The rosters from before each `wiped`: nodes may still return from these rounds."""
 
     def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
         for change in commit.changes:
@@ -243,10 +243,9 @@ class Agreement(Checker):
         for members in rosters:
             if len(members) == joined.size and 0 <= joined.rank < joined.size and members[joined.rank].id == node_id:
                 return
-        known = "; ".join(", ".join(member.name for member in members) for members in rosters) or "nobody"
+        known = "; ".join(", ".join(member.name for member in members) for members in rosters) or "no roster"
         raise BrokeAgreement(
-            f"{process} returned from round {joined.number} as rank {joined.rank} of {joined.size}; "
-            f"decided was: {known}"
+            f"{process} returned from round {joined.number} as rank {joined.rank} of {joined.size}; decided: {known}"
         )
 
     def wiped(self, picture: Picture) -> None:
@@ -260,7 +259,7 @@ class Ranks(Checker):
     def __init__(self) -> None:
         self._returned: dict[tuple[int, int, int], str] = {}
         self._lives: list[dict[int, list[str]]] = [{}]
-        """The ids of each round by rank, one dict for each life of the store: some return from an earlier one late."""
+        """The ids of each round by rank, for each life of the store: nodes may return late from an earlier life."""
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         ids = [member.id for member in picture.members(now)]
@@ -276,7 +275,7 @@ class Ranks(Checker):
             raise BrokeRanks(f"two nodes returned from round {joined.number} as rank {joined.rank}")
 
     def _life_of(self, node_id: str, joined: Joined) -> int:
-        """The life of the store whose round this is: the last one that gave the rank to this node."""
+        """The life of the store that this round belongs to: the last one that gave the rank to this node."""
         for life in reversed(range(len(self._lives))):
             ids = self._lives[life].get(joined.number, [])
             if joined.rank < len(ids) and ids[joined.rank] == node_id:
@@ -288,15 +287,15 @@ class Ranks(Checker):
 
 
 class Exclusivity(Checker):
-    """At most one round is current: the next is decided only when every member of it has left or lost its session."""
+    """At most one round is current: the next is decided only when every member has left it or lost its session."""
 
     def __init__(self) -> None:
         self._active: dict[int, frozenset[str]] = {}
-        """Of each round that became active, its members: a late confirmation makes nobody else one."""
+        """The members of each round that became active: a late confirmation of another node does not count."""
         self._left_over: dict[str, tuple[int, int]] = {}
-        """Who was in a round (join, round) when the run forgot it: until they leave it, it is still a group."""
+        """Members (join, round) at the last `wiped`: they are still a group until they leave the round."""
         self._returned: dict[str, tuple[int, int]] = {}
-        """Who returned from a round last (join, round): it leaves it with a new join, or with its session."""
+        """The last return of each node (join, round): it leaves the round with a new join or the end of its session."""
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         for record in picture.nodes.values():
@@ -326,7 +325,7 @@ class Exclusivity(Checker):
 
 
 class Monotonicity(Checker):
-    """Numbers never go back, for a node or for the run, and no attempt uses one again."""
+    """Round numbers never decrease, for a node or for the run, and each attempt uses a new one."""
 
     def __init__(self) -> None:
         self._used: set[int] = set()
@@ -353,7 +352,7 @@ class Monotonicity(Checker):
 class Freshness(Checker):
     """A node whose session had ended when the round became active is not a member of it.
 
-    `compared` is how many members the backend's limits let the activation compare; the others are not looked at.
+    Checks only the first `compared` members: as many as one activation can compare within the backend's limits.
     """
 
     def __init__(self, compared: int) -> None:
@@ -368,7 +367,7 @@ class Freshness(Checker):
 
 
 class Fencing(Checker):
-    """Who lost its session commits nothing: coordinators and nodes, and members to the store of their round."""
+    """Coordinators, nodes, and members (to the store of their round) commit nothing after they lost their session."""
 
     def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
         if not commit.writer:
@@ -402,7 +401,7 @@ class Fencing(Checker):
 
 
 class Finality(Checker):
-    """After close no round becomes active until it is reopened; an attempt from before the close never does."""
+    """After a close no round becomes active until a reopen; an attempt from before the close never does."""
 
     def __init__(self) -> None:
         self._closed_at_forming: dict[int, int] = {}
@@ -414,14 +413,16 @@ class Finality(Checker):
         if picture.is_closed:
             raise BrokeFinality(f"round {now.number} became active after the run was closed")
         if self._closed_at_forming.get(now.number) != picture.closed_revision:
-            raise BrokeFinality(f"round {now.number} was decided before the run was closed, and became active after")
+            raise BrokeFinality(
+                f"round {now.number} was decided before the run was closed and became active afterwards"
+            )
 
     def wiped(self, picture: Picture) -> None:
         self._closed_at_forming.clear()
 
 
 class Safety:
-    """All safety checkers over one run."""
+    """All safety checkers for one run."""
 
     def __init__(self, keys: RunKeys, min_nodes: int, max_nodes: int, step: int = 1, compared: int = 1_000_000) -> None:
         self.picture = Picture(keys)
@@ -438,10 +439,10 @@ class Safety:
         self._of_commits = tuple(
             checker for checker in self.checkers if type(checker).committed is not Checker.committed
         )
-        """Those who look at every commit."""
+        """The checkers that check every commit."""
 
     def committed(self, revision: int, changes: Iterable[Change], writer: str = "") -> None:
-        """A revision was committed. Raises the error of the first guarantee that it breaks."""
+        """A revision was committed. Raises the error of the first broken guarantee."""
         commit = Commit(revision, tuple(changes), writer)
         picture = self.picture
         before = picture.round
@@ -466,7 +467,7 @@ class Safety:
             checker.returned(self.picture, process, node_id, joined)
 
     def wiped(self) -> None:
-        """The store lost everything it held."""
+        """The store lost its content."""
         self.picture = Picture(self.picture.keys)
         for checker in self.checkers:
             checker.wiped(self.picture)

@@ -1,10 +1,10 @@
-"""A monotonic clock that moves only when it is told to."""
+"""A monotonic clock that only the test advances."""
 
 from __future__ import annotations
 
 
 class ManualClock:
-    """Call it for the time in seconds; `advance` it by hand. It never goes back."""
+    """Call it for the time in seconds; `advance` moves it. It never goes back."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -13,7 +13,7 @@ class ManualClock:
         return self._now_s
 
     def advance(self, seconds: float) -> float:
-        """Let this much time pass; the new time. ValueError for a negative amount (or none that is a number)."""
+        """Let this much time pass; the new time. ValueError for a negative or infinite amount or NaN."""
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"a monotonic clock cannot be moved by {seconds} s")
         self._now_s += seconds

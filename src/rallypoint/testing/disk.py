@@ -1,8 +1,8 @@
-"""Disks for tests of whatever keeps data: one in memory that can lose power, and one that fails when it is told to.
+"""Disks for tests of durability: one in memory that can lose power, and one with injected faults.
 
-`MemoryDisk` knows what a real one promises and nothing more. What was written and not synced, and names that were given
-and not synced, may or may not be there after a loss of power; a part of a write may be. After the end of the process
-alone, everything written is there. `FaultyDisk` stands before any other disk and lets chosen calls fail.
+`MemoryDisk` promises only what a real disk promises. Unsynced writes and unsynced names may or may not be there after a
+power loss, writes also in part. After the death of only the process, everything written is there.
+`FaultyDisk` wraps any other disk and makes chosen calls fail.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _MemoryFile:
 
 
 class MemoryDisk:
-    """A directory in memory. What becomes of it in a disaster is another one: the dead cannot write to that."""
+    """A directory in memory. Its state after a crash is a new object, to which the crashed process cannot write."""
 
     def __init__(self, where: str = "memory") -> None:
         self.where = where
@@ -52,10 +52,10 @@ class MemoryDisk:
         self._is_locked = False
         self._lock = threading.Lock()
 
-    # --- what can happen to it ----------------------------------------------------------------------------------------
+    # --- crashes ------------------------------------------------------------------------------------------------------
 
     def after_kill(self) -> MemoryDisk:
-        """What is there when whoever used it is killed now: all that was written."""
+        """The disk after its process is killed now: everything that was written."""
         after = MemoryDisk(self.where)
         with self._lock:
             for name, content in self._names.items():
@@ -63,7 +63,7 @@ class MemoryDisk:
         return after
 
     def after_power_loss(self, rng: random.Random) -> MemoryDisk:
-        """What is there when the power goes now: whatever was not synced may be there, in part, or not."""
+        """The disk after a power loss now: unsynced writes may be there, in part, or not."""
         after = MemoryDisk(self.where)
         with self._lock:
             names = self._names if rng.random() < 0.5 else self._synced_names
@@ -72,10 +72,10 @@ class MemoryDisk:
         return after
 
     def put(self, name: str, data: bytes) -> None:
-        """A file as if it had always been there."""
+        """Add a synced file."""
         self._names[name] = self._synced_names[name] = _Content(bytearray(data), len(data))
 
-    # --- what a disk does ---------------------------------------------------------------------------------------------
+    # --- the interface of a disk --------------------------------------------------------------------------------------
 
     def lock(self) -> None:
         if self._is_locked:
@@ -114,7 +114,7 @@ class MemoryDisk:
 
 
 def _after_power(content: _Content, rng: random.Random) -> bytes:
-    """The synced bytes, and of the others so many, in which a sector may be missing."""
+    """The synced bytes and a random number of the others, of which a sector may be missing."""
     data = bytearray(content.data[: rng.randint(content.synced, len(content.data))])
     sectors = range(-(-content.synced // SECTOR) * SECTOR, len(data), SECTOR)
     if sectors and rng.random() < 0.3:
@@ -126,21 +126,21 @@ def _after_power(content: _Content, rng: random.Random) -> bytes:
 
 @dataclass(slots=True)
 class Rule:
-    """Which calls fail, and how. `times` counts down; None: until the rule is lifted."""
+    """Which calls fail, and how. `times` counts down; None: until `heal`."""
 
     call: str
     error: int
     times: int | None = None
     after: int = 0
-    """So many calls work first."""
+    """This many calls succeed first."""
     name: str = ""
-    """Only for files whose name has this in it."""
+    """Only for files whose names contain this."""
 
 
 class FaultyDisk:
-    """Another disk with faults. Calls are `create`, `write`, `sync`, `rename`, `remove`, `sync_names` and `read`.
+    """Injects faults into the calls `create`, `write`, `sync`, `rename`, `remove`, `sync_names` and `read` of a disk.
 
-    A `write` that fails has written a part. It may be used by several threads, as disks are.
+    A `write` that fails has written a part. It may be used by several threads.
     """
 
     def __init__(self, disk: Disk, before: Callable[[str, str], None] | None = None) -> None:
@@ -148,24 +148,24 @@ class FaultyDisk:
         self.where = disk.where
         self.rules: list[Rule] = []
         self.calls: list[str] = []
-        """All that was called, with the name of the file: `sync log-000000000001`."""
+        """All calls with the name of the file: `sync log-000000000001`."""
         self._before = before
-        """Called with each call and name, in the thread of it: may wait, or raise."""
+        """Called before each call with its name and file, in its thread: it may block or raise."""
 
     def fail(
         self, call: str, error: int = errno.EIO, *, times: int | None = None, after: int = 0, name: str = ""
     ) -> Rule:
-        """Let calls fail from now on."""
+        """Make calls fail from now on."""
         rule = Rule(call, error, times, after, name)
         self.rules.append(rule)
         return rule
 
     def heal(self) -> None:
-        """All calls work again."""
+        """Make all calls succeed again."""
         self.rules.clear()
 
     def check(self, call: str, name: str) -> None:
-        """A call is made: raises if it is to fail."""
+        """Record a call; raises if it is to fail."""
         self.calls.append(f"{call} {name}")
         if self._before is not None:
             self._before(call, name)

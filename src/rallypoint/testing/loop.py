@@ -1,17 +1,17 @@
-"""An asyncio event loop on virtual time: when nothing is ready, it jumps to the next timer instead of waiting.
+"""An asyncio event loop on virtual time: when no callback is ready, it jumps to the next timer instead of waiting.
 
 Everything runs in one thread and in one order, so the same program gives the same trace every time. With a `seed`, the
-order is drawn where asyncio promises none, and again the same seed gives the same trace:
+order is random where asyncio promises none, and again the same seed gives the same trace:
 
-- timers that are due at the same instant run in drawn order (without a seed: in the order in which they were armed);
-- steps of different tasks that are ready one right after the other run in drawn order. A callback that is no step of
-  a task keeps its place, so that what asyncio does promise (callbacks of one future, `call_soon`) still holds.
+- timers that are due at the same instant run in random order (without a seed: in the order in which they were armed);
+- steps of different tasks that are adjacent in the ready queue run in random order. A callback that is not a step of
+  a task keeps its position, so that asyncio's promises (callbacks of one future, `call_soon`) still hold.
 
-A machine (whatever runs with `MACHINE` set to its name, and whatever that starts) can be frozen: it stands still while
-time and everybody else go on.
+A machine (all code that runs with `MACHINE` set to its name, and everything started by it) can be frozen: it is paused
+while time and other machines go on.
 
-There is nothing outside to wait for, hence no sockets and no threads: what would run in an executor runs at once, and
-a loop that has nothing to run and no timer to wait for is a `Deadlock`.
+There are no sockets and no threads, because there is nothing outside to wait for: executor calls run at once, and a
+loop without ready callbacks and timers raises `Deadlock`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FEWEST_CANCELLED_TO_SWEEP = 1_000
 FEWEST_TASKS_TO_TIDY = 1_000
 
 MACHINE: ContextVar[str] = ContextVar("MACHINE", default="")
-"""The machine that the running code belongs to; empty: none that could be frozen."""
+"""The machine that the running code belongs to; empty: none, so it cannot be frozen."""
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -44,7 +44,7 @@ _ASYNCIO_DIR = dirname(asyncio.__file__)
 
 
 class Stuck(Exception):
-    """The loop cannot or must not go on. `pending` says of each unfinished task where it stands."""
+    """The loop cannot or must not continue. `pending` gives the position of each unfinished task."""
 
     def __init__(self, message: str, pending: tuple[str, ...]) -> None:
         listed = "\n".join(f"  {line}" for line in pending) or "  none"
@@ -53,7 +53,7 @@ class Stuck(Exception):
 
 
 class Deadlock(Stuck):
-    """Nothing is ready, no timer is armed, and yet something is waited for."""
+    """No callback is ready and no timer is armed, but the main task waits."""
 
 
 class OutOfTime(Stuck):
@@ -61,12 +61,12 @@ class OutOfTime(Stuck):
 
 
 class BusyLoop(Stuck):
-    """Callbacks go on and on without any virtual time passing."""
+    """Callbacks run on and on without any virtual time passing."""
 
 
 class _Soon(asyncio.Handle):
-    """asyncio's handle, but made without its constructor: worlds are run by the hundred thousand, and each makes
-    thousands of these."""
+    """asyncio's handle, but created without its constructor for speed: campaigns run hundreds of thousands of worlds
+    with thousands of handles each."""
 
     __slots__ = ()
     _loop: VirtualTimeLoop
@@ -76,7 +76,7 @@ class _Soon(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """The same, with a time."""
+    """The same for timers."""
 
     __slots__ = ()
     _loop: VirtualTimeLoop
@@ -98,11 +98,11 @@ _new_timer = partial(object.__new__, _Timer)
 
 
 def _nothing() -> None:
-    """What is left of a timer that was cancelled."""
+    """The callback of a cancelled timer."""
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
-    """See the module. `limit_s` bounds virtual time, `max_iterations` how often the loop may turn at one instant."""
+    """See the module. `limit_s` bounds virtual time, `max_iterations` the iterations of the loop at one instant."""
 
     _ready: deque[_Soon | _Timer]
     _stopping: bool
@@ -118,7 +118,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._max_iterations = max_iterations
         self._iterations = 0
         self.now = 0.0
-        """The virtual time, for whoever has this loop in hand; `time()` for everybody else."""
+        """The virtual time; the same as `time()` without a call."""
         self._timers: list[tuple[float, float, int, _Timer]] = []
         self._cancelled_timers = 0
         self._order = count(1)
@@ -130,31 +130,31 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return self.now
 
     def pause(self, seconds: float) -> None:
-        """Let time pass while nothing runs: what a stopped process sees. Timers come late, all at once."""
+        """Let time pass while nothing runs, as for a stopped process. Timers fire late, all at once."""
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"a loop cannot pause for {seconds} s")
         self.now += seconds
 
     def freeze(self, machine: str) -> None:
-        """Nothing of this machine runs until it is thawed: what a stopped process is to the others."""
+        """Run nothing of this machine until `thaw`, like a process with SIGSTOP."""
         self._parked.setdefault(machine, [])
 
     def thaw(self, machine: str) -> None:
-        """The machine goes on: what became due meanwhile comes late, all at once. Fine if it was not frozen."""
+        """Continue the machine: callbacks that became due run late, all at once. No effect if it is not frozen."""
         self._ready.extend(self._parked.pop(machine, ()))
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing but the code that asks is left to run at this instant."""
+        """Whether nothing is left to run at this instant except the caller."""
         self._sweep()
         return not self._ready and not (self._timers and self._timers[0][0] <= self.now)
 
     def pending_tasks(self) -> list[asyncio.Task[Any]]:
-        """The unfinished tasks, in the order in which they were made."""
+        """The unfinished tasks, in order of creation."""
         return [task for one in self._tasks if (task := one()) is not None and not task.done()]
 
     def cancel_pending(self) -> None:
-        """Cancel what is unfinished, oldest first, and run until it has ended. Stuck if it does not end."""
+        """Cancel unfinished tasks, oldest first, and run until they have ended. Raises Stuck if they do not end."""
         self.limit_at = self.now + CLEANUP_LIMIT_S
         self._iterations = 0
         for machine in list(self._parked):
@@ -169,7 +169,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 self.call_exception_handler(context)
 
     def _all_done(self, tasks: list[asyncio.Task[Any]]) -> asyncio.Future[None]:
-        """A bare future, not a coroutine: nothing of it is left over if the loop gets stuck."""
+        """A plain future, not a coroutine: it leaves no task behind if the loop gets stuck."""
         done = self.create_future()
         left = set(tasks)
 
@@ -184,7 +184,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             done.set_result(None)
         return done
 
-    # --- asyncio's face -----------------------------------------------------------------------------------------------
+    # --- asyncio's interface ------------------------------------------------------------------------------------------
 
     def create_task(  # type: ignore[override]  # the stub's type of coroutines is private to it
         self, coro: Coroutine[Any, Any, _T], *, name: object = None, context: Context | None = None
@@ -214,7 +214,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """There is one thread."""
+        """The same as `call_soon`: there is only one thread."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
@@ -243,7 +243,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return timer
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """There are no threads here: the function runs at once."""
+        """There are no threads: the function runs at once."""
         future: asyncio.Future[_T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -252,9 +252,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return future
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps that would have to be woken."""
+        """The loop never sleeps, so it need not be woken."""
 
-    # --- one turn of the loop -----------------------------------------------------------------------------------------
+    # --- one iteration of the loop ------------------------------------------------------------------------------------
 
     def _run_once(self) -> None:
         ready, timers = self._ready, self._timers
@@ -293,14 +293,14 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 self.call_exception_handler({"message": message, "exception": error, "handle": handle})
 
     def _get_stuck(self) -> NoReturn:
-        """Nothing is ready, and there is no timer to jump to, or none within the limit."""
+        """Raise: nothing is ready, and there is no timer within the limit."""
         if not self._timers:
             raise Deadlock(f"deadlock at {self.now:g} s of virtual time: nothing is ready, no timer", self._where())
         self.now = max(self.now, self.limit_at)
         raise OutOfTime(f"not done at the limit, {self.now:g} s of virtual time", self._where())
 
     def _sweep(self) -> None:
-        """Forget cancelled timers: those in front, and all of them when they are the greater part."""
+        """Drop cancelled timers: those at the front, and all of them when they are the majority."""
         timers = self._timers
         if self._cancelled_timers > max(FEWEST_CANCELLED_TO_SWEEP, len(timers) // 2):
             timers[:] = [entry for entry in timers if not entry[3]._cancelled]
@@ -310,7 +310,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             heappop(timers)
 
     def _shuffle(self, rng: random.Random) -> None:
-        """Draw the order of the steps of tasks that are ready one right after the other."""
+        """Shuffle adjacent steps of tasks in the ready queue."""
         ready = self._ready
         was_step = False
         for handle in ready:
@@ -319,7 +319,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 break
             was_step = is_step
         else:
-            return  # there is nothing to draw
+            return  # no two steps are adjacent
         ordered: list[_Soon | _Timer] = []
         steps: list[_Soon | _Timer] = []
         for handle in ready:
@@ -344,7 +344,7 @@ def run(
     limit_s: float | None = None,
     max_iterations: int = MAX_ITERATIONS,
 ) -> _T:
-    """Like `asyncio.run`, on a `VirtualTimeLoop` of its own. Left-over tasks are cancelled, generators closed.
+    """Like `asyncio.run`, on a new `VirtualTimeLoop`. Remaining tasks are cancelled, generators closed.
 
     Raises `Deadlock`, `OutOfTime` (not done after `limit_s` of virtual time) or `BusyLoop`, with the pending tasks.
     """
@@ -357,12 +357,12 @@ def run(
 
 
 def _is_step(handle: _Soon | _Timer) -> bool:
-    """Whether a handle goes on with a task: asyncio's callbacks for that are methods of the task."""
+    """Whether a handle is a step of a task: asyncio's callbacks for that are methods of the task."""
     return isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)
 
 
 def _standing(task: asyncio.Task[Any]) -> str:
-    """The innermost place of a task that is not asyncio's own."""
+    """The innermost frame of a task that is not in asyncio."""
     places = [
         f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
         for frame in _frames(task.get_coro())

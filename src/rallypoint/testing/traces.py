@@ -1,8 +1,8 @@
-"""Text traces: a conversation between nodes, written down as commands and what they lead to.
+"""Text traces: scenarios with several nodes as commands and their expected output.
 
 A trace is a text of blocks: comment lines (`#`), command lines, a line `----`, the output up to the next empty line.
-`run_trace(text)` drives a world of real node drivers on a memory backend under virtual time and gives the same text
-back with the actual outputs; whoever keeps traces compares the two. The same text always gives the same outputs.
+`run_trace(text)` runs the commands on a world of real node drivers with a memory backend under virtual time, and
+returns the text with the actual outputs; a test compares the two. The same text always gives the same outputs.
 
     # Two nodes meet.
     run min_nodes=2
@@ -13,32 +13,32 @@ back with the actual outputs; whoever keeps traces compares the two. The same te
         ...
         0.000 a: -> round 1, rank 0 of 2, a:20001
 
-After each command everything that can happen at that instant happens; only `advance` lets time pass. The commands:
+After each command, everything that is ready at that instant runs; only `advance` lets time pass. The commands:
 
-    run OPTION=VALUE...               the options of all nodes; comes first, and once
-    show debug | info | warning       the least level of events that is shown from here on (at first: debug)
-    repeat N                          at the start of a block: the rest of the block N times
+    run OPTION=VALUE...               the options of all nodes; must be the first command
+    show debug | info | warning       show events of at least this level from here on (default: debug)
+    repeat N                          at the start of a block: repeat the rest of the block N times
     advance SECONDS                   time passes
-    start NAME... OPTION=VALUE...     new processes on these machines, which do not join
-    join NAME... OPTION=VALUE...      they ask for the next round; those that do not run are started
-    work NAME... OPTION=VALUE...      the same, and again whenever they are told that their round has changed
-    leave NAME REASON                 go, without closing the run
+    start NAME... OPTION=VALUE...     start processes on these machines, without joining
+    join NAME... OPTION=VALUE...      join the next round; processes that do not run are started
+    work NAME... OPTION=VALUE...      join, and join again whenever the node is told that its round has changed
+    leave NAME REASON                 leave, without closing the run
     close NAME REASON                 close the run; `reopen` reopens it
-    drain NAME REASON                 an operator asks a node to go
-    crash NAME...                     the processes die without a word
-    cut NAME...                       calls to the backend time out; without names: of all, also of those to come
-    refuse NAME...                    calls to the backend are refused; the same
-    heal NAME...                      the end of both
-    hang NAME...                      the nodes do not get round to confirming; `unhang` ends it
-    freeze NAME...                    the machines stand still, as stopped processes do; `thaw` ends it
+    drain NAME REASON                 an operator asks the node to leave
+    crash NAME...                     the processes are killed
+    cut NAME...                       calls to the backend time out; without names: for all nodes, also future ones
+    refuse NAME...                    calls to the backend are refused; names as for cut
+    heal NAME...                      ends cut and refuse
+    hang NAME...                      confirmations of the nodes are held back; `unhang` ends it
+    freeze NAME...                    the machines are paused, like a process with SIGSTOP; `thaw` ends it
     clock NAME SECONDS                the wall clock of a machine jumps
-    put KEY VALUE                     write a key of the run, whatever it is; <NAME> is the id of that node
-    keys PREFIX                       show the run's keys, and what is in them
+    put KEY VALUE                     write any key of the run; <NAME> is the id of that node
+    keys PREFIX                       show the run's keys and values
     waiting NAME...                   show num_nodes_waiting() of these nodes
     members NAME...                   show the members of these nodes' rounds, in rank order
 
-An event is shown as time, node and sentence, nodes that say the same at once on one line; the result of a call, after
-`->`, stands for the event of the same content.
+An event is shown as time, node and sentence; nodes with the same sentence at the same time share a line. The result of
+a call, after `->`, replaces the event with the same content.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rallypoint.testing.loop import run
-from rallypoint.testing.stage import LONGEST_S, VERBS, Command, Stage, TraceError
+from rallypoint.testing.trace_runner import LONGEST_S, VERBS, Command, TraceError, TraceRunner
 
 __all__ = ["SEPARATOR", "Block", "Command", "TraceError", "parse_trace", "run_trace"]
 
@@ -56,7 +56,7 @@ SEPARATOR = "----"
 
 @dataclass(slots=True)
 class Block:
-    """Text up to the separator as it stands, and the commands in it."""
+    """The text up to the separator, and its commands."""
 
     text: list[str] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Block:
 
 
 def run_trace(text: str) -> str:
-    """The trace with its actual outputs. TraceError if it cannot be understood."""
+    """The trace with its actual outputs. TraceError if it is malformed."""
     blocks, tail = parse_trace(text)
     outputs = run(_run_blocks(blocks), limit_s=LONGEST_S, max_iterations=MOST_TURNS)
     lines: list[str] = []
@@ -76,7 +76,7 @@ def run_trace(text: str) -> str:
 
 
 def parse_trace(text: str) -> tuple[list[Block], list[str]]:
-    """The blocks, without their outputs, and what comes after the last one."""
+    """The blocks, without their outputs, and the text after the last block."""
     blocks: list[Block] = []
     block = Block()
     in_output = False
@@ -102,7 +102,7 @@ def _parse_command(number: int, line: str, block: Block) -> None:
     verb, *words = line.split()
     if verb == "repeat":
         if block.commands or len(words) != 1 or not words[0].isdecimal():
-            raise TraceError(number, "repeat stands at the start of a block, with a number: repeat 20")
+            raise TraceError(number, "repeat must be at the start of a block, with a number: repeat 20")
         block.repeat = int(words[0])
         return
     if verb not in VERBS:
@@ -116,16 +116,16 @@ def _check_run_comes_first(blocks: list[Block]) -> None:
     commands = [command for block in blocks for command in block.commands]
     for place, command in enumerate(commands):
         if (command.verb == "run") != (place == 0):
-            raise TraceError(command.line, "run comes first, and once")
+            raise TraceError(command.line, "run must be the first command, and only there")
 
 
 async def _run_blocks(blocks: list[Block]) -> list[list[str]]:
-    stage = Stage()
+    runner = TraceRunner()
     outputs = []
     for block in blocks:
         for _ in range(block.repeat):
             for command in block.commands:
-                await stage.do(command)
-        outputs.append(stage.take_output())
-    await stage.end()
+                await runner.do(command)
+        outputs.append(runner.take_output())
+    await runner.end()
     return outputs

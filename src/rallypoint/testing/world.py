@@ -1,7 +1,7 @@
-"""A world of nodes in one process: real drivers on a memory backend, usually under virtual time.
+"""Several nodes in one process: real drivers on a memory backend, usually under virtual time.
 
-Names stand for machines: `start("a")` is a new process on machine a, `crash("a")` is its sudden death. A machine has a
-wall clock of its own, and under virtual time it can be frozen. Every event of every node is recorded with its time.
+Names are machines: `start("a")` starts a process on machine a, `crash("a")` kills it. A machine has a
+wall clock of its own, and under virtual time it can be paused. Every event of every node is recorded with its time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rallypoint.testing.loop import MACHINE, VirtualTimeLoop
 _T = TypeVar("_T")
 
 EPOCH_S = 1_000_000.0
-"""What a wall clock shows when the loop's time is 0."""
+"""The time of the wall clocks when the loop's time is 0."""
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class Process:
     name: str
     node: Node
     context: Context
-    """What belongs to this process runs in it."""
+    """The context of the process's tasks."""
     call: asyncio.Task[Joined] | None = None
     rounds: list[Joined] = field(default_factory=list)
 
 
 class World:
-    """Nodes by machine name. `options` are the run's; `wrap` may put something around each node's backend."""
+    """Nodes by machine name. `options` are those of the run; `wrap` may wrap each node's backend."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class World:
         self.events: list[tuple[float, Event]] = []
         self.processes: dict[str, Process] = {}
         self.clocks: dict[str, float] = {}
-        """Seconds by which the wall clock of a machine is ahead of the others."""
+        """By machine: seconds by which its wall clock is ahead."""
         self.on_event: Callable[[float, Event], None] | None = None
         self._rng = random.Random(seed)
         self._run_id = run_id
@@ -66,7 +66,7 @@ class World:
         self._loop = asyncio.get_running_loop()
 
     def start(self, name: str, **options: object) -> Process:
-        """A new process on machine `name`; it does not join by itself. `options` come on top of the world's."""
+        """Start a process on machine `name`, without joining. `options` override those of the world."""
         self._started += 1
         rng = random.Random(self._rng.getrandbits(64))
         given: dict[str, Any] = {**self._options, "name": name, **options}
@@ -98,35 +98,35 @@ class World:
         return process
 
     def call(self, name: str, coro: Coroutine[Any, Any, _T], what: str = "call") -> asyncio.Task[_T]:
-        """Begin something that the process does: it stands still with it, and dies with it."""
+        """Start a task of the process: it is paused and killed with it."""
         return asyncio.create_task(coro, name=f"{what} of {name}", context=self.processes[name].context)
 
     def join(self, name: str) -> asyncio.Task[Joined]:
-        """Begin a call of `next_round` on a process that was started."""
+        """Start a call of `next_round` of a running process."""
         process = self.processes[name]
         process.call = self.call(name, self._join(process), "next_round")
         return process.call
 
     def freeze(self, name: str) -> None:
-        """The machine stands still, as a stopped process does; needs virtual time."""
+        """Pause the machine, like a process with SIGSTOP; needs virtual time."""
         self._virtual().freeze(name)
 
     def thaw(self, name: str) -> None:
-        """The machine goes on."""
+        """Continue the machine."""
         self._virtual().thaw(name)
 
     def crash(self, name: str) -> None:
-        """The process dies at once, without a word."""
+        """Kill the process."""
         process = self.processes.pop(name)
         if isinstance(self._loop, VirtualTimeLoop):
-            self._loop.thaw(name)  # only so that its tasks can end: they have nothing to write with any more
+            self._loop.thaw(name)  # only so that its tasks can end: their node is abandoned
         if process.call is not None:
             process.node.abandon()
             process.call.cancel()
         process.node.abandon()
 
     async def stop(self) -> None:
-        """Every process that is left leaves in good order."""
+        """Stop all remaining processes, which leave the run."""
         if isinstance(self._loop, VirtualTimeLoop):
             for name in self.processes:
                 self._loop.thaw(name)
@@ -156,7 +156,7 @@ class World:
 
 
 class _OwnMachine(MemoryServer):
-    """A server that is no part of any node's machine: its timers run whoever is frozen."""
+    """A server that belongs to no node's machine: its timers run whichever machine is paused."""
 
     def apply(self, op: Op) -> Result:
         return Context().run(super().apply, op)
@@ -166,7 +166,7 @@ class _OwnMachine(MemoryServer):
 
 
 def _bootstrap(addr: str) -> Callable[[int, int], asyncio.Future[tuple[str, int]]]:
-    """Ports that need no sockets: 20000 + the round's number."""
+    """Invented ports, without sockets: 20000 + the round's number."""
 
     def port(number: int, size: int) -> asyncio.Future[tuple[str, int]]:
         future: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()

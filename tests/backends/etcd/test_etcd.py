@@ -21,7 +21,7 @@ pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'
 from rallypoint.backends.etcd import cluster as clusters
 from rallypoint.backends.etcd.backend import EtcdBackend
 from rallypoint.backends.etcd.security import Security
-from rallypoint.backends.etcd.shared import Connection
+from rallypoint.backends.etcd.shared_connection import SharedConnection
 from rallypoint.rendezvous.watched_keys import WatchedKeys
 
 _numbers = itertools.count(1)
@@ -34,7 +34,7 @@ def fresh() -> str:
 
 @asynccontextmanager
 async def open_at(*endpoints: str, timeout_s: float = 20.0):
-    backend = EtcdBackend(Connection.to(endpoints, Security()), call_timeout_s=timeout_s)
+    backend = EtcdBackend(SharedConnection.to(endpoints, Security()), call_timeout_s=timeout_s)
     try:
         yield backend
     finally:
@@ -62,12 +62,12 @@ def run(coroutine):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Attempts that are given up soon."""
+    """Short time-outs of single attempts."""
     monkeypatch.setattr(clusters, "READ_S", 0.5)
     monkeypatch.setattr(clusters, "WRITE_S", 0.5)
 
 
-# --- what is done, and how often --------------------------------------------------------------------------------------
+# --- unknown outcomes and resent requests -----------------------------------------------------------------------------
 
 
 def test_write_that_was_not_answered_in_time_has_an_unknown_outcome(etcd, hasty):
@@ -81,28 +81,28 @@ def test_write_that_was_not_answered_in_time_has_an_unknown_outcome(etcd, hasty)
             assert proxy.endpoint in str(caught.value)
             return (await direct.get(key)).item
 
-    assert run(check()).value == b"1"  # it was done, and nobody could know
+    assert run(check()).value == b"1"  # it was executed, and the client could not know
 
 
-def test_read_is_answered_once_the_way_is_free_again(etcd, hasty):
+def test_read_succeeds_once_the_network_works_again(etcd, hasty):
     async def check():
         key = fresh() + "a"
         async with proxied(etcd) as proxy, open_at(proxy.endpoint) as behind:
             await behind.txn((), [Put(key, b"1")])
             proxy.swallows = True
-            with pytest.raises(Unavailable):  # reading changes nothing: its outcome is never unknown
+            with pytest.raises(Unavailable):  # the outcome of a read is never unknown
                 await behind.get(key)
             proxy.cut()
             proxy.swallows = False
-            return (await insist(lambda: behind.get(key))).item
+            return (await retry(lambda: behind.get(key))).item
 
     assert run(check()).value == b"1"
 
 
 async def eventually(look):
-    """Until it is so."""
+    """Poll until it is true."""
     async with asyncio.timeout(PATIENCE_S):
-        while not await look():  # noqa: ASYNC110 - nobody could set an event
+        while not await look():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.02)
 
 
@@ -122,8 +122,8 @@ def granted_by(member):
     return member.metrics()["etcd_debugging_lease_granted_total"]
 
 
-async def insist(request):
-    """Until it is answered."""
+async def retry(request):
+    """Repeat the request until it is answered."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
@@ -140,7 +140,7 @@ def test_add_that_was_not_answered_counts_once(etcd, hasty):
             proxy.swallows = True
             adding = asyncio.create_task(behind.add(key, 12))
             await eventually(lambda: is_there(direct, key))
-            await direct.add(key, 100)  # and somebody else goes on from there
+            await direct.add(key, 100)  # another client adds to the result
             proxy.cut()
             proxy.swallows = False
             result = await adding
@@ -150,7 +150,7 @@ def test_add_that_was_not_answered_counts_once(etcd, hasty):
     assert (result.committed, result.value, value) == (True, 12, b"112")
 
 
-def test_marks_of_add_do_not_pile_up_and_go_with_the_connection(etcd):
+def test_markers_of_add_do_not_accumulate_and_are_removed_with_the_connection(etcd):
     async def check():
         key = fresh() + "n"
         async with open_at(etcd.endpoint) as direct:
@@ -164,7 +164,7 @@ def test_marks_of_add_do_not_pile_up_and_go_with_the_connection(etcd):
     assert run(check()) == (1, 0)
 
 
-def test_lease_that_was_granted_unheard_is_not_granted_twice(etcd, hasty):
+def test_grant_whose_answer_was_lost_is_not_executed_twice(etcd, hasty):
     async def check():
         async with proxied(etcd) as proxy, open_at(proxy.endpoint) as behind:
             await behind.get("a")
@@ -183,7 +183,7 @@ def test_lease_that_was_granted_unheard_is_not_granted_twice(etcd, hasty):
     assert run(check()) == (1, True)
 
 
-def test_what_etcd_would_not_take_is_rejected_and_nothing_of_it_is_done(etcd):
+def test_transaction_that_exceeds_the_limits_of_etcd_is_rejected_as_a_whole(etcd):
     async def check():
         prefix = fresh()
         async with open_at(etcd.endpoint) as backend:
@@ -199,8 +199,8 @@ def test_what_etcd_would_not_take_is_rejected_and_nothing_of_it_is_done(etcd):
     assert items == ()
 
 
-def test_transaction_of_nothing_is_answered_by_the_whole_cluster(etcd):
-    """Without any read in it, etcd would answer from what one member knows."""
+def test_empty_transaction_is_answered_by_the_whole_cluster(etcd):
+    """Without a read in it, etcd would answer from the local state of one member."""
 
     async def check():
         async with open_at(etcd.endpoint) as backend:
@@ -236,7 +236,7 @@ async def values(watch, count):
     return [[c.item.value for c in (await anext(watch)).changes] for _ in range(count)]
 
 
-def test_watch_goes_on_over_another_endpoint_without_gap_or_repetition(etcd):
+def test_watch_moves_to_another_endpoint_without_gap_or_repetition(etcd):
     async def check():
         key = fresh() + "a"
         async with (
@@ -261,7 +261,7 @@ def test_watch_goes_on_over_another_endpoint_without_gap_or_repetition(etcd):
     assert run(check()) == [[b"%d" % n] for n in range(1, 31)]
 
 
-def test_watch_whose_history_was_compacted_meanwhile_says_so(own_etcd):
+def test_watch_whose_history_was_compacted_raises_history_gone(own_etcd):
     async def check():
         key = fresh() + "a"
         async with proxied(own_etcd) as proxy, open_at(proxy.endpoint) as behind, open_at(own_etcd.endpoint) as direct:
@@ -322,7 +322,7 @@ def test_large_changes_arrive_whole_though_etcd_sends_them_in_pieces(etcd):
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def test_session_is_lost_here_before_etcd_ends_it(etcd):
+def test_session_is_lost_at_the_client_before_etcd_ends_it(etcd):
     async def check():
         key = fresh() + "a"
         loop = asyncio.get_running_loop()
@@ -345,7 +345,7 @@ async def timed(awaitable, loop):
     return await awaitable, loop.time()
 
 
-def test_session_that_etcd_ended_is_lost_here(etcd):
+def test_session_that_etcd_ended_is_lost_at_the_client(etcd):
     async def check():
         async with open_at(etcd.endpoint) as one, open_at(etcd.endpoint) as other:
             session = await one.open_session(3.0)
@@ -366,7 +366,7 @@ def test_all_sessions_and_watches_of_a_process_share_two_streams(own_etcd):
 
     async def check():
         prefix = fresh()
-        backends = [EtcdBackend(Connection.to((own_etcd.endpoint,), Security())) for _ in range(20)]
+        backends = [EtcdBackend(SharedConnection.to((own_etcd.endpoint,), Security())) for _ in range(20)]
         sessions = [await backend.open_session(3.0, interval_s=0.3) for backend in backends]
         watches = [backend.watch(prefix, 1) for backend in backends for _ in range(3)]
         told = []
@@ -395,10 +395,10 @@ def test_idle_sessions_rewrite_no_key(own_etcd):
     assert run(check()) == 0
 
 
-# --- who is there -----------------------------------------------------------------------------------------------------
+# --- endpoints --------------------------------------------------------------------------------------------------------
 
 
-def test_endpoint_that_comes_later_is_used_then(own_etcd, tmp_path):
+def test_endpoint_that_starts_late_is_used_once_it_runs(own_etcd, tmp_path):
     async def check():
         own_etcd.kill()
         async with open_at(own_etcd.endpoint) as backend:
@@ -407,7 +407,7 @@ def test_endpoint_that_comes_later_is_used_then(own_etcd, tmp_path):
             with pytest.raises(Unavailable) as caught:
                 await backend.get("a")
             own_etcd.start()
-            await insist(lambda: backend.get("a"))
+            await retry(lambda: backend.get("a"))
             return str(caught.value), told
 
     text, told = run(check())
@@ -416,25 +416,25 @@ def test_endpoint_that_comes_later_is_used_then(own_etcd, tmp_path):
     assert told[-1] is None
 
 
-def test_dead_endpoint_among_others_is_passed_over(etcd):
+def test_dead_endpoint_among_others_is_skipped(etcd):
     async def check():
-        for _ in range(4):  # whichever comes first
+        for _ in range(4):  # the order is random
             async with open_at("127.0.0.1:1", etcd.endpoint, "127.0.0.1:2") as backend:
                 assert (await backend.txn((), [Get("a"), Range("/nothing/")])).results[0] == GotItem(None)
 
     run(check())
 
 
-def test_silent_endpoint_among_others_is_passed_over_soon(etcd):
+def test_silent_endpoint_among_others_is_skipped_soon(etcd):
     async def check(endpoint):
         began_at = time.monotonic()
         async with open_at(endpoint, etcd.endpoint) as backend:
             await backend.get("a")
             return time.monotonic() - began_at
 
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # nobody accepts
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # never accepts
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
-        took = [run(check(endpoint)) for _ in range(4)]  # whichever comes first
+        took = [run(check(endpoint)) for _ in range(4)]  # the order is random
     assert max(took) < 3  # it takes 0.3 s on an idle machine
 
 
@@ -477,7 +477,7 @@ def test_without_grpc_the_error_says_what_to_install():
     assert "pip install 'rallypoint[etcd]'" in done.stdout
 
 
-def test_child_of_a_process_that_uses_etcd_is_told_and_its_parent_goes_on(etcd):
+def test_forked_child_of_a_process_that_uses_etcd_gets_an_error_and_its_parent_continues(etcd):
     done = script(
         """
         import os, rallypoint
@@ -504,7 +504,7 @@ def test_child_of_a_process_that_uses_etcd_is_told_and_its_parent_goes_on(etcd):
     assert done.stdout.split() == ["0", "here", "True"]
 
 
-def test_everything_of_a_run_hangs_on_a_lease_and_the_run_goes_by_itself(etcd):
+def test_all_keys_of_a_run_are_under_leases_and_disappear_after_the_run(etcd):
     import rallypoint
 
     url = f"etcd://{etcd.endpoint}/tidy?min_nodes=1&last_call_timeout=0.1&reopen_after=0&etcd_prefix=/some/where/"

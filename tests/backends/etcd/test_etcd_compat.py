@@ -1,4 +1,4 @@
-"""Torch's names on a real etcd: the registry leads there, under the name and the prefix that were asked for."""
+"""Torch's names on a real etcd: the registry opens it under the requested backend name and key prefix."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.compat.test_handlers import assert_round_of, parameters
 
 
 def keys_under(etcd, prefix: str) -> int:
-    """How many keys there are, as etcd itself says."""
+    """The number of keys under a prefix."""
     import base64
 
     def encoded(text: str) -> str:
@@ -27,7 +27,7 @@ def test_registry_leads_to_a_real_etcd_under_the_name_that_was_asked_for(etcd, b
     ]
     assert keys_under(etcd, f"{prefix}/run") == 0
     assert_round_of(handlers, backend)
-    assert keys_under(etcd, f"{prefix}/run") > 0, "what a closed run says stays for a while"
+    assert keys_under(etcd, f"{prefix}/run") > 0, "the record of a closed run stays for a while"
 
 
 def test_handler_of_the_older_module_is_on_the_real_etcd_and_takes_torchs_options(etcd):

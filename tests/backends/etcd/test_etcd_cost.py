@@ -1,4 +1,4 @@
-"""What a round costs etcd, counted by etcd itself: writes and bytes a node, whatever the number of nodes."""
+"""The cost of a round on etcd by etcd's own metrics: writes and bytes per node do not grow with the number of nodes."""
 
 import asyncio
 
@@ -18,12 +18,12 @@ RECEIVED = "etcd_network_client_grpc_received_bytes_total"
 
 
 def addresses(count: int) -> list[str]:
-    """One for each node, so that each has a connection of its own though they share a process."""
+    """One for each node, so that the nodes of one process do not share a connection."""
     return [f"127.0.1.{number}" for number in range(1, count + 1)]
 
 
 async def rounds(member, port: str, count: int) -> list[dict[str, float]]:
-    """The first three rounds of so many nodes: what etcd counted in each, a node."""
+    """The first three rounds of `count` nodes: etcd's counters per node and round."""
     options = "last_call_timeout=30&local_addr=127.0.0.1&keep_alive_interval=20"
     handlers = [
         aio.create_handler(
@@ -38,7 +38,7 @@ async def rounds(member, port: str, count: int) -> list[dict[str, float]]:
                 before = await asyncio.to_thread(member.metrics)
                 worlds = await asyncio.gather(*(handler.next_rendezvous() for handler in handlers))
                 assert sorted(world.rank for world in worlds) == list(range(count))
-                await asyncio.sleep(0.5)  # what follows a round is its cost, too
+                await asyncio.sleep(0.5)  # the work just after a round is part of its cost
                 after = await asyncio.to_thread(member.metrics)
                 told.append({name: (after[name] - before[name]) / count for name in (PROPOSALS, SENT, RECEIVED)})
     finally:
@@ -47,8 +47,7 @@ async def rounds(member, port: str, count: int) -> list[dict[str, float]]:
     return told
 
 
-def test_round_costs_a_node_few_writes_and_as_many_bytes_however_many_there_are(tmp_path):
-    """Promised: at most 6 writes a node and round; bytes a node that do not grow with the number of nodes."""
+def test_round_costs_at_most_six_writes_a_node_and_bytes_a_node_do_not_grow_with_the_number_of_nodes(tmp_path):
     cluster = EtcdCluster(needs("system"), tmp_path, 1)
     (member,) = cluster.members
     port = member.endpoint.rpartition(":")[2]

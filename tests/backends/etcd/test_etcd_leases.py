@@ -1,7 +1,7 @@
-"""How long etcd itself keeps a lease after its last renewal: what the times of losses on etcd are made of.
+"""How long etcd itself keeps a lease after its last renewal, which bounds the detection of losses on etcd.
 
-A leader looks every half second which leases have run out. A new leader gives each its full time and an election
-time-out more, from when it leads: it does not know when they were renewed before. A renewal ends that addition.
+A leader checks every half second which leases have expired. A new leader gives each lease its full time plus an
+election time-out, counted from its election: it does not know the last renewals. A renewal ends that addition.
 """
 
 import base64
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 
 TTL_S = 2
 LOOK_S = 0.5
-"""How often a leader looks for leases that have run out."""
+"""How often a leader checks for expired leases."""
 SLACK_S = 3.0
-"""How much later something may be on a machine that others use, too."""
+"""How much later something may happen on a busy machine."""
 TICK_S = 0.02
 
 
@@ -32,21 +32,21 @@ def granted(member: Member) -> int:
 
 
 def renew(member: Member, lease: int) -> float:
-    """Renew it; a moment shortly before that was done."""
+    """Renew it; the time shortly before the renewal."""
     now = time.monotonic()
     assert int(member.ask("lease/keepalive", ID=lease)["result"]["TTL"]) == TTL_S
     return now
 
 
 def change_leader(cluster: EtcdCluster) -> tuple[Member, float, float]:
-    """The leader is killed; the new one, a moment before it began to lead, and one after that."""
+    """Kill the leader; the new one, and times shortly before and after its election."""
     cluster.leader.kill()
     before = time.monotonic()
     for _ in ticks(tick_s=TICK_S):
         now = time.monotonic()
         for member in cluster.members:
             if member.is_running and member.is_leader():
-                member.ask("kv/range", key=base64.b64encode(b"any").decode())  # answered when it really leads
+                member.ask("kv/range", key=base64.b64encode(b"any").decode())  # answered once the election is complete
                 return member, before, time.monotonic()
         before = now
     raise AssertionError("no leader")

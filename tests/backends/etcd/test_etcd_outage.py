@@ -1,4 +1,4 @@
-"""Sessions while etcd has no majority: kept when that is certain, and given up, in time, when it is not."""
+"""Sessions while etcd has no majority: kept if it is certain that there is no leader, else given up in time."""
 
 import asyncio
 import time
@@ -12,35 +12,35 @@ pytest.importorskip("grpc", reason="needs grpcio: pip install 'rallypoint[etcd]'
 import grpc
 
 from rallypoint.backends.etcd.cluster import Cluster
-from rallypoint.backends.etcd.probe import Trouble
+from rallypoint.backends.etcd.probe import Problem
 from rallypoint.backends.etcd.security import Security
 from rallypoint.kv.types import Put
 from tests.backends.etcd.test_etcd import fresh, open_at, run
 
-REFUSED = Trouble("connection refused", is_out=True)
-LEADERLESS = Trouble("it knows of no leader", is_out=True)
-SILENT = Trouble("nothing was heard from it within 2 s")
+REFUSED = Problem("connection refused", is_down=True)
+LEADERLESS = Problem("it knows of no leader", is_down=True)
+SILENT = Problem("no answer within 2 s")
 TTL_S = 3.0
 TRIES = 4
 
 
 @pytest.mark.parametrize(
-    ("troubles", "is_certain"),
+    ("problems", "is_certain"),
     [
         ([REFUSED, REFUSED, LEADERLESS], True),
         ([LEADERLESS, LEADERLESS, LEADERLESS], True),
         ([REFUSED, REFUSED, REFUSED], True),
-        ([REFUSED, REFUSED, SILENT], False),  # a leader that is paused goes on where it stopped
-        ([SILENT, SILENT, LEADERLESS], False),  # two that do not hear us may hear each other
-        ([REFUSED, REFUSED], False),  # the third has a leader, if only itself, and for a moment
+        ([REFUSED, REFUSED, SILENT], False),  # a paused leader continues where it stopped
+        ([SILENT, SILENT, LEADERLESS], False),  # two members that this client cannot reach may reach each other
+        ([REFUSED, REFUSED], False),  # the third may be a leader for a moment
         ([], False),
     ],
 )
-def test_it_is_certain_that_nothing_ends_only_if_every_member_is_out(troubles, is_certain):
+def test_it_is_certain_that_no_lease_ends_only_if_every_member_is_down(problems, is_certain):
     async def check():
         cluster = Cluster(("a:1", "b:2", "c:3"), Security())
         cluster._members = 3
-        found = cluster._nothing_ended_at({f"{n}": trouble for n, trouble in enumerate(troubles)}, 7.0)
+        found = cluster._nothing_ended_at({f"{n}": problem for n, problem in enumerate(problems)}, 7.0)
         await cluster.close()
         return found
 
@@ -58,8 +58,8 @@ def test_members_that_the_url_does_not_name_count():
     assert run(check()) is None
 
 
-class Deaf:
-    """A link whose calls fail with a code."""
+class FailingChannel:
+    """A channel whose calls fail with a status code."""
 
     endpoint = "a:1"
 
@@ -73,7 +73,7 @@ class Deaf:
 @pytest.mark.parametrize(
     ("code", "is_certain"),
     [
-        (grpc.StatusCode.PERMISSION_DENIED, True),  # then it has to be believed that the URL names all
+        (grpc.StatusCode.PERMISSION_DENIED, True),  # then the URL is assumed to name all members
         (grpc.StatusCode.DEADLINE_EXCEEDED, False),
         (grpc.StatusCode.UNAVAILABLE, False),
     ],
@@ -81,7 +81,7 @@ class Deaf:
 def test_one_endpoint_is_not_taken_for_all_members_because_a_call_failed(code, is_certain):
     async def check():
         cluster = Cluster(("a:1",), Security())
-        await cluster._count_members(Deaf(code))
+        await cluster._count_members(FailingChannel(code))
         found = cluster._nothing_ended_at({"a:1": REFUSED}, 7.0)
         await cluster.close()
         return found
@@ -95,9 +95,10 @@ async def has_key(endpoints: str, key: str) -> bool:
 
 
 async def through(cluster, members, do, undo):
-    """A session, whose renewals are met by what is done to some members for three times its time to live.
+    """Open a session, do something to some members for three times its time to live, and undo it.
 
-    Whether it was lost here, whether its key is there when etcd is back, and how long etcd took for that.
+    Returns whether the session was lost at the client, whether its key still exists when etcd is back, and how long
+    etcd took to be back.
     """
     async with open_at(*cluster.endpoints.split(",")) as backend:
         key = fresh() + "a"
@@ -116,10 +117,10 @@ async def through(cluster, members, do, undo):
 
 
 def outlives(cluster, choose) -> None:
-    """A session is kept while some members are dead, and is there when they are back.
+    """Assert that a session is kept while some members are dead, and that its key exists when they are back.
 
-    A member that starts says nothing until there is a leader, and silence proves nothing. Elections that take longer
-    than the session has left (seen with a machine that others use: 8 s) are no case of this: once more.
+    A starting member does not answer until there is a leader, and silence proves nothing. If the election takes longer
+    than the rest of the session's time (8 s were seen on a busy machine), the test is repeated.
     """
     for _ in range(TRIES):
         lost, is_there, took_s = run(through(cluster, choose(), lambda m: m.kill(), lambda m: m.start()))
@@ -127,7 +128,7 @@ def outlives(cluster, choose) -> None:
         if took_s < TTL_S / 2:
             assert is_there
             return
-    pytest.skip(f"etcd took {took_s:.1f} s to have a leader again, {TRIES} times more than {TTL_S / 2:g} s")
+    pytest.skip(f"etcd took {took_s:.1f} s to elect a leader, {TRIES} times more than {TTL_S / 2:g} s")
 
 
 @pytest.fixture(scope="module")
@@ -152,17 +153,17 @@ def test_session_outlives_a_majority_with_the_leader_that_was_killed(three):
 
 
 @pytest.mark.slow
-def test_session_is_given_up_when_a_majority_says_nothing_though_etcd_may_have_kept_it(three):
-    """Two followers that are paused: from here it looks as if they were cut off, with a leader between them."""
+def test_session_is_given_up_when_a_majority_does_not_answer_though_etcd_may_have_kept_it(three):
+    """Two followers are paused: to the client it looks as if they were cut off and one of them were the leader."""
     lost, _, _ = run(through(three, followers(three), lambda m: m.pause(), lambda m: m.resume()))
     assert lost
 
 
 @pytest.mark.slow
 def test_session_is_given_up_when_a_majority_with_the_leader_is_paused_and_etcd_ends_it(three):
-    """Why silence is not taken for an outage: the leader wakes up, and ends what has run out meanwhile.
+    """Why silence does not count as an outage: the leader continues and ends the leases that have expired.
 
-    Now and then another one is elected before it gets to that, which gives the lease its full time.
+    Sometimes another leader is elected first, which gives the lease its full time.
     """
     for _ in range(TRIES):
         members = [three.leader, followers(three)[0]]
@@ -170,4 +171,4 @@ def test_session_is_given_up_when_a_majority_with_the_leader_is_paused_and_etcd_
         assert lost
         if not is_there:
             return
-    pytest.fail("an etcd that mends #15247 keeps it: then see whether a node could, too")
+    pytest.fail("an etcd with a fix for its #15247 keeps the lease: then a node could keep its session, too")

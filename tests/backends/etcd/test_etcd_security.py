@@ -1,6 +1,7 @@
-"""Certificates, users and strangers: what works, and what each mistake is told."""
+"""Certificates, users and servers that are not an etcd: what works, and the error for each mistake."""
 
 import asyncio
+import base64
 import shutil
 import socket
 import subprocess
@@ -48,7 +49,7 @@ def use(endpoint: str, **options):
 
 
 def refusal(endpoint: str, **options) -> str:
-    """Why it is refused, for good."""
+    """The text of the Rejected error."""
     with pytest.raises(Rejected) as caught:
         use(endpoint, **options)
     return str(caught.value)
@@ -63,7 +64,7 @@ def openssl(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory):
-    """A directory with two authorities, and a certificate for localhost and one for a client from the first."""
+    """A directory with two certificate authorities; the first signed a server and a client, the other a stranger."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     here = tmp_path_factory.mktemp("pem")
@@ -83,7 +84,7 @@ def pem(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def secure(pem, tmp_path_factory):
-    """The endpoint of an etcd that speaks TLS and wants to see a certificate."""
+    """The endpoint of an etcd with TLS and mandatory client certificates."""
     binary = needs("system")
     client, peer = (f"127.0.0.1:{port}" for port in free_ports(2))
     options = [
@@ -130,7 +131,7 @@ def test_wrong_certificates_are_told_apart(secure, pem):
     ca, other = str(pem / "ca.pem"), str(pem / "other.pem")
     client = {"cert": str(pem / "both.pem")}
     assert "its certificate is not accepted" in refusal(secure, protocol="https", cacert=other, **client)
-    assert "wants a client certificate" in refusal(secure, protocol="https", cacert=ca)
+    assert "needs a client certificate" in refusal(secure, protocol="https", cacert=ca)
     stranger = {"cert": str(pem / "stranger.pem"), "key": str(pem / "stranger.key")}
     assert "does not accept the client certificate" in refusal(secure, protocol="https", cacert=ca, **stranger)
     mixed = {"cert": str(pem / "client.pem"), "key": str(pem / "stranger.key")}
@@ -140,7 +141,7 @@ def test_wrong_certificates_are_told_apart(secure, pem):
     assert "no such file" in missing
 
 
-def test_plain_and_tls_do_not_understand_each_other_and_say_so(secure, etcd):
+def test_plain_client_and_tls_server_and_the_reverse_are_told_which_protocol_to_give(secure, etcd):
     assert "protocol=https" in refusal(secure)
     assert "protocol=http" in refusal(etcd.endpoint, protocol="https")
 
@@ -156,19 +157,23 @@ def test_certificates_without_tls_are_refused_before_anything_is_opened(pem):
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    """An etcd that knows two users; only one of them may write where runs are."""
+    """An etcd with two users besides root; only `runner` may write under /rallypoint/."""
     with running(needs("system"), tmp_path_factory.mktemp("etcd")) as cluster:
         member = cluster.members[0]
         for name in ("root", "runner", "visitor"):
             member.ask("auth/user/add", name=name, password=f"{name}'s")
         for role in ("root", "runs"):
             member.ask("auth/role/add", name=role)
-        allowed = {"permType": "READWRITE", "key": "L3JhbGx5cG9pbnQv", "range_end": "L3JhbGx5cG9pbnQw"}  # /rallypoint/
+        allowed = {"permType": "READWRITE", "key": _base64("/rallypoint/"), "range_end": _base64("/rallypoint0")}
         member.ask("auth/role/grant", name="runs", perm=allowed)
         member.ask("auth/user/grant", user="root", role="root")
         member.ask("auth/user/grant", user="runner", role="runs")
         member.ask("auth/enable")
         yield member
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
 @pytest.fixture
@@ -180,7 +185,7 @@ def password(tmp_path):
     return write
 
 
-def test_user_with_its_password_gets_in_and_a_token_that_is_gone_is_renewed(guarded, password):
+def test_user_with_its_password_is_accepted_and_a_lost_token_is_renewed(guarded, password):
     async def work():
         backend = await open_backend(settings(guarded.endpoint, user="runner", password_file=password("runner's\n")))
         try:
@@ -189,7 +194,7 @@ def test_user_with_its_password_gets_in_and_a_token_that_is_gone_is_renewed(guar
             session = await backend.open_session(10)
             await backend.txn((), [Put("/rallypoint/x", b"2")])
             assert (await anext(watch)).changes[0].item.value == b"2"
-            guarded.kill()  # it forgets its tokens
+            guarded.kill()  # a restarted etcd does not know its old tokens
             guarded.start()
             await asyncio.to_thread(until, guarded.has_leader, "etcd is back")
             for _ in range(100):
@@ -199,7 +204,7 @@ def test_user_with_its_password_gets_in_and_a_token_that_is_gone_is_renewed(guar
                 except Unavailable:
                     await asyncio.sleep(0.1)
             changes = [(await anext(watch)).changes[0].item.value]
-            later = backend.watch("/rallypoint/y", start)  # on a stream of the new token
+            later = backend.watch("/rallypoint/y", start)  # on a stream with the new token
             await backend.txn((), [Put("/rallypoint/y", b"4")])
             changes.append((await anext(later)).changes[0].item.value)
             alive = await backend.keep_alive(session.lease)
@@ -224,7 +229,7 @@ def test_wrong_users_are_told_apart(guarded, password):
 
 
 def test_run_without_an_id_of_its_own_is_refused():
-    """`none` is what torchrun calls every run that nobody gave an id."""
+    """`none` is torchrun's default run id."""
     handler = rallypoint.create_handler("etcd://127.0.0.1:1/none?min_nodes=1")
     with pytest.raises(rallypoint.RendezvousConnectionError) as caught:
         handler.next_rendezvous()
@@ -242,16 +247,14 @@ def test_handler_with_a_wrong_password_fails_at_once_and_says_why(guarded, passw
     assert "password" in str(caught.value)
 
 
-def test_password_for_an_etcd_that_asks_for_none_does_no_harm(etcd, password):
+def test_password_for_an_etcd_without_authentication_is_ignored(etcd, password):
     assert use(etcd.endpoint, user="runner", password_file=password("x")) == b"1"
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- servers that are not an etcd -------------------------------------------------------------------------------------
 
 
-class Stranger(BaseHTTPRequestHandler):
-    """A web server."""
-
+class WebServer(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
@@ -263,7 +266,7 @@ class Stranger(BaseHTTPRequestHandler):
 
 @contextmanager
 def web_server():
-    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
+    with HTTPServer(("127.0.0.1", 0), WebServer) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -273,12 +276,12 @@ def web_server():
             thread.join()
 
 
-def test_endpoint_that_is_a_web_server_is_no_etcd():
+def test_endpoint_that_is_a_web_server_is_rejected():
     with web_server() as endpoint:
-        assert "it is no etcd" in refusal(endpoint)
+        assert "it is not an etcd" in refusal(endpoint)
 
 
-def test_endpoint_that_speaks_grpc_but_is_no_etcd_is_told():
+def test_endpoint_that_speaks_grpc_but_is_not_an_etcd_is_rejected():
     import grpc
 
     async def work():
@@ -294,15 +297,15 @@ def test_endpoint_that_speaks_grpc_but_is_no_etcd_is_told():
             await server.stop(None)
         return str(caught.value)
 
-    assert "no etcd v3" in asyncio.run(work())
+    assert "not an etcd v3" in asyncio.run(work())
 
 
-def test_one_stranger_among_the_endpoints_does_not_end_the_trying(etcd):
-    with web_server() as stranger:
-        assert use(f"{stranger},{etcd.endpoint}") == b"1"
+def test_one_web_server_among_the_endpoints_does_not_end_the_attempts(etcd):
+    with web_server() as other:
+        assert use(f"{other},{etcd.endpoint}") == b"1"
         with pytest.raises(Unavailable) as caught:
-            use(f"{stranger},127.0.0.1:1")
-    assert "it is no etcd" in str(caught.value)
+            use(f"{other},127.0.0.1:1")
+    assert "it is not an etcd" in str(caught.value)
     assert "connection refused" in str(caught.value)
 
 
@@ -310,7 +313,7 @@ def test_one_stranger_among_the_endpoints_does_not_end_the_trying(etcd):
     ("version", "is_too_old"),
     [("3.4.0", False), ("3.4.23", False), ("3.5.1", False), ("4.0.0-alpha", False), ("3.3.27", True), ("2.3", True)],
 )
-def test_versions_that_lack_what_is_needed_are_refused(version, is_too_old):
+def test_unsupported_versions_of_etcd_are_refused(version, is_too_old):
     assert (too_old(version) is not None) == is_too_old
 
 

@@ -9,8 +9,8 @@ from rallypoint.errors import DataError
 from rallypoint.events import Emitter, LogCut
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.log import FORMAT, Entry, Header, Kind, encode_entries
-from rallypoint.kv.parts import capture
 from rallypoint.kv.snapshot import snapshot
+from rallypoint.kv.snapshot_parts import capture
 from rallypoint.kv.types import Add, Grant, Op, Origin, Put, Revoke, Txn
 from rallypoint.server.durability.data import open_data
 from rallypoint.server.durability.disk import Directory
@@ -83,7 +83,7 @@ def test_log_cut_at_every_byte_gives_the_operations_before_the_cut_and_is_never_
         assert set(recovered) == set(range(len(HISTORY)))
         refused = [text for text in found if isinstance(text, str)]
         assert len(refused) == len(Header(Kind.LOG, 1, 0, "0" * 16).encode())  # a log without a header never existed
-        assert all("header is cut short" in text and "What to do: restore" in text for text in refused)
+        assert all("header is truncated" in text and "What to do: restore" in text for text in refused)
 
     run(main())
 
@@ -195,7 +195,7 @@ def test_log_that_was_to_be_the_next_and_never_was_is_passed_over():
             lambda disk: disk.put(log_name(2), Header(Kind.LOG, 2, 9, "0123456789abcdef").encode()),
             "it begins with entry 9, and what comes before ends with 2",
         ),
-        (lambda disk: disk.put(log_name(2), b"not ours at all, but long enough to be a header"), "does not begin as"),
+        (lambda disk: disk.put(log_name(2), b"not ours at all, but long enough to be a header"), "does not start like"),
     ],
 )
 def test_directory_with_something_missing_or_foreign_is_refused(spoil, said):

@@ -1,4 +1,4 @@
-"""The backend contract on etcd. Sessions and watches of all backends of a process go through the same two streams."""
+"""The backend contract on etcd. Sessions and watches of all backends of a process share two streams."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from weakref import WeakKeyDictionary
 
 from rallypoint.backends.contract import Backend, BackendStatus, Got, Limits, Scanned, Session, Watch
 from rallypoint.backends.etcd import rpc_pb2 as rpc
-from rallypoint.backends.etcd.adding import Adder
+from rallypoint.backends.etcd.atomic_add import Adder
+from rallypoint.backends.etcd.channel import GRANT, REVOKE, STATUS, TIME_TO_LIVE, TXN
 from rallypoint.backends.etcd.cluster import LeaseFault
-from rallypoint.backends.etcd.faults import Means
-from rallypoint.backends.etcd.forks import check_fork
-from rallypoint.backends.etcd.link import GRANT, REVOKE, STATUS, TIME_TO_LIVE, TXN
-from rallypoint.backends.etcd.security import Security
-from rallypoint.backends.etcd.shared import Connection
-from rallypoint.backends.etcd.watcher import EtcdWatch
-from rallypoint.backends.etcd.words import (
+from rallypoint.backends.etcd.conversion import (
     check_branch,
     compare_of,
     leases_of,
@@ -27,6 +22,11 @@ from rallypoint.backends.etcd.words import (
     reader_of,
     result_of,
 )
+from rallypoint.backends.etcd.faults import FaultKind
+from rallypoint.backends.etcd.grpc_fork import check_fork
+from rallypoint.backends.etcd.security import Security
+from rallypoint.backends.etcd.shared_connection import SharedConnection
+from rallypoint.backends.etcd.watch_stream import EtcdWatch
 from rallypoint.backends.session import LeaseSession, draw_lease
 from rallypoint.errors import BackendError, LeaseGone, OutcomeUnknown, Rejected, Unavailable
 from rallypoint.kv.types import (
@@ -42,36 +42,37 @@ from rallypoint.kv.types import (
 from rallypoint.settings import Settings
 
 LIMITS = Limits(max_txn_ops=128, max_txn_bytes=1_000_000)
-"""etcd takes 128 operations and 1.5 MB; what is not values needs some of that, too."""
+"""etcd accepts 128 operations and 1.5 MB; keys and framing need a part of that."""
 CALL_S = 60.0
-ANYBODYS_RUN_ID = "none"
-NOTHING = Range("", limit=1, count_only=True)
-"""Read where nothing is asked for: without any read, etcd would answer from what one member knows."""
+DEFAULT_RUN_ID = "none"
+"""torchrun's run id if none is given."""
+COUNT_ONE = Range("", limit=1, count_only=True)
+"""Read in an otherwise empty transaction: without a read, etcd answers from the local state of one member."""
 
 
 async def open_backend(settings: Settings) -> EtcdBackend:
-    """A backend for a node of these settings. Does not wait until etcd can be reached. Rejected for unusable files."""
+    """A backend for these settings. Does not wait until etcd can be reached. Rejected for unusable files."""
     check_fork()
-    if settings.run_id == ANYBODYS_RUN_ID:
+    if settings.run_id == DEFAULT_RUN_ID:
         raise Rejected(
-            f"an etcd is shared, and {ANYBODYS_RUN_ID!r} is the id of every run that was given none: two jobs would "
+            f"an etcd is shared, and {DEFAULT_RUN_ID!r} is the id of every run that was given none: two jobs would "
             f"become one. Give this run an id of its own (torchrun: --rdzv-id)"
         )
-    connection = Connection.to(settings.endpoints, Security.of(settings))
+    connection = SharedConnection.to(settings.endpoints, Security.of(settings))
     return EtcdBackend(connection, prefix=settings.etcd_prefix, call_timeout_s=settings.read_timeout_s)
 
 
 class EtcdBackend(Backend):
-    """One user of a process's connection to a cluster."""
+    """One user of the process's shared connection to a cluster."""
 
     name = "etcd"
     limits = LIMITS
-    makes_run = False  # all nodes may start at once: the one that is elected makes it
+    makes_run = False  # all nodes may start at once: the elected coordinator creates the run
     make_run_delay_s = (1.0, 2.0)
 
     def __init__(
         self,
-        connection: Connection,
+        connection: SharedConnection,
         *,
         prefix: str = "rallypoint",
         call_timeout_s: float = CALL_S,
@@ -108,7 +109,7 @@ class EtcdBackend(Backend):
         check_branch(otherwise)
         self._check_limits(compares, then, otherwise)
         otherwise = otherwise or [reader_of(compare) for compare in compares]
-        asked_then = then or (() if compares else (NOTHING,))
+        asked_then = then or (() if compares else (COUNT_ONE,))
         request = rpc.TxnRequest(
             compare=map(compare_of, compares), success=map(op_of, asked_then), failure=map(op_of, otherwise)
         )
@@ -124,21 +125,21 @@ class EtcdBackend(Backend):
     def _check_limits(
         self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp]
     ) -> None:
-        """etcd would say so too, but only where it is not set up otherwise."""
+        """etcd checks this too, but its limits are configurable."""
         if max(len(compares), len(then), len(otherwise)) > LIMITS.max_txn_ops:
             raise Rejected(
                 f"a transaction with {len(compares)} compares and {max(len(then), len(otherwise))} operations is too "
-                f"large: etcd takes {LIMITS.max_txn_ops} of each"
+                f"large: etcd accepts {LIMITS.max_txn_ops} of each"
             )
 
     async def _lease_gone(self, leases: Sequence[int]) -> LeaseGone:
-        """etcd does not say which lease it is that has ended."""
+        """Find out which of these leases has ended: etcd does not say."""
         for lease in leases[:-1]:
             request = rpc.LeaseTimeToLiveRequest(ID=lease)
-            told = await self._connection.cluster.call(
+            answer = await self._connection.cluster.call(
                 TIME_TO_LIVE, request, changes=False, timeout_s=self._call_timeout_s
             )
-            if told.TTL <= 0:
+            if answer.TTL <= 0:
                 return LeaseGone(f"lease {lease} has ended", lease=lease)
         return LeaseGone(f"lease {leases[-1]} has ended", lease=leases[-1])
 
@@ -149,39 +150,39 @@ class EtcdBackend(Backend):
                 return await self._adder.add(key, amount, compares, lease)
         except TimeoutError:
             raise OutcomeUnknown(
-                f"add to {key!r} was not done for certain within {self._call_timeout_s:g} s: read it again"
+                f"no outcome of the add to {key!r} within {self._call_timeout_s:g} s: read the key again"
             ) from None
 
     # --- watches ------------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
         self._check_open()
-        watch = EtcdWatch(self._connection.watcher, prefix, after_revision)
+        watch = EtcdWatch(self._connection.watches, prefix, after_revision)
         self._watches[watch] = None
         return watch
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
     async def grant(self, ttl_s: float) -> int:
-        """etcd counts in whole seconds: the lease lasts at least as long as asked for."""
+        """The lease lasts at least `ttl_s`: etcd counts in whole seconds."""
         self._check_open()
         if not 0 < ttl_s < math.inf:
             raise Rejected(f"a lease needs a positive time to live, not {ttl_s}")
-        lease = draw_lease(self._rng)  # chosen on this side, a request for one can be sent again
+        lease = draw_lease(self._rng)  # chosen by the client, so that the request can be sent again
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s), ID=lease)
         try:
             await self._connection.cluster.call(GRANT, request, changes=False, timeout_s=self._call_timeout_s)
         except LeaseFault as fault:
-            if fault.means is not Means.LEASE_EXISTS:
+            if fault.kind is not FaultKind.LEASE_EXISTS:
                 raise Unavailable("etcd did not grant a lease") from None
-            # It was granted when it was asked for first, and the answer was lost.
+            # An earlier attempt granted it, and the answer was lost.
         return lease
 
     async def keep_alive(self, lease: int) -> bool:
         self._check_open()
         try:
             async with asyncio.timeout(self._call_timeout_s):
-                return await self._connection.keeper.renew(lease)
+                return await self._connection.keepalives.renew(lease)
         except TimeoutError:
             raise Unavailable(
                 f"etcd at {self._connection.cluster.where} did not renew a lease within {self._call_timeout_s:g} s"
@@ -223,9 +224,9 @@ class EtcdBackend(Backend):
     async def status(self) -> BackendStatus:
         self._check_open()
         cluster = self._connection.cluster
-        told = await cluster.call(STATUS, rpc.StatusRequest(), changes=False, timeout_s=self._call_timeout_s)
-        details = {"version": told.version, "leader": f"{told.leader:x}", "database": f"{told.dbSize} bytes"}
-        return BackendStatus(self.name, cluster.where, told.header.revision, details)
+        answer = await cluster.call(STATUS, rpc.StatusRequest(), changes=False, timeout_s=self._call_timeout_s)
+        details = {"version": answer.version, "leader": f"{answer.leader:x}", "database": f"{answer.dbSize} bytes"}
+        return BackendStatus(self.name, cluster.where, answer.header.revision, details)
 
     async def close(self) -> None:
         if self._is_closed:

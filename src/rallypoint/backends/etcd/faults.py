@@ -1,73 +1,77 @@
-"""What an error of etcd, or of the way to it, says about the request: was it executed, and is it worth trying again?"""
+"""Classifies errors of etcd and of the connection to it: was the request executed, and is a retry useful?"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-from rallypoint.backends.etcd.forks import grpc
+from rallypoint.backends.etcd.grpc_fork import grpc
 
 
-class Means(enum.Enum):
-    """What the caller may assume."""
+class FaultKind(enum.Enum):
+    """What the caller may assume about the request."""
 
     NOT_DONE = "not done"
-    """It was not executed; another endpoint, or the same one later, may do it."""
+    """Not executed; another endpoint, or the same one later, may execute it."""
     NO_LEADER = "no leader"
     """As NOT_DONE: the member knows of no leader."""
     UNKNOWN = "unknown"
-    """It may have been executed, or still be."""
+    """It may have been executed, or may still be."""
     TOKEN = "token"
-    """It was not executed: the token is not, or no longer, accepted."""
+    """Not executed: the token is not (or no longer) accepted."""
     LEASE_GONE = "lease gone"
     LEASE_EXISTS = "lease exists"
     REJECTED = "rejected"
-    """It was not executed and never will be."""
+    """Not executed; a retry would fail, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error in our words."""
+    """A classified error."""
 
-    means: Means
+    kind: FaultKind
     text: str
     answered: bool = True
-    """Whether it was etcd that said so, and not the way to it."""
+    """Whether etcd itself answered; else the connection failed."""
 
 
-# Parts of etcd's own texts, the most telling first. They are stable: etcd's own clients go by them.
-_TEXTS: tuple[tuple[str, Means, str], ...] = (
-    ("requested lease not found", Means.LEASE_GONE, ""),
-    ("lease already exists", Means.LEASE_EXISTS, ""),
-    ("no leader", Means.NO_LEADER, "etcd has no leader: a majority of its members cannot reach each other"),
-    ("invalid auth token", Means.TOKEN, ""),
-    ("revision of auth store is old", Means.TOKEN, ""),
+# Parts of etcd's error texts, the most specific first. They are stable: etcd's own clients depend on them.
+_TEXTS: tuple[tuple[str, FaultKind, str], ...] = (
+    ("requested lease not found", FaultKind.LEASE_GONE, ""),
+    ("lease already exists", FaultKind.LEASE_EXISTS, ""),
+    ("no leader", FaultKind.NO_LEADER, "etcd has no leader: a majority of its members cannot reach each other"),
+    ("invalid auth token", FaultKind.TOKEN, ""),
+    ("revision of auth store is old", FaultKind.TOKEN, ""),
     (
         "user name is empty",
-        Means.REJECTED,
+        FaultKind.REJECTED,
         "etcd asks for a user: give user= and password_file=, or a client certificate with its name",
     ),
     (
         "authentication failed",
-        Means.REJECTED,
+        FaultKind.REJECTED,
         "etcd does not know this user with this password: check user= and password_file=",
     ),
-    ("permission denied", Means.REJECTED, "this user may not do that: grant its role readwrite on etcd_prefix"),
+    ("permission denied", FaultKind.REJECTED, "this user may not do that: grant its role readwrite on etcd_prefix"),
     (
         "database space exceeded",
-        Means.REJECTED,
+        FaultKind.REJECTED,
         "etcd's database is full: compact and defragment it, disarm the alarm (etcdctl alarm disarm), raise its quota",
     ),
-    ("request is too large", Means.REJECTED, "the request is larger than etcd takes (1.5 MB by default)"),
-    ("message larger than max", Means.REJECTED, "the request is larger than etcd takes (1.5 MB by default)"),
-    ("too many operations", Means.REJECTED, "the transaction has more operations than etcd takes (128 by default)"),
-    ("too many requests", Means.NOT_DONE, "etcd has too many requests to do"),
-    ("too many learners", Means.NOT_DONE, ""),
-    ("rpc not supported for learner", Means.NOT_DONE, "this member is a learner and does not serve"),
-    ("corrupt cluster", Means.REJECTED, "etcd says that its data is corrupt"),
-    ("request timed out", Means.UNKNOWN, ""),
-    ("leader changed", Means.UNKNOWN, ""),
-    ("server stopped", Means.UNKNOWN, ""),
+    ("request is too large", FaultKind.REJECTED, "the request is larger than etcd accepts (1.5 MB by default)"),
+    ("message larger than max", FaultKind.REJECTED, "the request is larger than etcd accepts (1.5 MB by default)"),
+    (
+        "too many operations",
+        FaultKind.REJECTED,
+        "the transaction has more operations than etcd accepts (128 by default)",
+    ),
+    ("too many requests", FaultKind.NOT_DONE, "etcd has too many pending requests"),
+    ("too many learners", FaultKind.NOT_DONE, ""),
+    ("rpc not supported for learner", FaultKind.NOT_DONE, "this member is a learner and does not serve"),
+    ("corrupt cluster", FaultKind.REJECTED, "etcd says that its data is corrupt"),
+    ("request timed out", FaultKind.UNKNOWN, ""),
+    ("leader changed", FaultKind.UNKNOWN, ""),
+    ("server stopped", FaultKind.UNKNOWN, ""),
 )
 
 _NEVER = {
@@ -82,7 +86,7 @@ _NEVER = {
 
 
 def fault_of_text(details: str) -> Fault | None:
-    """What one of etcd's own texts means; None: it is not one of those."""
+    """The fault that one of etcd's error texts means; None: an unknown text."""
     lowered = details.lower()
     for part, means, text in _TEXTS:
         if part in lowered:
@@ -91,15 +95,15 @@ def fault_of_text(details: str) -> Fault | None:
 
 
 def fault_of(error: grpc.aio.AioRpcError) -> Fault:
-    """What an error of a call that was sent means. Whatever is not known for certain is UNKNOWN."""
+    """The fault that an error of a sent call means. UNKNOWN unless it is certain that the call was not executed."""
     code, details = error.code(), str(error.details() or "")
     known = fault_of_text(details)
     if known is not None:
         return known
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Fault(Means.REJECTED, f"it speaks gRPC but is no etcd v3 ({details or 'unimplemented'})")
+        return Fault(FaultKind.REJECTED, f"it speaks gRPC but is not an etcd v3 ({details or 'unimplemented'})")
     if code in _NEVER:
-        return Fault(Means.REJECTED, details or code.name)
+        return Fault(FaultKind.REJECTED, details or code.name)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Fault(Means.UNKNOWN, "no answer in time", answered=False)
-    return Fault(Means.UNKNOWN, details or code.name, answered=False)
+        return Fault(FaultKind.UNKNOWN, "no answer in time", answered=False)
+    return Fault(FaultKind.UNKNOWN, details or code.name, answered=False)

@@ -1,4 +1,4 @@
-"""What a client shows and checks: TLS files, the user and its password. Read once, when the backend is opened."""
+"""The client's credentials: TLS files, user and password. Checked when the backend is opened."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from rallypoint.backends.etcd.forks import grpc
+from rallypoint.backends.etcd.grpc_fork import grpc
 from rallypoint.errors import Rejected
 from rallypoint.settings import EtcdProtocol, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """`is_tls` False: plain connections, and no files."""
+    """With `is_tls` False connections are plain and the files are not used."""
 
     is_tls: bool = False
     cacert: str | None = None
@@ -25,14 +25,14 @@ class Security:
 
     @classmethod
     def of(cls, settings: Settings) -> Security:
-        """What the settings name. Rejected, with the option, for a file that cannot be read."""
+        """From settings. Rejected, with the option, for a file that cannot be read."""
         for option, path in (("cacert", settings.cacert), ("cert", settings.cert), ("key", settings.key)):
             if path is not None:
                 _read(option, path)
         if settings.user is not None and settings.password_file is None:
             raise Rejected(f"user={settings.user} is given without password_file: give the file with its password")
         if settings.password_file is not None and settings.user is None:
-            raise Rejected("password_file is given without user: say whose password it is")
+            raise Rejected("password_file is given without user: give the user, too")
         password = b"" if settings.password_file is None else _read("password_file", settings.password_file)
         return cls(
             is_tls=settings.protocol is EtcdProtocol.HTTPS,
@@ -44,7 +44,7 @@ class Security:
         )
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For gRPC. A certificate without a key has it in the same file."""
+        """For gRPC. Without `key` the file of the certificate holds the key, too."""
         roots = self.cacert or _system_roots()
         key = self.key or self.cert
         return grpc.ssl_channel_credentials(
@@ -54,7 +54,7 @@ class Security:
         )
 
     def context(self) -> ssl.SSLContext | None:
-        """The same for a plain connection that finds out what is wrong. Rejected for files that do not fit."""
+        """The same for the connection of `probe`. Rejected for files that do not fit together."""
         if not self.is_tls:
             return None
         try:
@@ -66,7 +66,7 @@ class Security:
                 f"{n}={v}" for n, v in (("cacert", self.cacert), ("cert", self.cert), ("key", self.key)) if v
             )
             raise Rejected(
-                f"{files} cannot be used: {error}. They have to be PEM files, and key that of cert"
+                f"{files} cannot be used: {error}. They must be PEM files, and key must belong to cert"
             ) from error
         return context
 
@@ -79,6 +79,6 @@ def _read(option: str, path: str) -> bytes:
 
 
 def _system_roots() -> str | None:
-    """The machine's own list; gRPC would bring another one."""
+    """The certificate authorities that this machine trusts; gRPC has its own list otherwise."""
     path: str | None = ssl.get_default_verify_paths().cafile
     return path if path and os.path.exists(path) else None

@@ -1,4 +1,4 @@
-"""A call with messages in both directions that is made again whenever it ends, on whichever endpoint is current."""
+"""A bidirectional gRPC call that is opened again on the current endpoint whenever it ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections import deque
 from typing import Any, Generic, TypeVar
 
 from rallypoint.backends.backoff import Backoff
+from rallypoint.backends.etcd.channel import Channel, Method, is_cancelled
 from rallypoint.backends.etcd.cluster import Cluster
-from rallypoint.backends.etcd.faults import Fault, Means, fault_of
-from rallypoint.backends.etcd.forks import grpc, keep_in_children
-from rallypoint.backends.etcd.link import Link, Method, is_cancelled
+from rallypoint.backends.etcd.faults import Fault, FaultKind, fault_of
+from rallypoint.backends.etcd.grpc_fork import grpc, keep_in_children
 from rallypoint.errors import BackendError, Rejected
 
 Q = TypeVar("Q")
@@ -20,11 +20,11 @@ A = TypeVar("A")
 
 
 class TokenRefused(Exception):
-    """What was sent on this call needs a newer token than the one it began with."""
+    """The token that this call was opened with is no longer accepted."""
 
 
 class Stream(ABC, Generic[Q, A]):
-    """Begins when it is first needed. A subclass says what is sent first on each new call, and takes the answers."""
+    """Opened when first used. A subclass says what is sent first on each new call, and handles the responses."""
 
     method: Method[Q, A]
 
@@ -34,39 +34,38 @@ class Stream(ABC, Generic[Q, A]):
         self._out: deque[Q] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._link: Link | None = None
-        """Where it goes through now."""
+        self._channel: Channel | None = None
+        """The channel of the open call."""
 
     @abstractmethod
     def begin(self) -> list[Q]:
-        """What a new call has to be told; from here on `take` speaks of it."""
+        """The first requests of a new call; later responses (`take`) are to these and to what is sent after them."""
 
     @abstractmethod
     def take(self, answer: A) -> None:
-        """An answer has arrived."""
+        """Handle a response."""
 
     @abstractmethod
-    def trouble(self, error: BackendError) -> None:
-        """There is no endpoint that could be used; it is tried again."""
+    def no_endpoint(self, error: BackendError) -> None:
+        """No endpoint can be used; unless the error is Rejected, connecting is tried again."""
 
     @abstractmethod
     def is_needed(self) -> bool:
-        """Whether anybody waits for anything."""
+        """Whether the call is to be opened again."""
 
     def send(self, request: Q) -> None:
-        """Send on the call that is open, if there is one: a new one is told everything at its beginning."""
+        """Send on the open call, if there is one. A new call starts with everything that `begin` returns."""
         self.start()
-        if self._link is not None:
+        if self._channel is not None:
             self._out.append(request)
             self._wake.set()
 
     def start(self) -> None:
-        """See to it that there is a call."""
+        """Open the call if it is not open."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"{self.method.path} of etcd at {self.cluster.where}")
 
     async def close(self) -> None:
-        """End it."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -75,28 +74,28 @@ class Stream(ABC, Generic[Q, A]):
     async def _run(self) -> None:
         while self.is_needed():
             try:
-                link = await self.cluster.ready()
+                channel = await self.cluster.ready()
             except BackendError as error:
-                self.trouble(error)
+                self.no_endpoint(error)
                 if isinstance(error, Rejected):
                     return
                 await self._backoff.sleep()
                 continue
-            fault = await self._converse(link)
-            if fault.means is Means.TOKEN:
+            fault = await self._converse(channel)
+            if fault.kind is FaultKind.TOKEN:
                 self.cluster.forget_token()
-            elif fault.means is Means.REJECTED:
-                self.trouble(Rejected(f"etcd at {link.endpoint}: {fault.text}"))
+            elif fault.kind is FaultKind.REJECTED:
+                self.no_endpoint(Rejected(f"etcd at {channel.endpoint}: {fault.text}"))
                 return
-            self.cluster.failed(link, fault)
+            self.cluster.failed(channel, fault)
             await self._backoff.sleep()
 
-    async def _converse(self, link: Link) -> Fault:
-        """One call, until it ends; why it did."""
-        call = link.stream(self.method, self.cluster.metadata())
+    async def _converse(self, channel: Channel) -> Fault:
+        """Run one call until it ends; why it ended."""
+        call = channel.stream(self.method, self.cluster.metadata())
         self._out = deque(self.begin())
         self._wake.set()
-        self._link = link
+        self._channel = channel
         sender = asyncio.create_task(self._send_all(call), name=f"send on {self.method.path}")
         try:
             with keep_in_children(call):
@@ -104,17 +103,17 @@ class Stream(ABC, Generic[Q, A]):
                     self._backoff.reset()
                     self.take(answer)
             code, details = await call.code(), await call.details()
-            return Fault(Means.UNKNOWN, f"the stream ended ({code.name}: {details})")
+            return Fault(FaultKind.UNKNOWN, f"the stream ended ({code.name}: {details})")
         except grpc.aio.AioRpcError as error:
             return fault_of(error)
         except TokenRefused as error:
-            return Fault(Means.TOKEN, str(error))
+            return Fault(FaultKind.TOKEN, str(error))
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            return Fault(Means.UNKNOWN, "the connection was dropped")
+            return Fault(FaultKind.UNKNOWN, "the connection was dropped")
         finally:
-            self._link = None
+            self._channel = None
             sender.cancel()
             call.cancel()
 
@@ -124,7 +123,7 @@ class Stream(ABC, Generic[Q, A]):
                 try:
                     await call.write(self._out.popleft())
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    return  # whoever reads learns why
+                    return  # the reader gets the error
                 except asyncio.CancelledError:
                     if is_cancelled():
                         raise

@@ -1,5 +1,6 @@
 """Backend `register`: the whole contract on one compare-and-set cell.
 
-`cell` is what a cell must do and how a blocking one is called, `file` and `stores` are cells that are there, `hub` is
-one process's view of a cell, shared by its connections (`backend`); `watch` and `progress` are parts of it.
+`cell` is the interface of a cell and calls blocking ones in a thread; `file_cell` and `store_cell` are the shipped
+cells; `shared_cell` is one process's client of a cell, shared by its connections (`backend`, opened by `connect`);
+`watch`, `lease_expiry` and `cell_latency` are its parts.
 """

@@ -1,4 +1,4 @@
-"""A connection to a register: the contract, on the hub of this process."""
+"""A connection to a register: the backend contract on the process's `SharedCell`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint._marks import mark
 from rallypoint.backends.contract import BackendStatus, Limits, Session, Watch
 from rallypoint.backends.ops import OpBackend, changes_something
 from rallypoint.backends.register.cell import AsyncCell
-from rallypoint.backends.register.hub import Hub
+from rallypoint.backends.register.shared_cell import SharedCell
 from rallypoint.backends.register.watch import RegisterWatch
 from rallypoint.backends.session import LeaseSession
 from rallypoint.errors import BackendError, OutcomeUnknown, Rejected, Unavailable
@@ -21,30 +21,30 @@ from rallypoint.kv.types import Grant, LeaseResult, Op, Result, Tick
 CALL_TIMEOUT_S = 60.0
 LEASE_BITS = 62
 MEASURED = 4
-"""A cell that seems too slow is measured so many times more before that is believed, ..."""
-BURIED = 1.2
-"""... and for so many times to live: then the leases of those who had died before are gone."""
+"""A cell that seems too slow is measured this many times more before a session is refused, ..."""
+DEAD_LEASES_TTLS = 1.2
+"""... and for this many times to live: by then the leases of dead nodes have ended."""
 
 
 class RegisterBackend(OpBackend):
-    """A connection. `on_close` is called once, when it is closed; by default the hub is this connection's own."""
+    """A connection. `on_close` is called once, at close; it says whether the shared cell is to be closed, too."""
 
     limits = Limits(max_txn_ops=1_000, max_txn_bytes=1_000_000)
 
     def __init__(
         self,
-        hub: Hub,
+        shared: SharedCell,
         *,
         call_timeout_s: float = CALL_TIMEOUT_S,
         rng: random.Random | None = None,
         on_close: Callable[[], bool] | None = None,
     ) -> None:
-        self.name = hub.cell.name
-        self.hub = hub
+        self.name = shared.cell.name
+        self.shared = shared
         self._call_timeout_s = call_timeout_s
         self._rng = rng or random.Random(secrets.randbits(64))
         self._on_close = on_close
-        # Weak, so that what has ended is forgotten; in order, so that closing always does the same.
+        # Weak, so that ended ones are forgotten; ordered, so that closing is deterministic.
         self._watches: WeakKeyDictionary[RegisterWatch, None] = WeakKeyDictionary()
         self._sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
         self._listener: Callable[[BackendError | None], None] | None = None
@@ -52,31 +52,31 @@ class RegisterBackend(OpBackend):
 
     @classmethod
     def on(cls, cell: AsyncCell, *, call_timeout_s: float = CALL_TIMEOUT_S) -> RegisterBackend:
-        """A connection with a hub of its own."""
-        return cls(Hub(cell, random.Random(secrets.randbits(64))), call_timeout_s=call_timeout_s)
+        """A connection that shares the cell with no other."""
+        return cls(SharedCell(cell, random.Random(secrets.randbits(64))), call_timeout_s=call_timeout_s)
 
     async def execute(self, op: Op) -> Result:
         self._check_open()
-        request = self.hub.submit(op)
+        request = self.shared.submit(op)
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 return await request.result
         except TimeoutError:
-            cause = f": {self.hub.trouble}" if self.hub.trouble is not None else ""
+            cause = f": {self.shared.trouble}" if self.shared.trouble is not None else ""
             said = f"{self.name} did not answer within {self._call_timeout_s:g} s{cause}"
             if request.is_sent and changes_something(op):
                 raise OutcomeUnknown(f"it may have happened: {said}") from None
             raise Unavailable(said) from None
 
     async def grant(self, ttl_s: float) -> int:
-        """The id is drawn, so that no lease of another store is ever taken for it."""
+        """The id is random, so that it never equals the id of a lease in another store."""
         result = await self._checked(Grant(ttl_s, self._rng.getrandbits(LEASE_BITS) + 1))
         assert isinstance(result, LeaseResult)
         return result.lease
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
         self._check_open()
-        watch = RegisterWatch(self.hub, prefix, after_revision, self.hub.generation)
+        watch = RegisterWatch(self.shared, prefix, after_revision, self.shared.generation)
         self._watches[watch] = None
         return watch
 
@@ -88,19 +88,19 @@ class RegisterBackend(OpBackend):
         renew_timeout_s: float | None = None,
         on_missed: Callable[[str], None] | None = None,
     ) -> Session:
-        """Rejected if the cell is too slow for so short a time to live, and for so many that take turns.
+        """Rejected if the cell is too slow for this time to live with this many sessions.
 
-        A renewal that may have to wait for the next look is asked for earlier by as much.
+        If a renewal may wait for the next poll, it is requested earlier by that time.
         """
         interval_s = min(interval_s or ttl_s / 3, ttl_s / 2)
-        interval_s = max(interval_s - self.hub.renewals_wait_s(ttl_s), interval_s / 2)
+        interval_s = max(interval_s - self.shared.renewals_wait_s(ttl_s), interval_s / 2)
         session = await LeaseSession.open(
             self,
             ttl_s,
             interval_s=interval_s,
             renew_timeout_s=renew_timeout_s,
             on_missed=on_missed,
-            spread=True,  # whoever renews together races for the cell
+            spread=True,  # simultaneous renewals compete for the cell
         )
         self._sessions[session] = None
         if (why := await self._too_slow_for(session)) is not None:
@@ -110,34 +110,35 @@ class RegisterBackend(OpBackend):
         return session
 
     async def _too_slow_for(self, session: Session) -> str | None:
-        """Why the cell is too slow for the time to live of a session. One slow call says nothing: it is asked again.
+        """Why the cell is too slow for the time to live of a session; None: it is not.
 
-        Nor do the leases of those who have died, which are there until they were seen to stand still for as long.
+        One slow call proves nothing, so it is measured repeatedly. Leases of dead nodes do not count: they are in the
+        document until their time to live is over, so the check waits for that.
         """
         loop = asyncio.get_running_loop()
-        until, measured = loop.time() + BURIED * session.ttl_s, 0
-        while (why := self.hub.pace.too_short(session.ttl_s, self.hub.document)) is not None:
+        until, measured = loop.time() + DEAD_LEASES_TTLS * session.ttl_s, 0
+        while (why := self.shared.latency.too_short(session.ttl_s, self.shared.document)) is not None:
             if session.lost.is_set():
                 return why
             if measured >= MEASURED:
-                if loop.time() >= until or self.hub.pace.too_short(session.ttl_s, None) is not None:
-                    return why  # for one alone, too
+                if loop.time() >= until or self.shared.latency.too_short(session.ttl_s, None) is not None:
+                    return why  # too slow for a single session, too
                 await asyncio.sleep(session.ttl_s / 10)
             measured += 1
             try:
                 await self.keep_alive(session.lease)
                 await self.execute(Tick())
             except (Unavailable, OutcomeUnknown):
-                return None  # it says nothing at all: that is not being slow
+                return None  # unreachable is not the same as slow
         return None
 
     def on_reachability(self, listener: Callable[[BackendError | None], None]) -> None:
         self._listener = listener
-        self.hub.on_reach.append(listener)
+        self.shared.on_reach.append(listener)
 
     async def status(self) -> BackendStatus:
         await self.execute(Tick())
-        document = self.hub.document
+        document = self.shared.document
         if document is None:
             raise Unavailable(f"{self.name} is being written")
         details = {
@@ -146,7 +147,7 @@ class RegisterBackend(OpBackend):
             "version": str(document.version),
             "writers": str(len(document.clients)),
         }
-        return BackendStatus(self.name, self.hub.cell.endpoint, document.engine.revision, details)
+        return BackendStatus(self.name, self.shared.cell.endpoint, document.engine.revision, details)
 
     async def close(self) -> None:
         if self._is_closed:
@@ -157,9 +158,9 @@ class RegisterBackend(OpBackend):
         for session in list(self._sessions):
             session.abandon()
         if self._listener is not None:
-            self.hub.on_reach.remove(self._listener)
+            self.shared.on_reach.remove(self._listener)
         if self._on_close is None or self._on_close():
-            await self.hub.close()
+            await self.shared.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,9 +1,9 @@
-"""One compare-and-set cell: what it must do, and how one whose calls block is used from an event loop.
+"""The interface of a compare-and-set cell, and how a cell with blocking calls is used from an event loop.
 
-A cell holds some bytes, or nothing yet, and gives a token with them. Writing with the token of what is there replaces
-it; with any other token, or with none where something is there, nothing is written and what is there is given back.
-This is the interface of `torch.distributed.elastic.rendezvous.dynamic_rendezvous.RendezvousBackend`; whatever keeps it
-can be used here as it is.
+A cell holds bytes and a token for them, or nothing yet. A write with the current token replaces the content. A write
+with any other token, or without a token where there is content, writes nothing and returns the current content. This is
+the interface of `torch.distributed.elastic.rendezvous.dynamic_rendezvous.RendezvousBackend`: every implementation of
+that can be used here unchanged.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 Token: TypeAlias = Any
 Found: TypeAlias = tuple[bytes, Token] | None
-"""What a cell holds; None: nothing yet."""
+"""The content of a cell and its token; None: nothing yet."""
 Answer: TypeAlias = tuple[bytes, Token, bool] | None
-"""What a cell holds after a write, and whether that is what was written; None: it is not known."""
+"""The content after a write, its token, and whether the write was executed; None: unknown."""
 
 IDLE_THREAD_S = 5.0
-"""A thread that nobody needed for so long ends."""
+"""An idle thread ends after this time."""
 
 
 class Cell(Protocol):
-    """A cell whose calls block. They may raise anything: a failed read did not happen, a failed write may have."""
+    """A cell with blocking calls. They may raise any exception; a write that raises may have been executed."""
 
     @property
     def name(self) -> str: ...
@@ -46,11 +46,11 @@ class Cell(Protocol):
 
 
 class AsyncCell(ABC):
-    """A cell for the loop. Raises `Unavailable` and `UnreadableState` only; calls are made one at a time."""
+    """A cell for the event loop. Raises only `Unavailable` and `UnreadableState`; one call at a time."""
 
     name: str
     endpoint: str = ""
-    """Where it is, for people."""
+    """Its location, for messages."""
 
     @abstractmethod
     async def get(self) -> Found: ...
@@ -60,15 +60,15 @@ class AsyncCell(ABC):
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Whoever lost a race may wait here for its turn, if the cell can arrange that. Nothing depends on it."""
+        """Wait for a turn after a lost race, if the cell supports that. Only an optimisation."""
         yield
 
-    async def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of it."""
+    async def close(self) -> None:  # noqa: B027 - most hold no resources
+        """Release resources."""
 
 
 class BlockingCell(AsyncCell):
-    """A blocking cell, called in a thread: one call at a time, whoever in this process uses the same cell."""
+    """A blocking cell, called in a thread. All users of the same cell in this process share one thread."""
 
     def __init__(self, cell: Cell, endpoint: str = "") -> None:
         self.name = cell.name
@@ -84,7 +84,7 @@ class BlockingCell(AsyncCell):
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """A cell that has `take_turn() -> release | None` is asked for it."""
+        """Uses `take_turn() -> release | None` of the cell, if it has that method."""
         take = getattr(self._cell, "take_turn", None)
         release: Callable[[], None] | None = None
         if take is not None:
@@ -99,7 +99,7 @@ class BlockingCell(AsyncCell):
             yield
         finally:
             if release is not None:
-                release()  # quick: it closes a file
+                release()  # does not block: it closes a file
 
     async def _call(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
@@ -118,20 +118,20 @@ class BlockingCell(AsyncCell):
 
 
 def _give_back(taking: asyncio.Future[Callable[[], None] | None]) -> None:
-    """Nobody is left who would use that turn."""
+    """Release a turn whose caller was cancelled."""
     if not taking.cancelled() and taking.exception() is None and (release := taking.result()) is not None:
         release()
 
 
 def _is_about_state(error: Exception) -> bool:
-    """Whether it is a `RendezvousStateError`, ours or torch's: a cell may have been written for either."""
+    """Whether it is a `RendezvousStateError`, Rallypoint's or torch's: cells may raise either."""
     return any(kind.__name__ == "RendezvousStateError" for kind in type(error).__mro__)
 
 
 class OneThread(Executor):
-    """Calls run one after the other, in a daemon thread that is there while there is something to do.
+    """Runs calls one after the other in a daemon thread, which ends when idle.
 
-    A daemon, because a cell that hangs must not keep the process from ending.
+    A daemon, because a cell that hangs must not keep the process from exiting.
     """
 
     def __init__(self) -> None:
@@ -178,16 +178,16 @@ _by_cell: WeakKeyDictionary[object, OneThread] = WeakKeyDictionary()
 
 
 def _thread_of(cell: object) -> OneThread:
-    """The thread of a cell: the same one for everybody in this process who uses it."""
+    """The thread of a cell, shared by all users of the cell in this process."""
     try:
         return _by_cell.setdefault(cell, OneThread())
-    except TypeError:  # cannot be referred to weakly, or has no hash: whoever shares it has to see to it
+    except TypeError:  # not hashable or not weakly referenceable: its users must serialise calls themselves
         return OneThread()
 
 
 def _after_fork_in_child() -> None:
     for thread in list(_all):
-        thread._forget()  # the threads, and who held the locks, stayed with the parent
+        thread._forget()  # the threads and the owners of the locks exist only in the parent
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

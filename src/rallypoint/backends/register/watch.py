@@ -1,4 +1,4 @@
-"""A watch of a register: takes from each document that is read what is new since the last."""
+"""A watch of a register: it takes the changes since the last revision from each document that is read."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ WATCH_BUFFER = 4_096
 
 
 class Source(Protocol):
-    """Where documents come from."""
+    """Where a watch gets its documents from."""
 
     def start_watch(self, watch: RegisterWatch) -> None: ...
 
     def stop_watch(self, watch: RegisterWatch) -> None: ...
 
     def document_for(self, watch: RegisterWatch) -> Document | None:
-        """The last one that was read, if there is one."""
+        """The last document that was read, if there is one."""
 
 
 class RegisterWatch(Watch):
-    """Begins when it is first iterated or followed."""
+    """Starts when it is first iterated or followed."""
 
     def __init__(self, source: Source, prefix: str, after_revision: int, generation: int | None) -> None:
         self.prefix = prefix
@@ -35,7 +35,7 @@ class RegisterWatch(Watch):
         self._loop = asyncio.get_running_loop()
         self._generation = generation
         self._after = after_revision
-        """Everything up to here was taken."""
+        """Changes up to this revision were taken."""
         self._buffer: deque[Batch] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._on_ready: Callable[[], None] | None = None
@@ -44,7 +44,7 @@ class RegisterWatch(Watch):
         self._is_behind = False
 
     def take(self, document: Document) -> None:
-        """A document was read, or written by this process."""
+        """Take the new changes of a document that was read, or written by this process."""
         if self._error is not None:
             return
         history = document.engine.history
@@ -59,7 +59,7 @@ class RegisterWatch(Watch):
                 )
             )
             return
-        self._is_behind = len(self._buffer) >= WATCH_BUFFER  # it takes the rest when it has been read
+        self._is_behind = len(self._buffer) >= WATCH_BUFFER  # takes the rest when the buffer is empty
         if self._is_behind or document.engine.revision <= self._after:
             return
         batches = history.after(self._after, self.prefix)
@@ -69,7 +69,7 @@ class RegisterWatch(Watch):
             self._tell()
 
     def fail(self, error: BackendError) -> None:
-        """It cannot go on. What it has is given first."""
+        """End the watch with an error, which is raised after the buffered batches."""
         self._error = error
         self._source.stop_watch(self)
         self._tell()

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import TypeAlias
 
-from rallypoint.backends.aside import addresses_of
+from rallypoint.backends.resolver_threads import addresses_of
 from rallypoint.backends.tcp.connection import ClientConnection, Connector
 from rallypoint.urls import parse_endpoint
 

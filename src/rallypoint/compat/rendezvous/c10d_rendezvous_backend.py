@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from rallypoint.backends.register.cell import Token
-from rallypoint.backends.register.stores import StoreCell, TextStore
+from rallypoint.backends.register.store_cell import StoreCell, TextStore
 from rallypoint.compat.rendezvous.api import RendezvousConnectionError, RendezvousParameters
 from rallypoint.compat.rendezvous.dynamic_rendezvous import RendezvousBackend
 from rallypoint.compat.rendezvous.utils import parse_rendezvous_endpoint

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from rallypoint.backends.register.cell import Cell, Token
-from rallypoint.backends.register.opening import open_cell
+from rallypoint.backends.register.connect import open_cell
 from rallypoint.compat.rendezvous.handlers import CompatHandler
 from rallypoint.compat.rendezvous.prefix import prefixed
 from rallypoint.errors import SettingsError

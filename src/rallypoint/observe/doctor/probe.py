@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rallypoint._version import SOFTWARE
-from rallypoint.backends.aside import addresses_of
+from rallypoint.backends.resolver_threads import addresses_of
 from rallypoint.wire.frames import GREETING, FrameError, Framer, NotRallypoint, frame
 from rallypoint.wire.handshake import Versions, describe
 from rallypoint.wire.messages import Hello, Refused, Welcome, encoder, welcome_decoder

@@ -11,7 +11,7 @@ from rallypoint._marks import mark
 from rallypoint.errors import DataError
 from rallypoint.events import DataLoaded, Emitter, LogCut
 from rallypoint.kv.engine import DEFAULT_HISTORY, Engine
-from rallypoint.kv.parts import capture
+from rallypoint.kv.snapshot_parts import capture
 from rallypoint.server.durability.disk import Disk, File
 from rallypoint.server.durability.disk_thread import Thread, Worker
 from rallypoint.server.durability.files import begin_log, remove_before, write_snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rallypoint.kv.log import Header, Kind, frame
-from rallypoint.kv.parts import Captured
+from rallypoint.kv.snapshot_parts import Captured
 from rallypoint.server.durability.disk import Disk, File
 from rallypoint.server.durability.recovery import TEMPORARY, log_name, snapshot_name
 

@@ -25,7 +25,7 @@ from rallypoint._marks import mark
 from rallypoint.events import DataGoesOn, DataTrouble, Emitter, SnapshotTaken
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.log import Entry, encode_entries
-from rallypoint.kv.parts import Captured, capture
+from rallypoint.kv.snapshot_parts import Captured, capture
 from rallypoint.server.durability.disk import Disk, File
 from rallypoint.server.durability.disk_thread import Worker
 from rallypoint.server.durability.files import begin_log, finish_snapshot, remove_before, snapshot_chunks

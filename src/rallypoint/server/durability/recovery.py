@@ -27,8 +27,8 @@ from rallypoint.kv.log import (
     replay,
     scan,
 )
-from rallypoint.kv.parts import assemble
 from rallypoint.kv.snapshot import SnapshotError
+from rallypoint.kv.snapshot_parts import assemble
 from rallypoint.server.durability.disk import Disk
 
 TEMPORARY = ".tmp"

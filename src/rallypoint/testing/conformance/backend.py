@@ -1,4 +1,4 @@
-"""Whether a backend keeps every promise of `rallypoint.backends.contract`, in five lines:
+"""Checks a backend against the whole contract of `rallypoint.backends.contract`, in five lines:
 
     @pytest.mark.parametrize("check", backend_checks())
     def test_my_backend_conforms(check):
@@ -6,8 +6,8 @@
         kit = BackendKit(connect, asyncio.sleep, prefix=f"/test/{uuid4()}/", lease_slack_s=1.0)
         asyncio.run(check(kit))
 
-Without pytest, `print(await run_checks(kit))`. A backend that lives on the loop's time (as `memory` does) is checked in
-no time with `rallypoint.testing.loop.run` instead of `asyncio.run`.
+Without pytest, `print(await run_checks(kit))`. A backend that uses the loop's time (like `memory`) is checked without
+waiting with `rallypoint.testing.loop.run` instead of `asyncio.run`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BACKEND_CHECKS: tuple[Check, ...] = (
 
 
 def backend_checks(*, bounded_history: bool = False) -> tuple[Check, ...]:
-    """The checks, for `pytest.mark.parametrize`: with a bounded history also those that need `history_limit`."""
+    """The checks, for `pytest.mark.parametrize`; with `bounded_history` including those that need `history_limit`."""
     left_out = () if bounded_history else backend_watch.BOUNDED_HISTORY_CHECKS
     return tuple(check for check in BACKEND_CHECKS if check not in left_out)
 

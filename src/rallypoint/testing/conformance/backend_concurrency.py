@@ -1,4 +1,4 @@
-"""Checks of several connections at once: linearizable reads, nothing lost, nothing torn; and of the end of one."""
+"""Checks of concurrent connections: linearizable reads, no lost or partial writes; and of closing a connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rallypoint.testing.conformance.kit import (
 
 
 async def check_a_read_sees_what_was_written_before_it(kit: BackendKit) -> None:
-    """Once a write has returned, every connection reads it, by get, scan and transaction."""
+    """After a write has returned, every connection sees it, by get, scan and transaction."""
     async with kit.connections(3) as backends:
         key = kit.key("a")
         for n in range(15):
@@ -35,13 +35,13 @@ async def check_a_read_sees_what_was_written_before_it(kit: BackendKit) -> None:
                 expect_same("a get sees a write that has returned", seen, (value, True))
                 values = [item.value for item in (await reader.scan(key)).items]
                 expect_same("a scan sees a write that has returned", values, [value])
-                if n % 5 == 0:  # not always: a connection might look again only because it sends a transaction
+                if n % 5 == 0:  # not always: a connection might refresh its view only because it sends a transaction
                     compared = await reader.txn((ModRevisionIs(key, revision),), ())
                     expect_same("a compare sees a write that has returned", compared.committed, True)
 
 
 async def check_revisions_never_go_back_for_a_reader(kit: BackendKit) -> None:
-    """Whatever connection it uses, a reader sees neither the revision nor a key's value go back."""
+    """A reader never sees the revision or a key's value go back, whichever connection it uses."""
     async with kit.connections(3) as backends:
         key = kit.key("n")
         await put(backends[0], key, b"0")
@@ -55,14 +55,14 @@ async def check_revisions_never_go_back_for_a_reader(kit: BackendKit) -> None:
         for n in range(30):
             got = await backends[n % 3].get(key)
             now = (got.revision, int(got.item.value) if got.item is not None else -1)
-            expect("what a reader sees never goes back", now[0] >= seen[0] and now[1] >= seen[1], (seen, now))
+            expect("a reader never sees an older revision", now[0] >= seen[0] and now[1] >= seen[1], (seen, now))
             expect("an item is not newer than the read", got.item is None or got.item.mod_revision <= got.revision, got)
             seen = now
         await writing
 
 
 async def check_compare_and_set_loses_nothing(kit: BackendKit) -> None:
-    """A counter that several tasks raise by compare-and-set counts every one of them."""
+    """A counter that several tasks increment by compare-and-set counts every increment."""
     async with kit.connections(3) as backends:
         key = kit.key("n")
 
@@ -88,7 +88,7 @@ async def check_compare_and_set_loses_nothing(kit: BackendKit) -> None:
 
 
 async def check_a_key_can_be_created_by_one_only(kit: BackendKit) -> None:
-    """Of many that create a key at the same time one wins; the others are refused and shown the winner."""
+    """Of several concurrent creations of a key one wins; the others are refused and see the winner's value."""
     async with kit.connections(4) as backends:
         key = kit.key("leader")
 
@@ -107,7 +107,7 @@ async def check_a_key_can_be_created_by_one_only(kit: BackendKit) -> None:
 
 
 async def check_no_read_sees_half_a_transaction(kit: BackendKit) -> None:
-    """Keys that are always written together are always read alike."""
+    """Keys that are always written together are always read with equal values."""
     async with kit.two_connections() as (reader, writer):
         left, right = kit.key("left"), kit.key("right")
         await writer.txn((), (Put(left, b"0"), Put(right, b"0")))
@@ -132,7 +132,7 @@ async def check_no_read_sees_half_a_transaction(kit: BackendKit) -> None:
 
 
 async def check_status_speaks_of_the_backend(kit: BackendKit) -> None:
-    """`status` names the backend and a revision that is not older than what was written."""
+    """`status` returns the name of the backend and a revision not older than the last write."""
     async with kit.connection() as backend:
         revision = await put(backend, kit.key("a"))
         status = await backend.status()
@@ -141,7 +141,7 @@ async def check_status_speaks_of_the_backend(kit: BackendKit) -> None:
 
 
 async def check_a_closed_connection_is_unavailable(kit: BackendKit) -> None:
-    """After `close` every call raises Unavailable, watches have ended, and other connections go on."""
+    """After `close` every call raises Unavailable, watches have ended, and other connections still work."""
     async with kit.connection() as other:
         closed = await kit.connect()
         key = kit.key("a")
@@ -168,13 +168,13 @@ async def check_a_closed_connection_is_unavailable(kit: BackendKit) -> None:
         for name, call in calls.items():
             promise = f"{name} on a closed connection raises Unavailable"
             await kit.soon(promise, expect_error(promise, Unavailable, call()))
-        expect_same("none of them was done", await value_of(other, key), b"x")
-        expect_same("nor in part", await other.keep_alive(lease), True)
+        expect_same("none of the calls was executed", await value_of(other, key), b"x")
+        expect_same("not even in part", await other.keep_alive(lease), True)
         await other.revoke(lease)
 
 
 async def check_closing_a_connection_leaves_the_watches_of_others(kit: BackendKit) -> None:
-    """A connection that is closed takes only its own watches along."""
+    """Closing a connection ends only its own watches."""
     async with kit.connection() as other:
         closed = await kit.connect()
         start = await put(other, kit.key("a"))
@@ -182,7 +182,7 @@ async def check_closing_a_connection_leaves_the_watches_of_others(kit: BackendKi
         await closed.close()
         revision = await put(other, kit.key("a"))
         (batch,) = await take(kit, watch, 1)
-        expect_same("a watch of another connection goes on", batch.revision, revision)
+        expect_same("a watch of another connection still works", batch.revision, revision)
         watch.cancel()
 
 

@@ -20,15 +20,15 @@ from rallypoint.testing.conformance.kit import (
 
 
 async def check_an_absent_key_is_no_item(kit: BackendKit) -> None:
-    """Reading a key that is not there gives no item, and the revision that it was read at."""
+    """Reading an absent key returns no item, and the revision of the read."""
     async with kit.connection() as backend:
         got = await backend.get(kit.key("absent"))
         expect_same("an absent key is no item", got.item, None)
-        expect("a read says at which revision", got.revision >= 1, got.revision)
+        expect("a read returns its revision", got.revision >= 1, got.revision)
 
 
 async def check_a_written_key_is_read_back(kit: BackendKit) -> None:
-    """A key that was written is read with its value, revisions, version and lease."""
+    """A written key is read with its value, revisions, version and lease."""
     async with kit.connection() as backend:
         key = kit.key("a")
         revision = await put(backend, key, b"one")
@@ -38,7 +38,7 @@ async def check_a_written_key_is_read_back(kit: BackendKit) -> None:
 
 
 async def check_a_scan_gives_the_keys_under_a_prefix_in_order(kit: BackendKit) -> None:
-    """A scan gives all keys that start with the prefix, in order, none besides, and the revision."""
+    """A scan returns exactly the keys with the prefix, in order, and the revision."""
     async with kit.connection() as backend:
         names = ["b/2", "b/10", "b", "a", "c", "b/", "ba", "b/1/x"]
         *_, last = [await put(backend, kit.key(name), name.encode()) for name in names]
@@ -47,22 +47,22 @@ async def check_a_scan_gives_the_keys_under_a_prefix_in_order(kit: BackendKit) -
         expect_same("a scan gives the keys in order", [item.key for item in scanned.items], wanted)
         values = [kit.key(item.value.decode()) for item in scanned.items]
         expect_same("a scan gives each key with its own value", values, wanted)
-        expect_same("a scan says at which revision", scanned.revision, last)
+        expect_same("a scan returns its revision", scanned.revision, last)
         items = [await item_of(backend, key) for key in wanted]
         expect_same("scan and get give the same items", list(scanned.items), items)
 
 
 async def check_a_scan_of_nothing_is_empty(kit: BackendKit) -> None:
-    """A scan where no key is gives no items, and the revision."""
+    """A scan of an empty range returns no items, and the revision."""
     async with kit.connection() as backend:
         revision = await put(backend, kit.key("elsewhere"))
         scanned = await backend.scan(kit.key("nothing/"))
         expect_same("a scan of nothing gives nothing", scanned.items, ())
-        expect_same("an empty scan says at which revision", scanned.revision, revision)
+        expect_same("an empty scan returns its revision", scanned.revision, revision)
 
 
 async def check_every_change_has_a_revision_of_its_own(kit: BackendKit) -> None:
-    """Each change has a higher revision than the one before, whatever the key; reading has none."""
+    """Each change of any key has a higher revision than the one before; reads make no revision."""
     async with kit.connection() as backend:
         revisions = [await put(backend, kit.key(f"{n % 3}")) for n in range(9)]
         expect("revisions grow with every change", revisions == sorted(set(revisions)), revisions)
@@ -73,7 +73,7 @@ async def check_every_change_has_a_revision_of_its_own(kit: BackendKit) -> None:
 
 
 async def check_revisions_and_versions_over_the_life_of_a_key(kit: BackendKit) -> None:
-    """Rewriting keeps the create revision and counts the version; a key that was deleted starts anew."""
+    """Rewriting keeps the create revision and increments the version; a deleted key starts again."""
     async with kit.connection() as backend:
         key = kit.key("a")
         created = await put(backend, key, b"1")
@@ -92,7 +92,7 @@ async def check_revisions_and_versions_over_the_life_of_a_key(kit: BackendKit) -
 
 
 async def check_values_of_all_kinds_are_kept(kit: BackendKit) -> None:
-    """A value is any bytes: none, all of them, and a million if the limits allow."""
+    """A value is any bytes: empty, all byte values, and a million bytes if the limits allow."""
     async with kit.connection() as backend:
         large = min(backend.limits.max_txn_bytes, 1_000_000)
         values = {
@@ -145,7 +145,7 @@ async def check_keys_are_any_text(kit: BackendKit) -> None:
 
 
 async def check_add_counts_in_decimal(kit: BackendKit) -> None:
-    """`add` starts from nothing or from a decimal number, up or down, and gives the sum and its revision."""
+    """`add` starts from an absent key or a decimal number, up or down, and returns the sum and its revision."""
     async with kit.connection() as backend:
         key = kit.key("n")
         first = await backend.add(key, 5)
@@ -157,12 +157,12 @@ async def check_add_counts_in_decimal(kit: BackendKit) -> None:
         item = await item_of(backend, key)
         expect_same("adding rewrites the key", item, Item(key, b"-7", first.revision, second.revision, 2, 0))
         await put(backend, key, b"40")
-        expect_same("add goes on from what was written", (await backend.add(key, 2)).value, 42)
+        expect_same("add continues from a written number", (await backend.add(key, 2)).value, 42)
         expect_same("large numbers are exact", (await backend.add(key, 2**60)).value, 42 + 2**60)
 
 
 async def check_add_is_atomic(kit: BackendKit) -> None:
-    """Sums of several connections that add at the same time lose nothing, and no sum is given twice."""
+    """Concurrent adds of several connections are all counted, and no sum is returned twice."""
     async with kit.connections(4) as backends:
         key = kit.key("n")
 
@@ -176,7 +176,7 @@ async def check_add_is_atomic(kit: BackendKit) -> None:
 
 
 async def check_add_refuses_what_is_no_number(kit: BackendKit) -> None:
-    """`add` to a value that is no decimal number is Rejected, and the value stays."""
+    """`add` to a value that is not a decimal number is Rejected, and the value does not change."""
     async with kit.connection() as backend:
         key = kit.key("n")
         for value in (b"seven", b"", b"1.5", b"\xff"):
@@ -186,7 +186,7 @@ async def check_add_refuses_what_is_no_number(kit: BackendKit) -> None:
 
 
 async def check_add_can_be_refused_by_compares(kit: BackendKit) -> None:
-    """`add` with a compare that does not hold is a value: not committed, 0, and nothing is written."""
+    """`add` with a compare that does not hold returns a result: not committed, 0, and nothing is written."""
     async with kit.connection() as backend:
         key, guard = kit.key("n"), kit.key("guard")
         before = await put(backend, key, b"3")
@@ -200,16 +200,16 @@ async def check_add_can_be_refused_by_compares(kit: BackendKit) -> None:
 
 
 async def check_add_can_hang_on_a_lease(kit: BackendKit) -> None:
-    """`add` under a lease goes with it; under one that has ended it raises LeaseGone and writes nothing."""
+    """A key written by `add` ends with its lease; under an ended lease `add` raises LeaseGone and writes nothing."""
     async with kit.connection() as backend:
         key = kit.key("n")
         lease = await backend.grant(kit.ttl_s)
         await backend.add(key, 1, lease=lease)
-        expect_same("the sum hangs on the lease", (await item_of(backend, key)).lease, lease)
+        expect_same("the sum is under the lease", (await item_of(backend, key)).lease, lease)
         await backend.revoke(lease)
-        expect_same("the sum went with its lease", await value_of(backend, key), None)
+        expect_same("the sum is removed with its lease", await value_of(backend, key), None)
         await expect_error("add under an ended lease raises", LeaseGone, backend.add(key, 1, lease=lease))
-        expect_same("then nothing was written", await value_of(backend, key), None)
+        expect_same("and nothing is written", await value_of(backend, key), None)
 
 
 async def check_a_deleted_key_can_be_deleted_with_another_written(kit: BackendKit) -> None:

@@ -1,4 +1,4 @@
-"""Checks of leases and sessions: they end when they should, never earlier, and take their keys along at once."""
+"""Checks of leases and sessions: they end on time, never earlier, and their keys are removed at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rallypoint.testing.conformance.kit import (
 
 
 async def check_a_lease_ends_by_time_and_takes_its_keys_along(kit: BackendKit) -> None:
-    """Keys under a lease are there before its time is over and gone after; others stay."""
+    """Keys under a lease exist until it expires and are gone afterwards; other keys stay."""
     async with kit.connection() as backend:
         lease, another = await backend.grant(kit.ttl_s), await backend.grant(kit.ttl_s * 10)
         expect("a lease has an id of its own", lease > 0 and another > 0 and lease != another, (lease, another))
@@ -40,7 +40,7 @@ async def check_a_lease_ends_by_time_and_takes_its_keys_along(kit: BackendKit) -
 
 
 async def check_keep_alive_renews_a_lease(kit: BackendKit) -> None:
-    """A renewed lease has its full time again, whoever renews it."""
+    """A renewed lease has its full time again, whichever connection renews it."""
     async with kit.two_connections() as (one, other):
         lease = await one.grant(kit.ttl_s)
         await put(one, kit.key("a"), b"x", lease)
@@ -54,7 +54,7 @@ async def check_keep_alive_renews_a_lease(kit: BackendKit) -> None:
 
 
 async def check_revoke_ends_a_lease_at_once(kit: BackendKit) -> None:
-    """Revoking takes all keys of the lease along in one revision; doing it again is fine."""
+    """Revoking a lease removes all its keys in one revision; revoking it again has no effect."""
     async with kit.two_connections() as (one, other):
         lease = await one.grant(kit.ttl_s * 10)
         keys = [kit.key(name) for name in ("a", "b", "c")]
@@ -73,7 +73,7 @@ async def check_revoke_ends_a_lease_at_once(kit: BackendKit) -> None:
 
 
 async def check_an_expired_lease_takes_all_keys_in_one_revision(kit: BackendKit) -> None:
-    """When time ends a lease, its keys, written one by one, go in one revision."""
+    """When a lease expires, its keys, written one by one, are removed in one revision."""
     async with kit.connection() as backend:
         lease = await backend.grant(kit.ttl_s)
         keys = [kit.key(f"{n}") for n in range(10)]
@@ -87,7 +87,7 @@ async def check_an_expired_lease_takes_all_keys_in_one_revision(kit: BackendKit)
 
 
 async def check_a_write_under_an_ended_lease_raises_and_writes_nothing(kit: BackendKit) -> None:
-    """A put that names a lease which has ended raises LeaseGone, and nothing of its transaction is done."""
+    """A put under an ended lease raises LeaseGone, and its transaction is not executed."""
     async with kit.connection() as backend:
         expired, revoked = await backend.grant(kit.ttl_s), await backend.grant(kit.ttl_s * 10)
         await kit.until_expired()
@@ -100,11 +100,11 @@ async def check_a_write_under_an_ended_lease_raises_and_writes_nothing(kit: Back
             expect_same("LeaseGone says which lease", error.lease, lease)
             scanned = await backend.scan(kit.prefix)
             seen = ([item.key for item in scanned.items], scanned.revision)
-            expect_same("then nothing was done", seen, ([kit.key("kept")], before))
+            expect_same("and nothing is executed", seen, ([kit.key("kept")], before))
 
 
 async def check_writing_a_key_replaces_its_lease(kit: BackendKit) -> None:
-    """A key hangs on the lease of its last write only; without one, on none."""
+    """A key has only the lease of its last write; without one, none."""
     async with kit.connection() as backend:
         first, second = await backend.grant(kit.ttl_s * 10), await backend.grant(kit.ttl_s * 10)
         moved, freed, again = kit.key("moved"), kit.key("freed"), kit.key("again")
@@ -123,7 +123,7 @@ async def check_writing_a_key_replaces_its_lease(kit: BackendKit) -> None:
 
 
 async def check_keep_alive_of_an_ended_lease_is_false(kit: BackendKit) -> None:
-    """Renewing a lease that expired, was revoked or never was gives False, and brings nothing back."""
+    """Renewing a lease that expired, was revoked or never existed returns False and restores nothing."""
     async with kit.connection() as backend:
         expired, revoked = await backend.grant(kit.ttl_s), await backend.grant(kit.ttl_s * 10)
         await put(backend, kit.key("a"), b"x", expired)
@@ -138,7 +138,7 @@ async def check_keep_alive_of_an_ended_lease_is_false(kit: BackendKit) -> None:
 
 
 async def check_a_session_lives_beyond_its_time_to_live(kit: BackendKit) -> None:
-    """A session is renewed by itself for as long as it is open."""
+    """A session is renewed automatically while it is open."""
     async with kit.two_connections() as (one, other):
         session = await one.open_session(kit.ttl_s)
         expect_same("a session says its time to live", session.ttl_s, kit.ttl_s)
@@ -151,7 +151,7 @@ async def check_a_session_lives_beyond_its_time_to_live(kit: BackendKit) -> None
 
 
 async def check_closing_a_session_takes_its_keys_along_at_once(kit: BackendKit) -> None:
-    """After `close` the keys are gone; closing is not losing, and another session goes on."""
+    """After `close` the keys are gone; a closed session does not count as lost, and another session lives on."""
     async with kit.two_connections() as (one, other):
         session, another = await one.open_session(kit.ttl_s), await one.open_session(kit.ttl_s)
         await put(one, kit.key("a"), b"x", session.lease)
@@ -160,13 +160,13 @@ async def check_closing_a_session_takes_its_keys_along_at_once(kit: BackendKit) 
         expect_same("the keys of a closed session are gone", await value_of(other, kit.key("a")), None)
         await kit.until_expired()
         expect_same("closing is not losing", session.lost.is_set(), False)
-        expect_same("another session goes on", await value_of(other, kit.key("b")), b"x")
+        expect_same("another session lives on", await value_of(other, kit.key("b")), b"x")
         expect_same("another session is not lost", another.lost.is_set(), False)
         await another.close()
 
 
 async def check_a_lost_session_says_so_to_everybody_who_waits(kit: BackendKit) -> None:
-    """A session that the backend ended is lost, with a reason, to any number of waiters."""
+    """A session that the backend ended is lost, with a reason, for any number of waiters."""
     async with kit.two_connections() as (one, other):
         session = await one.open_session(kit.ttl_s)
         waiters = [asyncio.create_task(_wait_lost(session.lost), name=f"wait lost {n}") for n in range(3)]
@@ -174,16 +174,16 @@ async def check_a_lost_session_says_so_to_everybody_who_waits(kit: BackendKit) -
         waiters[0].cancel()
         await other.revoke(session.lease)
         await kit.until_expired()
-        reasons = [await kit.soon("a lost session wakes who waits for it", waiter) for waiter in waiters[1:]]
+        reasons = [await kit.soon("a lost session wakes its waiters", waiter) for waiter in waiters[1:]]
         expect("a lost session has a reason", all(reasons), reasons)
-        late = await kit.soon("a lost session can be asked later", _wait_lost(session.lost))
+        late = await kit.soon("a lost session can be awaited later", _wait_lost(session.lost))
         expect_same("the reason is the same for all", {*reasons, late, session.lost.reason}, {late})
         expect_same("a lost session says so", session.lost.is_set(), True)
         await session.close()
 
 
 async def check_an_abandoned_session_ends_by_time(kit: BackendKit) -> None:
-    """After `abandon` nothing is renewed: the keys stay for a while and go when the time is over."""
+    """After `abandon` nothing is renewed: the keys stay until the lease expires."""
     async with kit.two_connections() as (one, other):
         session = await one.open_session(kit.ttl_s)
         await put(one, kit.key("a"), b"x", session.lease)
@@ -195,7 +195,7 @@ async def check_an_abandoned_session_ends_by_time(kit: BackendKit) -> None:
 
 
 async def check_sessions_end_by_time_when_their_connection_is_closed(kit: BackendKit) -> None:
-    """Closing a connection ends its sessions, at the latest when their time is over."""
+    """Closing a connection ends its sessions, at the latest when their leases expire."""
     async with kit.two_connections() as (one, other):
         closed = await kit.connect()
         session = await closed.open_session(kit.ttl_s)
@@ -205,7 +205,7 @@ async def check_sessions_end_by_time_when_their_connection_is_closed(kit: Backen
         await closed.close()
         await kit.until_expired()
         expect_same("a closed connection renews nothing", await value_of(other, kit.key("a")), None)
-        expect_same("other connections go on", await value_of(other, kit.key("b")), b"x")
+        expect_same("other connections still work", await value_of(other, kit.key("b")), b"x")
         await kept.close()
 
 

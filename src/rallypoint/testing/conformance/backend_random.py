@@ -1,8 +1,8 @@
-"""A random history, run on a backend and on the pure engine as its model: the answers and the watch must be the same.
+"""A random history, run on a backend and on the pure engine as its model: answers and watch events must be equal.
 
-The operations are drawn from a seed by looking at the model only, so the same seed gives the same history on every
+The operations are drawn from a seed and depend only on the model, so the same seed gives the same history on every
 backend. Revisions are compared relative to the start of the history, leases by the order in which they were granted.
-Time passes only in steps in which one certain lease ends; all others live longer than the history.
+Time passes only in steps in which one particular lease expires; all others live longer than the history.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PREFIXES = ("", "d/", "d/2", "n", "nothing/")
 
 
 async def check_random_history(kit: BackendKit) -> None:
-    """A random history gives the answers and the changes that the model gives."""
+    """A random history gives the same answers and changes as the model."""
     rng = random.Random(f"history {kit.seed}")
     async with kit.two_connections() as (one, other):
         history = await History.begin(kit, one, rng)
@@ -77,7 +77,7 @@ async def check_random_history(kit: BackendKit) -> None:
 
 @dataclass
 class History:
-    """A model and what is needed to compare it with a backend."""
+    """A model, and the mapping of revisions and leases to the backend."""
 
     kit: BackendKit
     rng: random.Random
@@ -98,7 +98,7 @@ class History:
         return history
 
     async def step(self, step: int, backend: Backend) -> None:
-        """Do one drawn operation on both sides and compare the answers."""
+        """Execute one random operation on both sides and compare the answers."""
         op = self._draw()
         wanted = self._apply(op)
         promise = f"step {step} of the history of seed {self.kit.seed}, {op}, is answered as by the model"
@@ -116,7 +116,7 @@ class History:
             expect_same(promise, seen, wanted)
 
     async def let_a_lease_expire(self, backend: Backend) -> None:
-        """A short lease with some keys, and time until it has ended."""
+        """Grant a short lease with some keys, and wait until it has expired."""
         granted = self._apply(Grant(self.kit.ttl_s))
         assert isinstance(granted, LeaseResult)
         self._know(granted.lease, await backend.grant(self.kit.ttl_s))
@@ -129,7 +129,7 @@ class History:
         self._apply(Tick())
 
     async def compare_watch(self, backend: Backend) -> None:
-        """The changes of the whole history, as one watch gives them."""
+        """Compare the changes of the whole history with those of one watch."""
         wanted = [_sorted(event.batch) for event in self.events]
         watch = backend.watch(self.kit.prefix, self.start)
         batches = await take(self.kit, watch, len(wanted))
@@ -160,7 +160,7 @@ class History:
         return KeepAlive(self._some_lease()) if kind < 0.95 else Revoke(self._some_lease())
 
     def _branch(self) -> tuple[BranchOp, ...]:
-        """Some operations, none of which writes what another one writes."""
+        """Some operations that write different keys."""
         rng = self.rng
         branch: list[BranchOp] = []
         for name in self._names(3):
@@ -180,7 +180,7 @@ class History:
         key = self.kit.key(rng.choice(NAMES))
         item = self.model.items.get(key) or Item(key, b"7", 0, 0, 0)
         wrong = int(rng.random() < 0.3)
-        # A revision that is wrong is one of the past: what is to come is not known on either side.
+        # A wrong revision is one of the past: future revisions are not known on either side.
         past = self.rng.randint(1, self.model.revision)
         return rng.choice(
             (
@@ -200,11 +200,11 @@ class History:
         return self._some_lease() if self.theirs and self.rng.random() < 0.5 else 0
 
     def _some_lease(self) -> int:
-        """Mostly one that is alive; 0 if there never was one."""
+        """Usually a living lease; 0 if there never was one."""
         alive = [lease.id for lease in self.model.leases]
         return self.rng.choice(alive if alive and self.rng.random() < 0.9 else list(self.theirs) or [0])
 
-    # --- the backend, in the model's words ----------------------------------------------------------------------------
+    # --- conversion to the model's revisions and leases ---------------------------------------------------------------
 
     async def _execute(self, op: Op, backend: Backend, wanted: Result) -> Result | BackendError:
         match op:
@@ -268,7 +268,7 @@ class History:
 
 
 def _sorted(batch: Batch) -> Batch:
-    """The changes of one revision have no order between them."""
+    """The changes of one revision in a canonical order: the contract defines none."""
     return Batch(batch.revision, tuple(sorted(batch.changes, key=lambda change: change.key)))
 
 

@@ -38,7 +38,7 @@ from rallypoint.testing.conformance.kit import (
 
 
 async def check_every_compare_holds_and_fails_as_it_should(kit: BackendKit) -> None:
-    """Each kind of compare holds exactly when it says so; 0 as a version or revision means absent."""
+    """Each kind of compare holds exactly when it should; 0 as a version or revision means absent."""
     async with kit.connection() as backend:
         key, absent = kit.key("a"), kit.key("absent")
         await put(backend, key, b"1")
@@ -75,7 +75,7 @@ async def check_every_compare_holds_and_fails_as_it_should(kit: BackendKit) -> N
 
 
 async def check_a_transaction_needs_all_its_compares(kit: BackendKit) -> None:
-    """One compare that fails refuses the whole transaction; none at all commit it."""
+    """One failing compare refuses the whole transaction; without compares it commits."""
     async with kit.connection() as backend:
         key = kit.key("a")
         await put(backend, key, b"1")
@@ -104,7 +104,7 @@ async def check_a_refusal_reads_what_was_compared(kit: BackendKit) -> None:
 
 
 async def check_a_refusal_does_the_otherwise_branch(kit: BackendKit) -> None:
-    """Refused with an `otherwise`: it is done, writes included, and its answers are given."""
+    """Refused with an `otherwise`: that is executed, including writes, and its answers are returned."""
     async with kit.connection() as backend:
         key, other = kit.key("a"), kit.key("other")
         result = await backend.txn((Exists(key),), (Put(key, b"then"),), (Put(other, b"otherwise"), Get(key)))
@@ -118,7 +118,7 @@ async def check_a_refusal_does_the_otherwise_branch(kit: BackendKit) -> None:
 
 
 async def check_answers_come_in_the_order_of_the_operations(kit: BackendKit) -> None:
-    """Each operation has its answer at its place."""
+    """There is one answer per operation, in order."""
     async with kit.connection() as backend:
         for name in ("x/1", "x/2", "x/3", "y"):
             await put(backend, kit.key(name), name.encode())
@@ -150,7 +150,7 @@ async def check_answers_come_in_the_order_of_the_operations(kit: BackendKit) -> 
 
 
 async def check_reads_in_a_transaction_see_its_earlier_writes(kit: BackendKit) -> None:
-    """A read sees what the same transaction did before it, and not what it does after."""
+    """A read sees earlier writes of the same transaction, and not later ones."""
     async with kit.connection() as backend:
         a, b = kit.key("a"), kit.key("b")
         created = await put(backend, a, b"old")
@@ -172,7 +172,7 @@ async def check_reads_in_a_transaction_see_its_earlier_writes(kit: BackendKit) -
 
 
 async def check_a_transaction_has_one_revision(kit: BackendKit) -> None:
-    """Everything that a transaction changes has the same revision, and many changes fit in."""
+    """All changes of a transaction have the same revision, up to the limits."""
     async with kit.connection() as backend:
         names = [f"many/{n:04}" for n in range(min(backend.limits.max_txn_ops, 128))]
         before = await put(backend, kit.key("before"))
@@ -186,7 +186,7 @@ async def check_a_transaction_has_one_revision(kit: BackendKit) -> None:
 
 
 async def check_nothing_changed_is_no_revision(kit: BackendKit) -> None:
-    """Reads, refusals and deletes of what is not there leave the revision as it was."""
+    """Reads, refusals and deletes of absent keys make no revision."""
     async with kit.connection() as backend:
         key = kit.key("a")
         before = await put(backend, key, b"1")
@@ -206,7 +206,7 @@ async def check_nothing_changed_is_no_revision(kit: BackendKit) -> None:
 
 
 async def check_a_key_is_written_once_in_a_transaction(kit: BackendKit) -> None:
-    """A branch that would write a key twice is Rejected, and nothing of it is done."""
+    """A branch that writes a key twice is Rejected and not executed."""
     async with kit.connection() as backend:
         key, other = kit.key("a/1"), kit.key("b")
         before = await put(backend, key, b"before")
@@ -223,7 +223,7 @@ async def check_a_key_is_written_once_in_a_transaction(kit: BackendKit) -> None:
 
 
 async def check_a_range_can_be_limited_or_counted(kit: BackendKit) -> None:
-    """A range gives at most `limit` items but the whole count; with `count_only`, just that."""
+    """A range returns at most `limit` items and the total count; with `count_only`, only the count."""
     async with kit.connection() as backend:
         items = []
         for n in range(5):

@@ -1,4 +1,4 @@
-"""Checks of watches: order, no gap, no repetition, one batch a revision, prefixes, ends."""
+"""Checks of watches: order, no gap, no repetition, one batch per revision, prefixes, cancellation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WATCHERS = 50
 
 
 async def check_a_watch_starts_from_a_past_revision_and_goes_on(kit: BackendKit) -> None:
-    """A watch gives what changed after its revision, first what happened already, then what happens."""
+    """A watch delivers the changes after its revision: first the past ones, then new ones."""
     async with kit.two_connections() as (one, other):
         key = kit.key("a")
         first = await put(one, key, b"1")
@@ -39,7 +39,7 @@ async def check_a_watch_starts_from_a_past_revision_and_goes_on(kit: BackendKit)
 
 
 async def check_a_watch_has_no_gap_and_no_repetition(kit: BackendKit) -> None:
-    """Changes of several writers come in order of revision, each once, while they happen."""
+    """Changes of concurrent writers arrive in order of revision, each once."""
     async with kit.connections(3) as backends:
         start = (await backends[0].scan(kit.prefix)).revision
         watch = backends[0].watch(kit.prefix, start)
@@ -60,7 +60,7 @@ async def check_a_watch_has_no_gap_and_no_repetition(kit: BackendKit) -> None:
 
 
 async def check_a_watch_resumes_where_another_ended(kit: BackendKit) -> None:
-    """A watch that starts after the last revision seen goes on exactly there."""
+    """A watch that starts after the last revision seen continues without gap or repetition."""
     async with kit.two_connections() as (one, other):
         start = (await one.scan(kit.prefix)).revision
         wanted = [await put(one, kit.key("a"), b"%d" % n) for n in range(9)]
@@ -73,7 +73,7 @@ async def check_a_watch_resumes_where_another_ended(kit: BackendKit) -> None:
 
 
 async def check_a_batch_is_one_revision(kit: BackendKit) -> None:
-    """All changes of one transaction come in one batch, deletes included."""
+    """All changes of one transaction arrive in one batch, including deletes."""
     async with kit.connection() as backend:
         a, b, c = kit.key("a"), kit.key("b"), kit.key("c")
         start = await put(backend, a, b"1")
@@ -88,7 +88,7 @@ async def check_a_batch_is_one_revision(kit: BackendKit) -> None:
 
 
 async def check_a_watch_sees_only_its_prefix(kit: BackendKit) -> None:
-    """Changes elsewhere are left out, also those of the same transaction, and make no empty batches."""
+    """Changes of other keys are left out, also in the same transaction, and make no empty batches."""
     async with kit.connection() as backend:
         inside, near, outside = kit.key("in/1"), kit.key("in"), kit.key("out")
         start = await put(backend, outside)
@@ -106,7 +106,7 @@ async def check_a_watch_sees_only_its_prefix(kit: BackendKit) -> None:
 
 
 async def check_a_change_that_did_not_happen_is_not_seen(kit: BackendKit) -> None:
-    """Refused transactions and deletes of nothing are no changes."""
+    """Refused transactions and deletes of absent keys make no batches."""
     async with kit.connection() as backend:
         key = kit.key("a")
         start = (await backend.scan(kit.prefix)).revision
@@ -116,12 +116,12 @@ async def check_a_change_that_did_not_happen_is_not_seen(kit: BackendKit) -> Non
         revision = await put(backend, key, b"yes")
         (batch,) = await take(kit, watch, 1)
         seen = (batch.revision, changes_of(batch))
-        expect_same("only what happened is seen", seen, (revision, {key: b"yes"}))
+        expect_same("only committed changes are delivered", seen, (revision, {key: b"yes"}))
         watch.cancel()
 
 
 async def check_two_watches_are_independent(kit: BackendKit) -> None:
-    """A watch that nobody reads or that is cancelled disturbs no other."""
+    """A watch that is not read, or is cancelled, does not affect others."""
     async with kit.connection() as backend:
         start = (await backend.scan(kit.prefix)).revision
         unread, cancelled, read = (backend.watch(kit.prefix, start) for _ in range(3))
@@ -136,7 +136,7 @@ async def check_two_watches_are_independent(kit: BackendKit) -> None:
 
 
 async def check_cancel_ends_a_watch(kit: BackendKit) -> None:
-    """`cancel` ends the iteration at once, also one that waits, and can be called again."""
+    """`cancel` ends the iteration at once, also a waiting one, and can be called again."""
     async with kit.connection() as backend:
         start = (await backend.scan(kit.prefix)).revision
         watch = backend.watch(kit.prefix, start)
@@ -150,7 +150,7 @@ async def check_cancel_ends_a_watch(kit: BackendKit) -> None:
         watch.cancel()
         watch.cancel()
         seen = await kit.soon("cancel ends an iteration that waits", reading)
-        expect("a cancelled watch gave no more than there was", len(seen) <= 1, seen)
+        expect("a cancelled watch delivers at most the existing batches", len(seen) <= 1, seen)
         await put(backend, kit.key("a"))
         again = await kit.soon("a cancelled watch does not wait", read_all())
         expect_same("a cancelled watch gives nothing", (again, watch.ready()), ([], None))
@@ -161,7 +161,7 @@ async def check_cancel_ends_a_watch(kit: BackendKit) -> None:
 
 
 async def check_ready_takes_what_is_here_already(kit: BackendKit) -> None:
-    """`ready` gives the next batch or None without waiting; mixed with iteration, nothing is lost or repeated."""
+    """`ready` returns the next batch or None without waiting; mixed with iteration, nothing is lost or repeated."""
     async with kit.connection() as backend:
         start = (await backend.scan(kit.prefix)).revision
         watch = backend.watch(kit.prefix, start)
@@ -177,7 +177,7 @@ async def check_ready_takes_what_is_here_already(kit: BackendKit) -> None:
 
 
 async def check_many_watchers_see_the_same(kit: BackendKit) -> None:
-    """Any number of watches of one connection or several see the same batches."""
+    """All watches of one or several connections see the same batches."""
     async with kit.connections(5) as backends:
         start = (await backends[0].scan(kit.prefix)).revision
         watches = [backends[n % 5].watch(kit.prefix, start) for n in range(WATCHERS)]
@@ -190,7 +190,7 @@ async def check_many_watchers_see_the_same(kit: BackendKit) -> None:
 
 
 async def check_a_scan_and_a_watch_join_without_a_gap(kit: BackendKit) -> None:
-    """A scan plus what a watch gives after the scan's revision is the state, whoever writes meanwhile."""
+    """A scan plus the changes of a watch from the scan's revision is the state, with concurrent writers."""
     async with kit.two_connections() as (reader, writer):
 
         async def write() -> int:
@@ -208,7 +208,7 @@ async def check_a_scan_and_a_watch_join_without_a_gap(kit: BackendKit) -> None:
         last, seen = await writing, scanned.revision
         while seen < last:
             (batch,) = await take(kit, watch, 1)
-            expect("a watch goes on after its revision", batch.revision > seen, (seen, batch.revision))
+            expect("a watch continues after its revision", batch.revision > seen, (seen, batch.revision))
             seen = batch.revision
             state |= changes_of(batch)
         final = {item.key: item.value for item in (await reader.scan(kit.prefix)).items}
@@ -217,7 +217,7 @@ async def check_a_scan_and_a_watch_join_without_a_gap(kit: BackendKit) -> None:
 
 
 async def check_a_watch_sees_a_lease_end(kit: BackendKit) -> None:
-    """When a lease ends by time, a watch is told without anybody asking, in one batch."""
+    """When a lease expires, a watch gets the removals in one batch, without any request."""
     async with kit.two_connections() as (one, other):
         lease = await one.grant(kit.ttl_s)
         keys = [kit.key(name) for name in ("a", "b", "c")]
@@ -233,7 +233,7 @@ async def check_a_watch_sees_a_lease_end(kit: BackendKit) -> None:
 
 
 async def check_a_watch_from_a_future_revision_waits_for_it(kit: BackendKit) -> None:
-    """A watch gives nothing up to its revision, even if that is still to come."""
+    """A watch delivers nothing up to its revision, even if that is in the future."""
     async with kit.connection() as backend:
         start = await put(backend, kit.key("a"), b"0")
         watch = backend.watch(kit.prefix, start + 2)
@@ -246,7 +246,7 @@ async def check_a_watch_from_a_future_revision_waits_for_it(kit: BackendKit) -> 
 
 
 async def check_a_watch_beyond_the_history_says_so(kit: BackendKit) -> None:
-    """A watch from before the kept history raises HistoryGone; scanning again and watching from there works."""
+    """A watch from before the kept history raises HistoryGone; a new scan and a watch from its revision work."""
     if kit.history_limit is None:
         raise ValueError("this check needs a kit with a history_limit")
     async with kit.connection() as backend:
@@ -254,7 +254,7 @@ async def check_a_watch_beyond_the_history_says_so(kit: BackendKit) -> None:
         *_, last = [await put(backend, kit.key("a"), b"%d" % n) for n in range(kit.history_limit + 2)]
         promise = "a watch from before the history raises HistoryGone"
         error = await expect_error(promise, HistoryGone, take(kit, backend.watch(kit.prefix, start), 1))
-        expect("HistoryGone says from where one could watch", start < error.oldest < last, (start, error.oldest, last))
+        expect("HistoryGone contains the earliest start", start < error.oldest < last, (start, error.oldest, last))
         oldest = backend.watch(kit.prefix, error.oldest)
         (batch,) = await take(kit, oldest, 1)
         expect("a watch from the oldest revision works", error.oldest < batch.revision <= last, batch)
@@ -263,12 +263,12 @@ async def check_a_watch_beyond_the_history_says_so(kit: BackendKit) -> None:
         watch = backend.watch(kit.prefix, scanned.revision)
         revision = await put(backend, kit.key("a"), b"after")
         (batch,) = await take(kit, watch, 1)
-        expect_same("after a new scan the watch goes on", batch.revision, revision)
+        expect_same("after a new scan the watch works", batch.revision, revision)
         watch.cancel()
 
 
 async def take(kit: BackendKit, watch: Watch, count: int) -> list[Batch]:
-    """The next so many batches, which have to come within the kit's patience and be well formed."""
+    """The next `count` batches; they must arrive within the kit's patience and be well formed."""
 
     async def read() -> list[Batch]:
         return [await anext(watch) for _ in range(count)]

@@ -1,11 +1,11 @@
-"""Whether a compare-and-set cell keeps its promises, in four lines:
+"""Checks a compare-and-set cell, in four lines:
 
     @pytest.mark.parametrize("check", CELL_CHECKS)
     def test_my_cell_conforms(check, tmp_path):
         check(CellKit(lambda: MyCell(tmp_path / "cell")))
 
 Without pytest, `print(run_cell_checks(lambda number: CellKit(...)))`, with a fresh cell for each number. A cell that
-conforms can be given to `DynamicRendezvousHandler.from_backend`, which makes a whole backend of it.
+conforms can be passed to `DynamicRendezvousHandler.from_backend`, which makes a whole backend from it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LARGE = 1_000_000
 
 @dataclass(frozen=True)
 class CellKit:
-    """A cell to check, which nobody else uses and in which nothing is yet."""
+    """A cell to check. It must be empty and have no other users."""
 
     connect: Callable[[], Cell]
-    """A fresh object, as another process would have it; always of the same cell. Each is used by one thread."""
+    """A new object for the same cell, as in another process. Each is used by one thread."""
     patience_s: float = 60.0
     """How long the checks with several threads may take."""
 
@@ -40,7 +40,7 @@ CellCheck: TypeAlias = Callable[[CellKit], None]
 
 
 def check_an_empty_cell_holds_nothing(kit: CellKit) -> None:
-    """`get_state` gives None before anything was written, any number of times."""
+    """`get_state` returns None before the first write, any number of times."""
     cell = kit.connect()
     for _ in range(2):
         expect_same("nothing was written", cell.get_state(), None)
@@ -48,7 +48,7 @@ def check_an_empty_cell_holds_nothing(kit: CellKit) -> None:
 
 
 def check_the_first_write_needs_no_token(kit: CellKit) -> None:
-    """Writing without a token where nothing is gives what was written, a token, and True."""
+    """Writing to an empty cell without a token returns the written content, a token, and True."""
     one, other = kit.connect(), kit.connect()
     token = written(one, b"first", None)
     for reader in (one, other):
@@ -57,7 +57,7 @@ def check_the_first_write_needs_no_token(kit: CellKit) -> None:
 
 
 def check_the_current_token_replaces(kit: CellKit) -> None:
-    """With the token of a write, or of a read, the content is replaced, whoever wrote it."""
+    """With the token of the last write, or of a read after it, the content is replaced, whichever object wrote it."""
     one, other = kit.connect(), kit.connect()
     token = written(one, b"1", None)
     token = written(one, b"2", token)
@@ -67,7 +67,7 @@ def check_the_current_token_replaces(kit: CellKit) -> None:
 
 
 def check_an_old_token_is_refused(kit: CellKit) -> None:
-    """With a token of what is no longer there, what is there is given, with a token that works, and False."""
+    """With an old token, a write returns the current content, its token, and False."""
     one, other = kit.connect(), kit.connect()
     old = written(one, b"1", None)
     written(other, b"2", old)
@@ -78,7 +78,7 @@ def check_an_old_token_is_refused(kit: CellKit) -> None:
 
 
 def check_no_token_is_refused_where_something_is(kit: CellKit) -> None:
-    """Without a token nothing is replaced."""
+    """A write without a token does not replace content."""
     one, other = kit.connect(), kit.connect()
     written(one, b"1", None)
     current = refused(other, b"2", None, b"1")
@@ -87,7 +87,7 @@ def check_no_token_is_refused_where_something_is(kit: CellKit) -> None:
 
 
 def check_what_is_no_token_is_refused(kit: CellKit) -> None:
-    """Whatever is given as a token: if it is not one, nothing is replaced and nothing breaks."""
+    """An invalid token of any type is refused: nothing is replaced and nothing raises."""
     cell = kit.connect()
     written(cell, b"1", None)
     for nonsense in ("nonsense", b"nonsense", object(), 4711, ("a", 1)):
@@ -95,7 +95,7 @@ def check_what_is_no_token_is_refused(kit: CellKit) -> None:
 
 
 def check_an_old_token_stays_old(kit: CellKit) -> None:
-    """However often the content is replaced, a token that was refused, or used, is refused."""
+    """A token that was used or refused once is refused for ever, however often the content is replaced."""
     cell = kit.connect()
     first = written(cell, b"x1", None)
     second = written(cell, b"x2", first)
@@ -106,7 +106,7 @@ def check_an_old_token_stays_old(kit: CellKit) -> None:
 
 
 def check_content_is_kept_as_it_is(kit: CellKit) -> None:
-    """All bytes, and many of them, are read as they were written."""
+    """Any bytes, also large contents, are read as they were written."""
     one, other = kit.connect(), kit.connect()
     token: Token | None = None
     for content in (bytes(range(256)), b"\x00", b"line\nline\r\n", b"\xff" * LARGE, "größer".encode()):
@@ -115,7 +115,7 @@ def check_content_is_kept_as_it_is(kit: CellKit) -> None:
 
 
 def check_one_of_many_makes_the_first_write(kit: CellKit) -> None:
-    """Of many who write where nothing is, one wins; the others are given what it wrote."""
+    """Of several concurrent first writes one wins; the others get its content."""
 
     def work(cell: Cell, number: int) -> tuple[bool, bytes]:
         answer = cell.set_state(b"writer %d" % number, None)
@@ -126,11 +126,11 @@ def check_one_of_many_makes_the_first_write(kit: CellKit) -> None:
     winners = [number for number, (has_set, _) in enumerate(outcomes) if has_set]
     expect_same("one wins", len(winners), 1)
     seen = {state for _, state in outcomes} | {held(kit.connect())[0]}
-    expect_same("everybody is given what the winner wrote", seen, {b"writer %d" % winners[0]})
+    expect_same("all of them get the winner's content", seen, {b"writer %d" % winners[0]})
 
 
 def check_no_write_is_lost(kit: CellKit) -> None:
-    """A list that several append to, by reading and writing with the token, has every entry once."""
+    """A list to which several threads append, by reading and writing with the token, has every entry once."""
     written(kit.connect(), b"start", None)
 
     def work(cell: Cell, number: int) -> None:
@@ -155,7 +155,7 @@ def check_no_write_is_lost(kit: CellKit) -> None:
 
 
 def check_no_read_sees_half_a_write(kit: CellKit) -> None:
-    """Whoever reads while others write sees one of the contents, whole."""
+    """A concurrent read sees one of the written contents, never a part."""
 
     def content(number: int) -> bytes:
         body = bytes([number % 256]) * (1_000 + 997 * number)
@@ -197,7 +197,7 @@ CELL_CHECKS: tuple[CellCheck, ...] = (
 
 
 def run_cell_checks(make: Callable[[int], CellKit], checks: Iterable[CellCheck] = CELL_CHECKS) -> Report:
-    """Run checks one after the other, each with the kit of another number. All of them run, whatever fails."""
+    """Run all checks one after the other, each with a kit of its own; a failing check does not stop the others."""
     passed: list[str] = []
     failed: dict[str, Exception] = {}
     for number, check in enumerate(checks):
@@ -210,11 +210,11 @@ def run_cell_checks(make: Callable[[int], CellKit], checks: Iterable[CellCheck] 
     return Report(tuple(passed), failed)
 
 
-# --- what the checks share --------------------------------------------------------------------------------------------
+# --- shared by the checks ---------------------------------------------------------------------------------------------
 
 
 def held(cell: Cell) -> tuple[bytes, Token]:
-    """What is there, which must be something."""
+    """The content and token of a cell that must not be empty."""
     found: Found = cell.get_state()
     if found is None:
         raise NotConforming("what was written is there", "None")
@@ -222,27 +222,27 @@ def held(cell: Cell) -> tuple[bytes, Token]:
 
 
 def written(cell: Cell, state: bytes, token: Token | None) -> Token:
-    """Write what must be written; the new token."""
+    """A write that must succeed; the new token."""
     answer = cell.set_state(state, token)
     promise = "a write with the right token gives what was written, its token, and True"
     if answer is None:
-        raise NotConforming(promise, "None, although nothing was wrong")
+        raise NotConforming(promise, "None without any fault")
     expect_same(promise, (answer[0], answer[2]), (state, True))
     return answer[1]
 
 
 def refused(cell: Cell, state: bytes, token: Token | None, there: bytes) -> Token:
-    """Write what must not be written; the token of what is there."""
+    """A write that must be refused; the token of the current content."""
     answer = cell.set_state(state, token)
     promise = "a write with another token gives what is there, its token, and False"
     if answer is None:
-        raise NotConforming(promise, "None, although nothing was wrong")
+        raise NotConforming(promise, "None without any fault")
     expect_same(promise, (answer[0], answer[2]), (there, False))
     return answer[1]
 
 
 def in_threads(kit: CellKit, work: Callable[[Cell, int], _T]) -> list[_T]:
-    """Do it in several threads, each with a cell of its own; the results. Raises what the first one raised."""
+    """Run `work` in several threads, each with a cell object of its own; the results. Raises the first error."""
     results: dict[int, _T] = {}
     errors: list[Exception] = []
     start = threading.Barrier(WRITERS)

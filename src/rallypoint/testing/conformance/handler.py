@@ -1,11 +1,11 @@
-"""Whether the blocking handler keeps its promises on a backend, in four lines:
+"""Checks the blocking handler on a backend, in four lines:
 
     @pytest.mark.parametrize("check", HANDLER_CHECKS)
     def test_handlers_conform_on_my_backend(check):
         check(HandlerKit.at("mine://somewhere", run_id=str(uuid4())))
 
-Without pytest, `print(run_handler_checks(kit))`. Time is real; the settings are short, and can be given to the kit
-where they are too short for a backend.
+Without pytest, `print(run_handler_checks(kit))`. Time is real; the default time-outs are short, and can be changed in
+the kit if they are too short for a backend.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HANDLER_CHECKS: tuple[HandlerCheck, ...] = (*handler_rounds.CHECKS, *handler_clo
 
 
 def run_handler_checks(kit: HandlerKit, checks: Iterable[HandlerCheck] = HANDLER_CHECKS) -> Report:
-    """Run checks one after the other, each in a run of its own. All of them run, whatever fails."""
+    """Run all checks one after the other, each in a run of its own; a failing check does not stop the others."""
     passed: list[str] = []
     failed: dict[str, Exception] = {}
     for check in checks:

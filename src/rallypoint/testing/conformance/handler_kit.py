@@ -1,6 +1,6 @@
-"""What a check of the blocking handler is given: nodes of one run, each a handler whose calls block in threads.
+"""The kit of the handler checks: nodes of one run, each a handler whose blocking calls run in threads.
 
-Time is real, so the settings are short: whatever has to be waited for takes fractions of a second.
+Time is real, so the time-outs are short: waits take fractions of a second.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ SHORT: dict[str, object] = {
     "read_timeout": 5,
 }
 LOOK_S = 0.2
-"""How long a check looks on when nothing is to happen."""
+"""How long a check waits to see that nothing happens."""
 
 
 @dataclass(frozen=True)
 class HandlerKit:
-    """Handlers to check. Nobody else uses their run meanwhile."""
+    """Creates the handlers to check. Their runs must have no other users."""
 
     create: Callable[[str, dict[str, object]], Handler]
-    """A handler of a run, with options as a URL takes them: one node."""
+    """Creates a handler of a run with the options of a URL: one node."""
     run_id: str
     """Fresh for each check."""
     options: dict[str, object] = field(default_factory=lambda: dict(SHORT))
-    """What every handler is given, unless the check says otherwise."""
+    """The default options of every handler."""
     patience_s: float = 20.0
-    """How long anything that should happen may take."""
+    """The longest wait for an expected event."""
 
     @classmethod
     def at(cls, place: str, run_id: str, **options: object) -> Self:
@@ -57,7 +57,7 @@ class HandlerKit:
 
     @contextmanager
     def nodes(self, *names: str, **options: object) -> Iterator[list[Node]]:
-        """Nodes that have not joined yet; afterwards they have let go of everything."""
+        """Nodes that have not joined yet; shut down at the end."""
         with ExitStack() as stack:
             yield [stack.enter_context(self.node(name, **options)) for name in names]
 
@@ -71,7 +71,7 @@ class HandlerKit:
             node.handler.close()
 
     def until(self, promise: str, condition: Callable[[], object]) -> None:
-        """Look again and again until it holds; NotConforming if it does not."""
+        """Poll until it holds; NotConforming if it does not in time."""
         deadline = time.monotonic() + self.patience_s
         while not (seen := condition()):
             if time.monotonic() > deadline:
@@ -96,11 +96,11 @@ class Node:
         return Call(self.kit, self.name, function)
 
     def counts(self, waiting: int) -> bool:
-        """Whether it sees so many nodes wait."""
+        """Whether it reports this number of waiting nodes."""
         return self.handler.num_nodes_waiting() == waiting
 
     def crash(self) -> None:
-        """The node dies without a word, as if its process had been killed."""
+        """Abandon the node, as if its process had been killed."""
         self.handler._loop.call(self._abandon())
 
     async def _abandon(self) -> None:
@@ -108,7 +108,7 @@ class Node:
         if core._node is not None:
             core._node.abandon()
         if core._joining is not None:
-            core._joining.leave("it was killed")  # a call that goes on would join anew
+            core._joining.leave("it was killed")  # a pending call would join again
 
 
 class Call(Generic[_T]):
@@ -133,7 +133,7 @@ class Call(Generic[_T]):
         return not self._done.done()
 
     def still_blocks(self, promise: str, for_s: float = LOOK_S) -> None:
-        """NotConforming if it ends within a moment."""
+        """NotConforming if it ends within LOOK_S."""
         deadline = time.monotonic() + for_s
         while time.monotonic() < deadline:
             if not self.blocks:
@@ -141,7 +141,7 @@ class Call(Generic[_T]):
             time.sleep(0.01)
 
     def result(self) -> _T:
-        """What it returns; NotConforming if it does not end."""
+        """Its result; NotConforming if it does not end."""
         try:
             return self._done.result(self._kit.patience_s)
         except TimeoutError as error:
@@ -152,7 +152,7 @@ class Call(Generic[_T]):
             raise
 
     def error(self, promise: str, kind: type[RendezvousError]) -> RendezvousError:
-        """The error of exactly this kind that it raises; NotConforming otherwise."""
+        """Its error, of exactly this type; NotConforming otherwise."""
         try:
             result = self.result()
         except NotConforming:
@@ -171,7 +171,7 @@ HandlerCheck: TypeAlias = Callable[[HandlerKit], None]
 
 
 def gather(nodes: list[Node]) -> list[World]:
-    """All of them join; their worlds, in the order of the nodes."""
+    """All nodes join; their worlds, in the order of the nodes."""
     return [call.result() for call in [node.join() for node in nodes]]
 
 

@@ -1,4 +1,4 @@
-"""Checks of the handler while rounds come and go: the barrier, late nodes, spares, losses, ranks, what a round is."""
+"""Checks of the handler over several rounds: barrier, late nodes, spares, losses, ranks, attributes of a round."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rallypoint.testing.conformance.kit import NotConforming, expect, expect_sam
 
 
 def check_nobody_returns_before_the_minimum_has_joined(kit: HandlerKit) -> None:
-    """All who call block until `min_nodes` have; then all return the same round."""
+    """All calls block until `min_nodes` have joined; then all return the same round."""
     with kit.nodes("a", "b", "c", min_nodes=3) as (a, b, c):
         calls = [a.join(), b.join()]
         for call in calls:
-            call.still_blocks("nobody returns with fewer than min_nodes")
+            call.still_blocks("no call returns with fewer than min_nodes")
         worlds = [call.result() for call in [*calls, c.join()]]
         expect_same("one round", len({world.round for world in worlds}), 1)
         expect_same("its size", [world.world_size for world in worlds], [3, 3, 3])
@@ -24,14 +24,14 @@ def check_nobody_returns_before_the_minimum_has_joined(kit: HandlerKit) -> None:
 
 
 def check_the_last_call_admits_latecomers_and_then_ends(kit: HandlerKit) -> None:
-    """With the minimum there, a round forms after the last call with whoever has come by then."""
+    """After the minimum has joined, a round forms at the end of the last call with all nodes that joined by then."""
     with kit.nodes("a", "b", "c", min_nodes=1, max_nodes=4, last_call_timeout=1.0) as nodes:
         worlds = gather(nodes)
         expect_same("all who came during the last call", [world.world_size for world in worlds], [3, 3, 3])
 
 
 def check_a_full_round_forms_at_once(kit: HandlerKit) -> None:
-    """When `max_nodes` have joined the last call is not waited for."""
+    """When `max_nodes` have joined, the round forms without waiting for the last call."""
     with kit.nodes("a", "b", min_nodes=1, max_nodes=2, last_call_timeout=3600) as nodes:
         expect_same("a full round", [world.world_size for world in gather(nodes)], [2, 2])
 
@@ -65,7 +65,7 @@ def check_a_round_is_described_by_its_info(kit: HandlerKit) -> None:
 
 
 def check_a_handler_knows_its_run_and_backend(kit: HandlerKit) -> None:
-    """`get_run_id` and `get_backend` answer without any connection, before and after shutdown."""
+    """`get_run_id` and `get_backend` work without a connection, before and after shutdown."""
     with kit.node("a", min_nodes=1) as node:
         handler = node.handler
         expect_same("the run id", handler.get_run_id(), kit.run_id)
@@ -76,10 +76,10 @@ def check_a_handler_knows_its_run_and_backend(kit: HandlerKit) -> None:
 
 
 def check_a_late_node_waits_and_members_are_told(kit: HandlerKit) -> None:
-    """A node that comes late blocks; all members count it as waiting; it gets in when they join again."""
+    """A late node blocks and all members count it as waiting; it is admitted when they join again."""
     with kit.nodes("a", "b", min_nodes=2, max_nodes=3) as members, kit.node("c", min_nodes=2, max_nodes=3) as late:
         worlds = gather(members)
-        expect_same("nobody waits yet", [node.handler.num_nodes_waiting() for node in members], [0, 0])
+        expect_same("no node waits yet", [node.handler.num_nodes_waiting() for node in members], [0, 0])
         waiting = late.join()
         for node, world in zip(members, worlds, strict=True):
             kit.until("a waiting node is counted", partial(node.counts, 1))
@@ -92,7 +92,8 @@ def check_a_late_node_waits_and_members_are_told(kit: HandlerKit) -> None:
         expect_same("all three are in", sorted([*ranks_of(again), third.rank]), [0, 1, 2])
         expect("round numbers grow", third.round > worlds[0].round, (worlds[0].round, third.round))
         kit.until(
-            "nobody waits any more", lambda: [node.handler.num_nodes_waiting() for node in [*members, late]] == [0] * 3
+            "no node waits any longer",
+            lambda: [node.handler.num_nodes_waiting() for node in [*members, late]] == [0] * 3,
         )
 
 
@@ -108,7 +109,7 @@ def check_nobody_waits_in_a_run_without_a_round(kit: HandlerKit) -> None:
 
 
 def check_a_spare_is_not_counted_and_gets_the_next_free_place(kit: HandlerKit) -> None:
-    """Who comes while the round is full is no waiting node; when a member leaves it is, and takes its place."""
+    """A node that joins a full round is a spare, not a waiting node; when a member leaves, it takes the free place."""
     with kit.nodes("a", "b", min_nodes=2) as members, kit.node("c", min_nodes=2, join_timeout=2.0) as spare:
         gather(members)
         waiting = spare.join()
@@ -121,7 +122,7 @@ def check_a_spare_is_not_counted_and_gets_the_next_free_place(kit: HandlerKit) -
 
 
 def check_survivors_learn_of_a_loss_and_go_on(kit: HandlerKit) -> None:
-    """A member that dies is noticed by the others, who can form the next round without it."""
+    """The others notice the death of a member, and can form the next round without it."""
     with kit.nodes("a", "b", "c", min_nodes=2, max_nodes=3) as nodes:
         worlds = gather(nodes)
         lost = nodes.pop(ranks_of(worlds).index(1))
@@ -138,7 +139,7 @@ def check_survivors_learn_of_a_loss_and_go_on(kit: HandlerKit) -> None:
 
 
 def check_a_node_that_dies_while_joining_is_not_waited_for(kit: HandlerKit) -> None:
-    """A node that dies before the round is complete is no member of it."""
+    """A node that dies before the round is complete is not a member of it."""
     with kit.nodes("a", "b", "dead", min_nodes=2, max_nodes=3, last_call_timeout=2.5) as (a, b, dead):
         calls = [a.join(), dead.join()]
         calls[1].still_blocks("one of two joined")
@@ -150,7 +151,7 @@ def check_a_node_that_dies_while_joining_is_not_waited_for(kit: HandlerKit) -> N
 
 
 def check_ranks_are_sticky(kit: HandlerKit) -> None:
-    """Who was a member keeps its rank in the next round; who comes for one that left inherits its rank."""
+    """A member keeps its rank in the next round; a replacement of a member that left inherits its rank."""
     with kit.nodes("a", "b", "c", min_nodes=3) as nodes:
         before = {node.name: world.rank for node, world in zip(nodes, gather(nodes), strict=True)}
         nodes.reverse()
@@ -161,11 +162,11 @@ def check_ranks_are_sticky(kit: HandlerKit) -> None:
         with kit.node("d", min_nodes=3) as new:
             after = {node.name: world.rank for node, world in zip([new, *nodes], gather([new, *nodes]), strict=True)}
         wanted = {"d" if name == gone.name else name: rank for name, rank in before.items()}
-        expect_same("who stays keeps its rank, who is new inherits the hole", after, wanted)
+        expect_same("members keep their ranks, a new node inherits the free one", after, wanted)
 
 
 def check_who_left_is_not_missed(kit: HandlerKit) -> None:
-    """`leave` goes without closing: the others form the next round, and who left can join again."""
+    """`leave` does not close the run: the others form the next round, and the node can join again."""
     with kit.nodes("a", "b", "c", min_nodes=1, max_nodes=3) as nodes:
         gather(nodes)
         nodes[2].handler.leave("for a while")
@@ -180,21 +181,21 @@ def check_who_left_is_not_missed(kit: HandlerKit) -> None:
 
 
 def check_the_join_time_out_says_who_was_there(kit: HandlerKit) -> None:
-    """After `join_timeout` a node withdraws with an error that says what was missing; it counts no more."""
+    """After `join_timeout` a node withdraws with an error that says what was missing, and no longer counts."""
     with kit.nodes("a", "b", min_nodes=3, join_timeout=3.0) as early, kit.nodes("c", "d", "e", min_nodes=3) as nodes:
         for call in [node.join() for node in early]:
             error = call.error("the join time-out", RendezvousTimeoutError)
             expect("it says what was missing", "of at least 3" in str(error), str(error))
         calls = [node.join() for node in nodes[:2]]
         for call in calls:
-            call.still_blocks("who has withdrawn does not count")
+            call.still_blocks("a withdrawn node does not count")
         expect_same("the others get in", {world.world_size for world in gather(nodes[2:])}, {3})
         expect_same("only they are members", set(names_of(calls[0].result())), {"c", "d", "e"})
         calls[1].result()
 
 
 def check_stores_of_rounds_are_disjoint(kit: HandlerKit) -> None:
-    """What a member sets, all members get; the next round knows nothing of it."""
+    """All members read what a member has set; the store of the next round does not contain it."""
     with kit.nodes("a", "b", min_nodes=2) as nodes:
         one, other = gather(nodes)
         one.store.set("key", b"first round")
@@ -204,7 +205,7 @@ def check_stores_of_rounds_are_disjoint(kit: HandlerKit) -> None:
 
 
 def check_store_info_can_be_built_over_the_store(kit: HandlerKit) -> None:
-    """`RendezvousStoreInfo.build`: rank 0 publishes its address and port, everybody reads the same."""
+    """`RendezvousStoreInfo.build`: rank 0 publishes its address and port, and all ranks read the same."""
     with kit.nodes("a", "b", min_nodes=2) as nodes:
         worlds = gather(nodes)
         calls = [
@@ -219,13 +220,13 @@ def check_store_info_can_be_built_over_the_store(kit: HandlerKit) -> None:
             for node, world in zip(nodes, worlds, strict=True)
         ]
         infos = [call.result() for call in calls]
-        expect_same("the same for everybody", infos[0], infos[1])
+        expect_same("the same for all ranks", infos[0], infos[1])
         expect_same("the name of the machine", infos[0].master_addr, socket.getfqdn())
         expect("a free port", 0 < infos[0].master_port < 65536, infos[0])
 
 
 def check_other_settings_are_refused_with_both_values(kit: HandlerKit) -> None:
-    """A node whose sizes are not those of the run is refused; the error names both values."""
+    """A node whose sizes differ from those of the run is refused; the error names both values."""
     with kit.node("a", min_nodes=2) as first, kit.node("b", min_nodes=2, max_nodes=4) as other:
         waiting = first.join()
         waiting.still_blocks("one of two")
@@ -234,7 +235,7 @@ def check_other_settings_are_refused_with_both_values(kit: HandlerKit) -> None:
             "it names the option and both values", all(word in str(error) for word in ("max_nodes", "4", "2")), error
         )
         if not waiting.blocks:
-            raise NotConforming("the node that was there is not disturbed", "it does not wait any more")
+            raise NotConforming("the first node is not disturbed", "it no longer waits")
 
 
 CHECKS: tuple[HandlerCheck, ...] = (

@@ -1,7 +1,7 @@
-"""What a check of a backend is given, how it says what it saw, and how many checks are run at once.
+"""The kit of the backend checks, their error, and the runner of several checks.
 
-A check is an `async def check_...(kit)` whose docstring is the promise that it checks. It returns, or it raises: a
-`NotConforming` with what was promised and what was seen, or whatever the backend raised where it should not have.
+A check is an `async def check_...(kit)` whose docstring is the promise that it checks. It returns, or it raises
+`NotConforming` with the promise and what was seen, or an unexpected error of the backend.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ _E = TypeVar("_E", bound=BaseException)
 
 @dataclass(frozen=True)
 class BackendKit:
-    """A backend to check. Nobody else writes to its store meanwhile, and the store need not be empty."""
+    """A backend to check. Its store must have no other writers, and need not be empty."""
 
     connect: Callable[[], Awaitable[Backend]]
-    """A fresh connection, always to the same store."""
+    """Opens a new connection, always to the same store."""
     advance: Callable[[float], Awaitable[None]]
-    """Let this many seconds of the backend's time pass: `asyncio.sleep`, on a virtual or on a real loop."""
+    """Lets this many seconds of the backend's time pass: `asyncio.sleep`, on a virtual or on a real loop."""
     prefix: str
-    """Only keys under it are touched. Fresh for each check."""
+    """The checks use only keys under it. Different for each check."""
     lease_slack_s: float
     """How much later than its time to live a lease may end."""
     ttl_s: float = 2.0
-    """The time to live of the leases of the checks: no less than what the backend can keep."""
+    """The time to live of the leases of the checks: at least the backend's minimum."""
     patience_s: float = 10.0
-    """How long anything that should happen at once may take."""
+    """The longest wait for an event that should happen at once."""
     history_limit: int | None = None
-    """After so many changes an old watch is refused with `HistoryGone`; None: the history has no bound to check."""
+    """An old watch is refused with `HistoryGone` after this many changes; None: the history has no known bound."""
     seed: int = 0
-    """Draws the random history."""
+    """The seed of the random history."""
 
     def key(self, name: str) -> str:
-        """A key of this check."""
+        """A key under this check's prefix."""
         return self.prefix + name
 
     async def until_expired(self) -> None:
-        """Let so much time pass that a lease which was not renewed has ended."""
+        """Let so much time pass that a lease without renewals has expired."""
         await self.advance(self.ttl_s + self.lease_slack_s)
 
     async def soon(self, promise: str, awaitable: Awaitable[_T]) -> _T:
-        """The result, if it comes within `patience_s`; NotConforming otherwise."""
+        """The result; NotConforming if it takes longer than `patience_s`."""
         try:
             async with asyncio.timeout(self.patience_s):
                 return await awaitable
@@ -59,7 +59,7 @@ class BackendKit:
 
     @asynccontextmanager
     async def connections(self, count: int) -> AsyncIterator[list[Backend]]:
-        """Fresh connections; afterwards the keys of the check are gone and the connections closed."""
+        """New connections; at the end the keys of the check are deleted and the connections closed."""
         async with AsyncExitStack() as stack:
             backends: list[Backend] = []
             for _ in range(count):
@@ -70,18 +70,18 @@ class BackendKit:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Backend]:
-        """One fresh connection, as in `connections`."""
+        """One new connection, as in `connections`."""
         async with self.connections(1) as (backend,):
             yield backend
 
     @asynccontextmanager
     async def two_connections(self) -> AsyncIterator[tuple[Backend, Backend]]:
-        """Two fresh connections, as in `connections`."""
+        """Two new connections, as in `connections`."""
         async with self.connections(2) as (one, other):
             yield one, other
 
     async def _clean(self, backend: Backend) -> None:
-        # Without keys, a lease that ends later makes no revision and so disturbs no other check.
+        # Without keys, a lease that expires later makes no revision and so does not affect other checks.
         with suppress(BackendError):
             await backend.txn((), (DeleteRange(self.prefix),))
 
@@ -111,7 +111,7 @@ def expect_same(promise: str, seen: object, wanted: object) -> None:
 
 
 async def expect_error(promise: str, error_type: type[_E], awaitable: Awaitable[object]) -> _E:
-    """The error that was raised; NotConforming if there was none or another one."""
+    """The error; NotConforming if none or another one was raised."""
     try:
         result = await awaitable
     except error_type as error:
@@ -127,13 +127,13 @@ async def put(backend: Backend, key: str, value: bytes = b"", lease: int = 0) ->
 
 
 async def value_of(backend: Backend, key: str) -> bytes | None:
-    """What a key holds; None if it is absent."""
+    """The value of a key; None if it is absent."""
     item = (await backend.get(key)).item
     return None if item is None else item.value
 
 
 async def item_of(backend: Backend, key: str) -> Item:
-    """A key that has just been written."""
+    """The item of a key that has just been written."""
     item = (await backend.get(key)).item
     if item is None:
         raise NotConforming("a key that was written is there", f"{key!r} is absent")
@@ -141,13 +141,13 @@ async def item_of(backend: Backend, key: str) -> Item:
 
 
 def results_of(result: TxnResult, wanted: int) -> tuple[object, ...]:
-    """The answers of a transaction; NotConforming if they are not one per operation."""
+    """The answers of a transaction; NotConforming unless there is one per operation."""
     expect_same("a transaction gives one answer per operation", len(result.results), wanted)
     return result.results
 
 
 def changes_of(batch: Batch) -> dict[str, bytes | None]:
-    """What a batch changed: key -> value, None for a key that went."""
+    """The changes of a batch: key -> value, None for a removed key."""
     return {change.key: None if change.item is None else change.item.value for change in batch.changes}
 
 
@@ -156,7 +156,7 @@ def changes_of(batch: Batch) -> dict[str, bytes | None]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a number of checks."""
+    """The results of several checks."""
 
     passed: tuple[str, ...]
     failed: dict[str, Exception]
@@ -172,7 +172,7 @@ class Report:
 
 
 async def run_each(kit: BackendKit, checks: Iterable[Check]) -> Report:
-    """Run checks one after the other, each under a prefix of its own. All of them run, whatever fails."""
+    """Run all checks one after the other, each under a prefix of its own; a failing check does not stop the others."""
     passed: list[str] = []
     failed: dict[str, Exception] = {}
     for check in checks:
@@ -187,7 +187,7 @@ async def run_each(kit: BackendKit, checks: Iterable[Check]) -> Report:
 
 
 def name_of(check: Check) -> str:
-    """A check is called by its function."""
+    """The name of a check: that of its function."""
     return str(getattr(check, "__name__", repr(check)))
 
 

@@ -1,4 +1,4 @@
-"""Whether the round's store keeps its promises on a backend, in five lines:
+"""Checks the round's store on a backend, in five lines:
 
     @pytest.mark.parametrize("check", STORE_CHECKS)
     def test_the_store_conforms_on_my_backend(check):
@@ -6,8 +6,8 @@
         kit = StoreKit(connect, asyncio.sleep, run_id=str(uuid4()), lease_slack_s=1.0)
         asyncio.run(check(kit))
 
-Without pytest, `print(await run_store_checks(kit))`. On the loop's own time (as `memory` is) it takes no time with
-`rallypoint.testing.loop.run` instead of `asyncio.run`.
+Without pytest, `print(await run_store_checks(kit))`. A backend that uses the loop's time (like `memory`) is checked
+without waiting with `rallypoint.testing.loop.run` instead of `asyncio.run`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STORE_CHECKS: tuple[StoreCheck, ...] = (*store_keys.CHECKS, *store_waits.CHECKS,
 
 
 async def run_store_checks(kit: StoreKit, checks: Iterable[StoreCheck] = STORE_CHECKS) -> Report:
-    """Run checks one after the other, each in a run of its own. All of them run, whatever fails."""
+    """Run all checks one after the other, each in a run of its own; a failing check does not stop the others."""
     passed: list[str] = []
     failed: dict[str, Exception] = {}
     for check in checks:

@@ -1,4 +1,4 @@
-"""Checks of the store's familiar calls, one at a time: what is written, by whom, is what everybody reads."""
+"""Checks of the store's calls that do not wait: all members read what any member has written."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rallypoint.testing.conformance.kit import expect, expect_error, expect_same
 from rallypoint.testing.conformance.store_kit import SHORT_S, StoreCheck, StoreKit
 
 MANY = 300
-"""Keys: more than the usual backend takes in one transaction."""
+"""More keys than the usual backend accepts in one transaction."""
 
 
 async def check_what_one_member_sets_every_member_gets(kit: StoreKit) -> None:
-    """A key that one member has set is there for all of them; setting it again replaces it."""
+    """A key that one member has set is visible to all members; setting it again replaces it."""
     async with kit.members(3) as group:
         await group.stores[1].set("key", b"one")
         for store in group.stores:
@@ -25,7 +25,7 @@ async def check_what_one_member_sets_every_member_gets(kit: StoreKit) -> None:
 
 
 async def check_values_of_all_kinds(kit: StoreKit) -> None:
-    """A value is any bytes, none of them and many included; a str is taken as UTF-8."""
+    """A value is any bytes, also empty or large; a str is encoded as UTF-8."""
     values: dict[str, bytes | str] = {
         "empty": b"",
         "every": bytes(range(256)),
@@ -44,7 +44,7 @@ async def check_values_of_all_kinds(kit: StoreKit) -> None:
 
 
 async def check_a_value_that_is_neither_bytes_nor_text_is_refused(kit: StoreKit) -> None:
-    """A number is no value (and is not taken for so many zero bytes): TypeError, and nothing is written."""
+    """A number is not a value (nor a number of zero bytes): TypeError, and nothing is written."""
     async with kit.members(1) as group:
         (store,) = group.stores
         for value in (5, None, 1.5, ["a"]):
@@ -56,7 +56,7 @@ async def check_a_value_that_is_neither_bytes_nor_text_is_refused(kit: StoreKit)
 
 
 async def check_keys_of_all_kinds(kit: StoreKit) -> None:
-    """A key is any text: with slashes, blanks, other alphabets, even none. None of them is another."""
+    """A key is any text: with slashes, blanks, other alphabets, even empty; all of them are distinct."""
     names = ["a", "a/b", "a/b/c", "/a", "a/", "", "/", " ", "ключ", "a%2Fb", "a\nb", "a" * 500, "in/0", "..", "k/a"]
     async with kit.members(2) as group:
         one, other = group.stores
@@ -71,7 +71,7 @@ async def check_keys_of_all_kinds(kit: StoreKit) -> None:
 
 
 async def check_what_cannot_be_a_key_is_refused(kit: StoreKit) -> None:
-    """A key is text that can be written as UTF-8: TypeError or UnicodeEncodeError at once, and the store goes on."""
+    """Keys that are not text, or not valid UTF-8, raise TypeError or UnicodeEncodeError; the store still works."""
     async with kit.members(1) as group:
         (store,) = group.stores
         for key, error in ((5, TypeError), (None, TypeError), (b"key", TypeError), ("\ud800", UnicodeEncodeError)):
@@ -94,7 +94,7 @@ async def check_what_cannot_be_a_key_is_refused(kit: StoreKit) -> None:
 
 
 async def check_check_tells_whether_all_keys_exist(kit: StoreKit) -> None:
-    """`check` is true if all the keys exist now, does not wait, and is true of no keys at all."""
+    """`check` is true if all the keys exist now, does not wait, and is true without keys."""
     async with kit.members(2) as group:
         one, other = group.stores
         expect_same("check of an absent key", await one.check(["a"]), False)
@@ -105,7 +105,7 @@ async def check_check_tells_whether_all_keys_exist(kit: StoreKit) -> None:
 
 
 async def check_a_text_is_not_a_list_of_keys(kit: StoreKit) -> None:
-    """Calls that take several keys refuse a single text, instead of taking its letters for keys."""
+    """Calls with several keys refuse a single text, instead of treating its letters as keys."""
     async with kit.members(1) as group:
         (store,) = group.stores
         promise = "several keys are a list, not a text"
@@ -116,7 +116,7 @@ async def check_a_text_is_not_a_list_of_keys(kit: StoreKit) -> None:
 
 
 async def check_add_counts_from_zero(kit: StoreKit) -> None:
-    """`add` starts at 0, answers the new number, also takes negative amounts, and is readable as decimal text."""
+    """`add` starts at 0, returns the new number, accepts negative amounts, and its value is decimal text."""
     async with kit.members(2) as group:
         one, other = group.stores
         expect_same("the first add", await one.add("n", 5), 5)
@@ -129,7 +129,7 @@ async def check_add_counts_from_zero(kit: StoreKit) -> None:
 
 
 async def check_an_amount_is_a_whole_number_of_64_bits(kit: StoreKit) -> None:
-    """`add` takes what counts as an int (`operator.index`). All else is a TypeError, a larger one a StoreError."""
+    """`add` accepts integers (`operator.index`). Other types are a TypeError, too large numbers a StoreError."""
     async with kit.members(1) as group:
         (store,) = group.stores
         amounts: tuple[Any, ...] = (1.5, 2.0, "5", b"5", None)
@@ -144,7 +144,7 @@ async def check_an_amount_is_a_whole_number_of_64_bits(kit: StoreKit) -> None:
 
 
 async def check_add_to_what_is_no_number_is_an_error(kit: StoreKit) -> None:
-    """`add` to a value that is no number is a StoreError and changes nothing."""
+    """`add` to a value that is not a number is a StoreError and changes nothing."""
     async with kit.members(1) as group:
         (store,) = group.stores
         await store.set("text", b"abc")
@@ -154,7 +154,7 @@ async def check_add_to_what_is_no_number_is_an_error(kit: StoreKit) -> None:
 
 
 async def check_adds_of_many_members_lose_nothing(kit: StoreKit) -> None:
-    """Every `add` counts, whoever else adds at the same time, and no two of them get the same number."""
+    """All concurrent adds count, and no two of them return the same number."""
     async with kit.members(4) as group:
 
         async def count(rank: int) -> list[int]:
@@ -167,7 +167,7 @@ async def check_adds_of_many_members_lose_nothing(kit: StoreKit) -> None:
 
 
 async def check_compare_set_in_all_five_cases(kit: StoreKit) -> None:
-    """As torch has it: writes if the key holds what was expected, or is absent and nothing was expected."""
+    """As in torch: writes if the key holds the expected value, or is absent and the expected value is empty."""
     async with kit.members(2) as group:
         one, other = group.stores
         expect_same("absent, something expected: the expected value", await one.compare_set("k", "x", "y"), b"x")
@@ -186,7 +186,7 @@ async def check_compare_set_in_all_five_cases(kit: StoreKit) -> None:
 
 
 async def check_only_one_compare_set_wins(kit: StoreKit) -> None:
-    """Of many who expect the same and write different things, one wins, and everybody is told who."""
+    """Of several concurrent writes with the same expected value one wins, and all of them return its value."""
     async with kit.members(4) as group:
         for expected in ("", "0"):
             if expected:
@@ -199,7 +199,7 @@ async def check_only_one_compare_set_wins(kit: StoreKit) -> None:
 
 
 async def check_delete_key_tells_whether_it_was_there(kit: StoreKit) -> None:
-    """`delete_key` answers whether the key existed; afterwards it does not."""
+    """`delete_key` deletes the key and returns whether it existed."""
     async with kit.members(2) as group:
         one, other = group.stores
         expect_same("deleting an absent key", await one.delete_key("a"), False)
@@ -212,7 +212,7 @@ async def check_delete_key_tells_whether_it_was_there(kit: StoreKit) -> None:
 
 
 async def check_num_keys_counts_what_the_user_wrote(kit: StoreKit) -> None:
-    """`num_keys` counts the keys of the round that user code wrote, not what barriers and the like need."""
+    """`num_keys` counts the keys that user code wrote in the round, not those of barriers and gathers."""
     async with kit.members(2) as group:
         one, other = group.stores
         expect_same("keys of a fresh round", await one.num_keys(), 0)
@@ -228,7 +228,7 @@ async def check_num_keys_counts_what_the_user_wrote(kit: StoreKit) -> None:
 
 
 async def check_append_adds_at_the_end(kit: StoreKit) -> None:
-    """`append` makes a key, then adds to its end; many at the same time lose nothing."""
+    """`append` creates a key or appends to it; concurrent appends lose nothing."""
     async with kit.members(3) as group:
         await group.stores[0].append("log", b"ab")
         await group.stores[1].append("log", "ç")
@@ -240,7 +240,7 @@ async def check_append_adds_at_the_end(kit: StoreKit) -> None:
 
 
 async def check_many_keys_in_one_call(kit: StoreKit) -> None:
-    """`multi_set` and `multi_get` keep the order and take more than fits into one request of the backend."""
+    """`multi_set` and `multi_get` keep the order and accept more keys than one request of the backend."""
     async with kit.members(2) as group:
         one, other = group.stores
         names = [f"key {n}" for n in range(MANY)]
@@ -256,7 +256,7 @@ async def check_many_keys_in_one_call(kit: StoreKit) -> None:
 
 
 async def check_large_values_in_one_call(kit: StoreKit) -> None:
-    """`multi_set` takes more bytes than fit into one request of the backend, as long as each value does."""
+    """`multi_set` accepts more bytes than one request of the backend, as long as each value fits."""
     async with kit.members(2) as group:
         one, other = group.stores
         values = [bytes([n]) * 400_000 for n in range(6)]
@@ -266,7 +266,7 @@ async def check_large_values_in_one_call(kit: StoreKit) -> None:
 
 
 async def check_multi_set_needs_as_many_values_as_keys(kit: StoreKit) -> None:
-    """`multi_set` with another number of values than keys is a StoreError, and nothing is written."""
+    """`multi_set` with different numbers of keys and values is a StoreError, and nothing is written."""
     async with kit.members(1) as group:
         (store,) = group.stores
         await expect_error("as many values as keys", StoreError, store.multi_set(["a", "b"], [b""]))

@@ -1,7 +1,7 @@
-"""What a check of the round's store is given: members of real rounds on any backend, each with its store.
+"""The kit of the store checks: members of real rounds on any backend, each with its store.
 
-Every member has two connections: its node's, which is left alone, and its store's, which goes through a
-`ChaosBackend`, so that it can be cut off while the node lives on.
+Every member has two connections: its node's, without faults, and its store's, which goes through a
+`ChaosBackend`, so that it can be cut while the node keeps its session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rallypoint.testing.conformance.kit import NotConforming
 _T = TypeVar("_T")
 
 SHORT_S = 0.5
-"""A time-out that is meant to pass."""
+"""A time-out that the check waits for."""
 
 
 NO_FAULTS = Faults.none()
@@ -34,24 +34,24 @@ NO_FAULTS = Faults.none()
 
 @dataclass(frozen=True)
 class StoreKit:
-    """A backend whose store is to be checked. Nobody else uses its run meanwhile."""
+    """A backend whose store is to be checked. Its run must have no other users."""
 
     connect: Callable[[], Awaitable[Backend]]
-    """A fresh connection, always to the same backend."""
+    """Opens a new connection, always to the same backend."""
     advance: Callable[[float], Awaitable[None]]
-    """Let this many seconds of the backend's time pass: `asyncio.sleep`, on a virtual or on a real loop."""
+    """Lets this many seconds of the backend's time pass: `asyncio.sleep`, on a virtual or on a real loop."""
     run_id: str
     """Fresh for each check."""
     lease_slack_s: float
     """How much later than its time to live a lease may end."""
     ttl_s: float = 3.0
-    """The time to live of a member's session: no less than what the backend can keep."""
+    """The time to live of a member's session: at least the backend's minimum."""
     patience_s: float = 20.0
-    """How long anything that should happen at once may take."""
+    """The longest wait for an event that should happen at once."""
     late_s: float = 2.0
-    """How much later than asked for a time-out may come."""
+    """How late a time-out may be."""
     faults: Faults = NO_FAULTS
-    """What befalls the stores' connections all the time. No unknown outcomes: a store tells its caller of those."""
+    """Permanent faults of the stores' connections. No unknown outcomes: a store reports those to its caller."""
     seed: int = 0
 
     @property
@@ -60,7 +60,7 @@ class StoreKit:
 
     @asynccontextmanager
     async def members(self, count: int) -> AsyncIterator[Group]:
-        """The members of an active round, in rank order. Afterwards they have left."""
+        """The members of an active round, in rank order. They leave at the end."""
         async with AsyncExitStack() as stack:
             group = Group(self)
             stack.push_async_callback(group.leave)
@@ -74,7 +74,7 @@ class StoreKit:
             yield group
 
     async def soon(self, promise: str, awaitable: Awaitable[_T]) -> _T:
-        """The result, if it comes within `patience_s`; NotConforming otherwise."""
+        """The result; NotConforming if it takes longer than `patience_s`."""
         try:
             async with asyncio.timeout(self.patience_s):
                 return await awaitable
@@ -83,7 +83,7 @@ class StoreKit:
 
     @asynccontextmanager
     async def in_time(self, promise: str, after_s: float) -> AsyncIterator[None]:
-        """What is inside ends after so many seconds, not earlier, and not later than `late_s` more."""
+        """NotConforming unless the block takes `after_s` seconds, and at most `late_s` more."""
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         yield
@@ -93,7 +93,7 @@ class StoreKit:
 
 
 class Group:
-    """The members of one round after the other. `stores` are those of the current one, in rank order."""
+    """The members of successive rounds. `stores` are those of the current one, in rank order."""
 
     def __init__(self, kit: StoreKit) -> None:
         self.stores: list[AsyncStore] = []
@@ -102,7 +102,7 @@ class Group:
         self._members: list[Member] = []
 
     def add(self, index: int, size: int, backend: Backend, store_backend: Backend) -> None:
-        """One member more; it joins with the next round."""
+        """Add a member; it joins with the next round."""
         kit = self._kit
         settings = Settings.build(
             scheme="memory",
@@ -133,7 +133,7 @@ class Group:
         self._members.append(Member(node, backend, chaos))
 
     async def next_round(self) -> list[AsyncStore]:
-        """All members go on to the next round; its stores, in rank order."""
+        """All members join the next round; its stores, in rank order."""
         joined = await self._kit.soon(
             "a round forms when all its nodes have joined",
             asyncio.gather(*(member.node.next_round() for member in self._members)),
@@ -147,15 +147,15 @@ class Group:
         return self.stores
 
     async def leave_round(self, rank: int) -> None:
-        """That member leaves in good order."""
+        """The member leaves."""
         await self._members[rank].node.leave("the check says so")
 
     def crash(self, rank: int) -> None:
-        """That member's node dies without a word. Its store object is still there, as with a process that hung."""
+        """Abandon the member's node. Its store object can still be used, as in a process that hangs and continues."""
         self._members[rank].node.abandon()
 
     async def lose_session(self, rank: int) -> None:
-        """The backend ends that member's session, as if it had not been renewed."""
+        """Revoke the member's lease, as if it had not been renewed."""
         node = self._members[rank].node
         item = (await self._members[rank].backend.get(node.keys.node(node.identity.id))).item
         if item is None or not item.lease:
@@ -164,7 +164,7 @@ class Group:
 
     @contextmanager
     def outage(self, rank: int, *, hanging: bool = False) -> Iterator[None]:
-        """That member's store cannot reach the backend: requests are refused, or hang. Its node still can."""
+        """Cut the member's store from the backend: requests are refused, or hang. Its node is not affected."""
         chaos = self._members[rank].chaos
         usual = chaos.faults
         if hanging:
@@ -183,7 +183,7 @@ class Group:
         return self._members[0].backend
 
     async def leave(self) -> None:
-        """Everybody goes."""
+        """Stop all members."""
         for member in self._members:
             await member.node.stop()
             await member.chaos.close()
@@ -208,7 +208,7 @@ StoreCheck: TypeAlias = Callable[[StoreKit], Coroutine[Any, Any, None]]
 
 @asynccontextmanager
 async def started(coro: Coroutine[Any, Any, _T]) -> AsyncIterator[asyncio.Task[_T]]:
-    """Something that goes on meanwhile; ended with the block."""
+    """Run a task during the block."""
     task = asyncio.create_task(coro)
     try:
         yield task

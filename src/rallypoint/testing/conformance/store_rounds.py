@@ -1,4 +1,4 @@
-"""Checks of the store as a part of its round: rounds are disjoint, who is no member cannot write, outages pass."""
+"""Checks of the store with respect to rounds: separate stores, fencing of non-members, outages, clean-up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.testing.conformance.store_kit import SHORT_S, Group, StoreCheck,
 
 
 async def check_rounds_do_not_see_each_other(kit: StoreKit) -> None:
-    """A new round begins with an empty store, and what is written there is not seen through the old one."""
+    """A new round starts with an empty store, and its writes are not visible through the old store."""
     async with kit.members(2) as group:
         old = group.stores
         await old[0].set("k", b"old")
@@ -31,7 +31,7 @@ async def check_rounds_do_not_see_each_other(kit: StoreKit) -> None:
 
 
 async def check_who_left_is_fenced(kit: StoreKit) -> None:
-    """After a member has left, none of its writes has any effect, whatever the call."""
+    """After a member has left, none of its writing calls has any effect."""
     async with kit.members(2) as group:
         await _prepare(group.stores[0])
         await group.leave_round(1)
@@ -39,7 +39,7 @@ async def check_who_left_is_fenced(kit: StoreKit) -> None:
 
 
 async def check_who_joined_again_is_fenced_from_its_old_round(kit: StoreKit) -> None:
-    """The store of the round before the current one can be read by its members, and no more be written."""
+    """The store of the previous round can still be read by its members, but not written."""
     async with kit.members(2) as group:
         old = group.stores
         await _prepare(old[0])
@@ -58,7 +58,7 @@ async def check_who_lost_its_session_is_fenced(kit: StoreKit) -> None:
 
 
 async def check_who_is_taken_for_dead_is_fenced(kit: StoreKit) -> None:
-    """A member that was not heard of for its time to live can write nothing, even if it wakes up again."""
+    """A member that was silent for its time to live cannot write, even if it continues later."""
     async with kit.members(2) as group:
         await _prepare(group.stores[0])
         group.crash(1)
@@ -67,7 +67,7 @@ async def check_who_is_taken_for_dead_is_fenced(kit: StoreKit) -> None:
 
 
 async def check_the_store_works_after_a_brief_outage(kit: StoreKit) -> None:
-    """While the backend cannot be reached calls wait, and they are answered when it is back."""
+    """While the backend is unreachable calls wait; they are answered when it is back."""
     async with kit.members(2) as group:
         one, other = group.stores
         await other.set("there", b"1")
@@ -94,7 +94,7 @@ async def check_the_store_works_after_a_brief_outage(kit: StoreKit) -> None:
 
 
 async def check_waits_go_on_through_an_outage(kit: StoreKit) -> None:
-    """Whoever waits for a key, a change or the other ranks is told after an outage what happened meanwhile."""
+    """Waits for a key, a change or other ranks that are satisfied during an outage end after it."""
     async with kit.members(2) as group:
         one, other = group.stores
         for hanging in (False, True):
@@ -111,7 +111,7 @@ async def check_waits_go_on_through_an_outage(kit: StoreKit) -> None:
 
 
 async def check_an_outage_longer_than_the_time_out_ends_in_time(kit: StoreKit) -> None:
-    """A call ends within its time-out also if the backend is away, with an error that does not guess."""
+    """A call times out also while the backend is unreachable, with an error that does not claim an outcome."""
     async with kit.members(2) as group:
         store = group.stores[0]
         store.timeout_s = SHORT_S
@@ -133,7 +133,7 @@ async def check_an_outage_longer_than_the_time_out_ends_in_time(kit: StoreKit) -
 
 
 async def check_old_rounds_are_collected(kit: StoreKit) -> None:
-    """What a round left in the store is there for one further round and gone after two."""
+    """The store of a round is kept during the next round and removed after two."""
     async with kit.members(2) as group:
         first = group.stores[0].round
         await group.stores[0].multi_set(["a", "b"], ["1", "2"])
@@ -154,7 +154,7 @@ async def _prepare(store: AsyncStore) -> None:
 
 
 async def _expect_fenced(kit: StoreKit, fenced: AsyncStore, reader: AsyncStore) -> None:
-    """Every writing call of `fenced` is refused; `reader` sees that nothing has changed."""
+    """Check that every writing call of `fenced` is refused, and that `reader` sees no change."""
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "set": lambda: fenced.set("k", b"changed"),
         "add": lambda: fenced.add("n", 1),

@@ -1,4 +1,4 @@
-"""Checks of what waits in the store: keys that come later, time-outs, `watch`, and the calls of all ranks together."""
+"""Checks of the store's waiting calls: `get` and `wait`, time-outs, `watch`, barriers and gathers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rallypoint.testing.conformance.store_kit import SHORT_S, Group, StoreCheck,
 
 
 async def check_get_waits_until_another_member_sets(kit: StoreKit) -> None:
-    """`get` of an absent key waits, and wakes when any member writes it, in whichever way."""
+    """`get` of an absent key waits, and returns when any member writes it with any call."""
     async with kit.members(3) as group:
         one, two, three = group.stores
         writes: dict[str, Callable[[], Awaitable[object]]] = {
@@ -33,7 +33,7 @@ async def check_get_waits_until_another_member_sets(kit: StoreKit) -> None:
 
 
 async def check_get_is_not_woken_by_a_longer_key(kit: StoreKit) -> None:
-    """`get` waits for its key, not for one that begins like it."""
+    """`get` waits for its key, not for one with the same prefix."""
     async with kit.members(2) as group:
         one, other = group.stores
         async with started(one.get("a")) as waiting:
@@ -45,7 +45,7 @@ async def check_get_is_not_woken_by_a_longer_key(kit: StoreKit) -> None:
 
 
 async def check_wait_and_multi_get_wait_for_all_keys(kit: StoreKit) -> None:
-    """`wait` and `multi_get` return when the last of their keys is there, in whatever order they come."""
+    """`wait` and `multi_get` return when all of their keys exist, in any order of writing."""
     async with kit.members(2) as group:
         one, other = group.stores
         await other.set("b", b"2")
@@ -60,7 +60,7 @@ async def check_wait_and_multi_get_wait_for_all_keys(kit: StoreKit) -> None:
 
 
 async def check_time_outs_name_the_missing_keys_and_come_in_time(kit: StoreKit) -> None:
-    """A time-out comes when it should and names the keys that are not there, and only those."""
+    """A time-out is on time and names exactly the missing keys."""
     async with kit.members(2) as group:
         store = group.stores[0]
         await group.stores[1].set("there", b"")
@@ -78,7 +78,7 @@ async def check_time_outs_name_the_missing_keys_and_come_in_time(kit: StoreKit) 
 
 
 async def check_calls_use_the_time_out_of_the_store(kit: StoreKit) -> None:
-    """A call without a time-out of its own uses the store's, which can be changed."""
+    """A call without a time-out argument uses the store's time-out, which can be changed."""
     async with kit.members(2) as group:
         store, other = group.stores
         expect_same("the time-out at first", store.timeout_s, 300.0)
@@ -92,7 +92,7 @@ async def check_calls_use_the_time_out_of_the_store(kit: StoreKit) -> None:
 
 
 async def check_watch_gives_every_change_of_a_key(kit: StoreKit) -> None:
-    """`watch` gives what a key holds now, then every change in order; None is its deletion."""
+    """`watch` yields the current value of a key, then every change in order; None for its deletion."""
     async with kit.members(2) as group:
         one, other = group.stores
         await other.set("k", b"0")
@@ -110,7 +110,7 @@ async def check_watch_gives_every_change_of_a_key(kit: StoreKit) -> None:
                 await changed.wait()
 
         async with started(follow()):
-            await kit.soon("watch begins with what is there", until(1))
+            await kit.soon("watch begins with the current value", until(1))
             await other.set("k", b"1")
             await other.set("k/2", b"not this one")
             await other.append("k", b"2")
@@ -121,7 +121,7 @@ async def check_watch_gives_every_change_of_a_key(kit: StoreKit) -> None:
 
 
 async def check_watch_of_an_absent_key_begins_with_its_creation(kit: StoreKit) -> None:
-    """`watch` of a key that does not exist gives nothing until it does."""
+    """`watch` of an absent key yields nothing until it is written."""
     async with kit.members(2) as group:
         one, other = group.stores
         changes = one.watch("k")
@@ -136,7 +136,7 @@ async def check_watch_of_an_absent_key_begins_with_its_creation(kit: StoreKit) -
 
 
 async def check_barrier_holds_everybody_until_the_last_comes(kit: StoreKit) -> None:
-    """Nobody passes a barrier before every rank has come, then all do; the same name works again and again."""
+    """No rank passes a barrier before every rank has arrived, then all do; a name can be reused."""
     async with kit.members(3) as group:
         for _ in range(3):
             async with (
@@ -144,13 +144,13 @@ async def check_barrier_holds_everybody_until_the_last_comes(kit: StoreKit) -> N
                 started(group.stores[1].barrier("b")) as second,
             ):
                 await kit.advance(SHORT_S)
-                expect_same("nobody passes before the last one", (first.done(), second.done()), (False, False))
+                expect_same("no rank passes before the last one arrives", (first.done(), second.done()), (False, False))
                 await kit.soon("the last one passes", group.stores[2].barrier("b"))
                 await kit.soon("the others pass", asyncio.gather(first, second))
 
 
 async def check_barriers_of_other_names_are_other_barriers(kit: StoreKit) -> None:
-    """Ranks that wait at barriers of different names do not meet, however alike the names."""
+    """Barriers with different names are independent, however similar the names are."""
     async with kit.members(2) as group:
         for name, other_name in (("a", "b"), ("a", "a/in"), ("a/b", "a%2Fb"), ("ü", "u"), ("", "/")):
             async with started(group.stores[0].barrier(name)) as one, started(group.stores[1].barrier(other_name)):
@@ -159,7 +159,7 @@ async def check_barriers_of_other_names_are_other_barriers(kit: StoreKit) -> Non
 
 
 async def check_barrier_names_the_absent_ranks(kit: StoreKit) -> None:
-    """A barrier that times out says which ranks did not come, in time."""
+    """A barrier times out on time and names the absent ranks."""
     async with kit.members(4) as group:
         async with started(group.stores[2].barrier("b")), kit.in_time("a barrier times out in time", SHORT_S):
             error = await expect_error("a barrier times out", StoreTimeoutError, group.stores[0].barrier("b", SHORT_S))
@@ -168,7 +168,7 @@ async def check_barrier_names_the_absent_ranks(kit: StoreKit) -> None:
 
 
 async def check_gather_gives_all_values_in_rank_order(kit: StoreKit) -> None:
-    """`gather` gives everyone's value to everyone, in rank order, and again for each use of a name."""
+    """`gather` returns the values of all ranks to all ranks, in rank order; a name can be reused."""
     async with kit.members(12) as group:
         for turn in range(2):
             gathered = await kit.soon("gather ends", _gather(group, turn))
@@ -178,7 +178,7 @@ async def check_gather_gives_all_values_in_rank_order(kit: StoreKit) -> None:
 
 
 async def check_gather_names_the_absent_ranks(kit: StoreKit) -> None:
-    """A `gather` that times out says which ranks gave nothing, in time."""
+    """A `gather` times out on time and names the absent ranks."""
     async with kit.members(3) as group:
         async with started(group.stores[0].gather("g", b"")), kit.in_time("gather times out in time", SHORT_S):
             error = await expect_error("gather times out", StoreTimeoutError, group.stores[1].gather("g", b"", SHORT_S))
@@ -194,7 +194,7 @@ async def check_one_member_alone_need_not_wait(kit: StoreKit) -> None:
 
 
 async def check_barriers_do_not_pile_up(kit: StoreKit) -> None:
-    """However often a barrier or gather of a name is used, what it leaves in the backend does not grow."""
+    """The keys of barriers and gathers in the backend do not grow with their number of uses."""
     async with kit.members(2) as group:
 
         async def left_behind() -> tuple[Item, ...]:

@@ -1,4 +1,4 @@
-"""Explore tiny worlds: a line each, and the trace of the first guarantee that is broken."""
+"""Explore tiny worlds: one line per world, and a trace of the first broken guarantee."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rallypoint.testing.exhaustive.worlds import QUICK, WORLDS
 
 
 def main() -> int:
-    """The exit status: 1 if a guarantee was broken."""
+    """The exit status: 1 if a guarantee is broken."""
     parser = argparse.ArgumentParser(prog="python -m rallypoint.testing.exhaustive", description=__doc__)
-    parser.add_argument("--world", action="append", choices=WORLDS, help="only this one; may be given several times")
-    parser.add_argument("--quick", action="store_true", help="only those of the test suite")
-    parser.add_argument("--list", action="store_true", help="show the worlds and explore nothing")
-    parser.add_argument("--max-states", type=int, default=MOST_STATES, help="stop a world there")
-    parser.add_argument("--seconds", type=float, default=120.0, help="stop a world after so long")
+    parser.add_argument("--world", action="append", choices=WORLDS, help="only this world; may be given several times")
+    parser.add_argument("--quick", action="store_true", help="only the worlds of the test suite")
+    parser.add_argument("--list", action="store_true", help="list the worlds without exploring")
+    parser.add_argument("--max-states", type=int, default=MOST_STATES, help="limit of states per world")
+    parser.add_argument("--seconds", type=float, default=120.0, help="limit of time per world")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the reports")
     given = parser.parse_args()
     setups = list(QUICK) if given.quick else [WORLDS[name] for name in given.world or WORLDS]
     for setup in setups:
         if given.list:
-            print(f"{setup.name:28} {setup.sentence()}")
+            print(f"{setup.name:28} {setup.description()}")
             continue
         on_progress = None if given.quiet else (lambda line: print(f"  {line}", file=sys.stderr, flush=True))
         report = explore(setup, max_states=given.max_states, seconds=given.seconds, on_progress=on_progress)

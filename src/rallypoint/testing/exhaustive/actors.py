@@ -1,9 +1,9 @@
-"""The processes of a tiny world: real drivers, each alone on its loop, moved by one input at a time.
+"""The processes of a tiny world: real drivers, each on a loop of its own, driven by one input at a time.
 
-A `NodeActor` is a real `Node` (with `NodeSession`, `NodeView`, its watched keys, `RunConfig`, and an `Election` where
-the nodes elect the coordinator) in the hands of an agent that joins when it is told to. A `CoordinatorActor` is a real
-`Election` with a session of its own, and the `Coordinator` that it becomes. An `OperatorActor` closes and reopens
-through a real `RunConfig`.
+A `NodeActor` is a real `Node` (with `NodeSession`, `NodeView`, its watched keys, `RunConfig`, and an `Election` if the
+nodes elect the coordinator) and its caller, which joins on command. A `CoordinatorActor` is a real `Election` with a
+session of its own, and the `Coordinator` that it becomes. An `OperatorActor` closes and reopens through a real
+`RunConfig`.
 """
 
 from __future__ import annotations
@@ -27,53 +27,53 @@ from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.records import CoordinatorRecord
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
-from rallypoint.testing.exhaustive.controlled import ControlledBackend, ControlledWatch, Request, Strand, unknown
+from rallypoint.testing.exhaustive.controlled import ControlledBackend, ControlledWatch, Request, StepLoop, unknown
 from rallypoint.testing.exhaustive.fingerprint import Fingerprint
-from rallypoint.testing.exhaustive.symbols import Rev, number, rename_answer
+from rallypoint.testing.exhaustive.symbolic import Rev, number, rename_answer
 
 Input: TypeAlias = tuple[Any, ...]
 """("answer", request, answer) | ("unknown", request) | ("deliver", watch, batches) | ("tick",) | ("lost",) |
-("do", verb); requests and watches by their place among those of the process."""
+("do", verb); requests and watches by their index among those of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the world can see of a process from outside."""
+    """The state of a process as far as the world observes it."""
 
     lease: int = 0
-    """Of its session, which it does not know to be lost; 0: there is none."""
+    """The lease of its session, unless it knows that it is lost; 0: none."""
     is_calling: bool = False
     joined: tuple[int, int, int] | None = None
     """Number, rank and size of the round that it returned from and has not left."""
     told: bool = False
-    """It was told that this round is no longer what it was."""
+    """It was told of a change of this round."""
     failed: str = ""
-    """How its last call ended, if not well."""
+    """The error of its last call, if any."""
     verbs: tuple[str, ...] = ()
-    """What it may be asked to do."""
+    """The commands that it accepts now."""
     is_over: bool = False
-    """It has nothing to do any more, and nobody will ask it to."""
+    """It has ended and accepts no further input."""
 
 
 class Actor(ABC):
-    """One process. `feed` is the only way to move it; then it runs until only the world could make it go on."""
+    """One process. `feed` gives it an input; then it runs until it waits for the next one."""
 
     def __init__(self, *, has_coordinator: bool, limits: Limits) -> None:
-        self.loop = Strand()
+        self.loop = StepLoop()
         self.backend = ControlledBackend(has_coordinator=has_coordinator, limits=limits)
         self.revs: list[Rev] = []
-        """The revisions that it holds, in order."""
+        """The revisions that it holds now, in order."""
         self.made: list[Rev] = []
-        """All that it was ever given, in the order in which it came upon them."""
+        """All revisions that it was ever given, in order of arrival."""
         self.loop.settle(self._begin)
 
     def rebind(self, numbers: tuple[int, ...]) -> None:
-        """Exchange the numbers of the revisions it holds; their order is the same."""
+        """Replace the numbers of the revisions that it holds, in the same order."""
         for rev, at in zip(self.revs, numbers, strict=True):
             rev.at = at
 
     def feed(self, given: Input) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Move. For each request and watch of it afterwards: its place before, or -1."""
+        """Process an input. Returns for each request and watch afterwards its index before, or -1."""
         requests, watches = list(self.backend.requests), list(self.backend.watches)
         if given[0] == "tick":
             self.loop.tick()
@@ -82,7 +82,7 @@ class Actor(ABC):
         kept = _places(watches, self.backend.watches)
         if -1 in kept and given[0] != "answer":
             raise NotImplementedError(
-                "a watch starts later than its scan was answered: what was missed is not kept here"
+                "a watch starts later than its scan was answered: the changes in between are not kept here"
             )
         return _places(requests, self.backend.requests), kept
 
@@ -102,14 +102,14 @@ class Actor(ABC):
                 raise ValueError(f"no such input: {given!r}")
 
     def fingerprint(self) -> Fingerprint:
-        """What it is now; also notes which revisions it holds."""
+        """The fingerprint of its state; also updates `revs`."""
         now = float(self.loop.time())
         taken = Fingerprint([type(self).__name__, *self._roots(), self.backend, self.loop.timers()], now)
         self.revs = taken.revs
         return taken
 
-    def throw_away(self) -> None:
-        """End everything without a trace."""
+    def discard(self) -> None:
+        """End the process and close its loop."""
         self.backend.is_dead = True
         with suppress(Exception):
             self.loop.cancel_pending()
@@ -119,7 +119,7 @@ class Actor(ABC):
         return [request.op for request in self.backend.requests]
 
     def _symbol(self) -> Callable[[int], int]:
-        """Numbers to the symbols that stand for them in this process."""
+        """The mapping of numbers to this process's symbolic revisions."""
         table = {rev.at: rev for rev in self.revs}
 
         def symbol(revision: int) -> int:
@@ -151,14 +151,14 @@ class Actor(ABC):
 
 
 class NodeActor(Actor):
-    """A node and its agent. Verbs: join, leave."""
+    """A node and its caller. Commands: join, leave."""
 
     def __init__(self, name: str, settings: Settings, *, has_coordinator: bool, limits: Limits) -> None:
         self._name = name
         self._settings = settings
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._is_told = False
-        self._rng = Undrawn(name)
+        self._rng = FixedRandom(name)
         super().__init__(has_coordinator=has_coordinator, limits=limits)
 
     def _begin(self) -> None:
@@ -167,7 +167,7 @@ class NodeActor(Actor):
             self._settings,
             Identity(self._name, self._name, self._name, 1, 0, {}),
             bootstrap=_bootstrap(self._name),
-            emit=Silence(),
+            emit=NoEvents(),
             rng=self._rng,
             wall=_no_time,
         )
@@ -218,10 +218,10 @@ class NodeActor(Actor):
         session.lost.set("the explorer says so")
 
     def _roots(self) -> list[Any]:
-        _ = self.node.view.waiting  # a watch's items do not count, so nothing may be left to decode
+        _ = self.node.view.waiting  # decodes pending items: a watch's items are not in the fingerprint
         for task in self._tasks.values():
             if task.done() and not task.cancelled() and not isinstance(task.exception(), RallypointError | None):
-                task.result()  # a defect: let it out
+                task.result()  # a bug: raise it
         running = {verb: task for verb, task in self._tasks.items() if not task.done()}
         return [self.node, running, self._is_told, self.status.failed, self._rng.ids]
 
@@ -230,7 +230,7 @@ class NodeActor(Actor):
 
 
 class CoordinatorActor(Actor):
-    """A process that does nothing but stand for election. Verb: start."""
+    """A process that only runs for election. Command: start."""
 
     def __init__(self, name: str, keys: RunKeys, ttl_s: float, *, limits: Limits) -> None:
         self._name = name
@@ -241,7 +241,7 @@ class CoordinatorActor(Actor):
         super().__init__(has_coordinator=False, limits=limits)
 
     def _begin(self) -> None:
-        """Nothing runs before it is started."""
+        """Nothing runs before the command `start`."""
 
     @property
     def status(self) -> Status:
@@ -256,7 +256,7 @@ class CoordinatorActor(Actor):
     async def _run(self) -> None:
         self._session = await self.backend.open_session(self._ttl_s)
         record = CoordinatorRecord(id=self._name, name=self._name)
-        emit, rng = Silence(), Undrawn(self._name)
+        emit, rng = NoEvents(), FixedRandom(self._name)
         candidate = Election(self.backend, self._keys, self._session, record, emit, rng, _no_time, lambda: True)
         await candidate.run()
 
@@ -269,12 +269,12 @@ class CoordinatorActor(Actor):
 
     def _roots(self) -> list[Any]:
         if self._main is not None and self._main.done() and not self._main.cancelled():
-            self._main.result()  # a defect: let it out
+            self._main.result()  # a bug: raise it
         return [self._session, self._main]
 
 
 class OperatorActor(Actor):
-    """Somebody with a tool, and no node. Verbs: close, reopen."""
+    """An operator's tool, which is not a node. Commands: close, reopen."""
 
     def __init__(self, settings: Settings, keys: RunKeys, *, limits: Limits) -> None:
         self._settings = settings
@@ -304,20 +304,20 @@ class OperatorActor(Actor):
 
     def _roots(self) -> list[Any]:
         if self._task is not None and self._task.done():
-            self._task.result()  # a defect: let it out
+            self._task.result()  # a bug: raise it
             return []
         return [self._task]
 
 
-class Silence(Emitter):
-    """Tells nobody anything."""
+class NoEvents(Emitter):
+    """Drops all events."""
 
     def __call__(self, event: Event) -> None:
         pass
 
 
-class Undrawn(random.Random):
-    """Draws nothing: always the longest pause, and ids in order."""
+class FixedRandom(random.Random):
+    """Deterministic: always the longest pause, and ids in order."""
 
     def __init__(self, name: str) -> None:
         super().__init__(0)
@@ -332,7 +332,7 @@ class Undrawn(random.Random):
 
 
 def _no_time() -> float:
-    """A wall clock for people is no part of this."""
+    """A constant wall clock."""
     return 0.0
 
 

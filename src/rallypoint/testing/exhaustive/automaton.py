@@ -1,9 +1,9 @@
-"""The processes as automata: what the real code did once on an input, it need not be run for again.
+"""The processes as automata: the reaction of the real code to an input in a state is computed once and cached.
 
-A state of a process is its fingerprint. In the world it comes with a binding: which revisions of the world are the
-ones that it holds, in order. A step depends on the order of those and of the revisions in the input, not on their
-numbers. So a step is looked up first; only if it is new, a live process is brought into the state (kept from before,
-or by repeating the inputs that first led there) and moved for real.
+The state of a process is its fingerprint. In the world it has a binding: the revisions of the world that it holds, in
+order. A step depends on the order of these and of the revisions in the input, not on their numbers. A step is looked up
+first; only if it is new, it is executed by a live process in that state, which is either cached or restored by
+repeating the inputs that first led there.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from rallypoint.kv.types import Op
 from rallypoint.testing.exhaustive.actors import Actor, Input, Status
-from rallypoint.testing.exhaustive.symbols import number, rename_answer, rename_op, revisions_in
+from rallypoint.testing.exhaustive.symbolic import number, rename_answer, rename_op, revisions_in
 
 MOST_ALIVE = 256
 
 
 class Step(NamedTuple):
-    """Where a step led: the state, its binding, and for each request and watch its place before (-1: it is new)."""
+    """The result of a step: the new state, its binding, and for each request and watch its index before (-1: new)."""
 
     state: int
     binding: tuple[int, ...]
@@ -31,29 +31,29 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Path:
-    """The inputs that a process was fed, last first."""
+    """The inputs of a process, last first."""
 
     before: Path | None
     made: tuple[int, ...]
-    """Which of the revisions that it was ever given it held then."""
+    """The indices in `Actor.made` of the revisions that it held before the input."""
     binding: tuple[int, ...]
     given: Input
 
 
 @dataclass(slots=True)
 class LocalState:
-    """One state of a process. Revisions in `pending` are places in the binding, counted from 1."""
+    """One state of a process. Revisions in `pending` are indices in the binding, from 1."""
 
     index: int
     status: Status
     pending: tuple[Op, ...]
     watches: tuple[tuple[str, bool], ...]
-    """Prefix, and whether somebody waits for the next batch."""
+    """Prefix, and whether a reader waits for the next batch."""
     timer_s: float | None
     made: tuple[int, ...]
-    """Which of the revisions that the first process here was ever given are those of its binding."""
+    """The indices in `Actor.made` of the binding's revisions, for the first process in this state."""
     path: Path | None
-    """How the first process here came here."""
+    """The inputs of the first process in this state."""
     instances: dict[tuple[int, ...], tuple[Op, ...]] = field(default_factory=dict)
 
     def requests(self, binding: tuple[int, ...]) -> tuple[Op, ...]:
@@ -66,13 +66,13 @@ class LocalState:
 
 
 class Automaton:
-    """All states of one process that were met so far."""
+    """All states of one process that were reached so far."""
 
     def __init__(self, make: Callable[[], Actor]) -> None:
         self._make = make
         self.states: list[LocalState] = []
         self.replayed = 0
-        """Inputs that were fed only to bring a process back to where one had been."""
+        """The number of inputs that were repeated to restore a state."""
         self._by_digest: dict[bytes, int] = {}
         self._steps: dict[tuple[int, tuple[int, ...], Input], Step] = {}
         self._seen: dict[tuple[int, tuple[int, ...], Input], Step] = {}
@@ -82,18 +82,18 @@ class Automaton:
 
     @property
     def steps(self) -> int:
-        """How many different steps the real code has made."""
+        """The number of different steps executed by the real code."""
         return len(self._steps)
 
     def step(self, state: int, binding: tuple[int, ...], given: Input) -> Step:
-        """What the process does on this input."""
+        """The step of the process on this input."""
         seen = self._seen.get((state, binding, given))
         if seen is None:
             seen = self._seen[(state, binding, given)] = self._step(state, binding, given)
         return seen
 
     def _step(self, state: int, binding: tuple[int, ...], given: Input) -> Step:
-        """The same with small numbers for revisions, so that what differs only in numbers is one step."""
+        """The same with revisions numbered from 1, so that steps that differ only in numbers are equal."""
         known = set(binding)
         revisions_in(given, known)
         known.discard(0)
@@ -108,9 +108,9 @@ class Automaton:
         return found._replace(binding=tuple([names[place - 1] for place in found.binding]))
 
     def close(self) -> None:
-        """Throw all processes away."""
+        """Discard all processes."""
         for actor in list(self._paths):
-            self._throw_away(actor)
+            self._discard(actor)
         self._alive.clear()
 
     def _move(self, state: int, binding: tuple[int, ...], given: Input) -> Step:
@@ -125,22 +125,22 @@ class Automaton:
         return actor.feed(given)
 
     def _settle_in(self, actor: Actor) -> int:
-        """The state that the actor is in now, new or not."""
+        """The state that the actor is in now; added if it is new."""
         digest = actor.fingerprint().digest
         index = self._by_digest.get(digest)
         if index is None:
             index = self._by_digest[digest] = len(self.states)
             self.states.append(_described(index, actor, self._paths[actor]))
         if index in self._alive:
-            self._throw_away(actor)
+            self._discard(actor)
         else:
             self._alive[index] = actor
             if len(self._alive) > MOST_ALIVE:
-                self._throw_away(self._alive.popitem(last=False)[1])
+                self._discard(self._alive.popitem(last=False)[1])
         return index
 
     def _replay(self, state: int) -> Actor:
-        """A process in this state, by the way that the first one took."""
+        """A process in this state, restored with the inputs of the first one."""
         parts: list[Path] = []
         path = self.states[state].path
         while path is not None:
@@ -159,9 +159,9 @@ class Automaton:
         self._paths[actor] = None
         return actor
 
-    def _throw_away(self, actor: Actor) -> None:
+    def _discard(self, actor: Actor) -> None:
         del self._paths[actor]
-        actor.throw_away()
+        actor.discard()
 
 
 def _places_made(actor: Actor) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""Which choices there are in a state: what is under way, what happens by itself, and what may go wrong.
+"""The choices in a state: pending messages, spontaneous events, and faults.
 
-The order matters to one reader: a world without faults takes the first choice, again and again, and has to come to a
-round (`fair`).
+Their order matters only for a world without faults: it always takes the first choice and must reach a round
+(`fair_choice`).
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections.abc import Iterator
 from rallypoint.rendezvous.records import ClosedRecord, RoundPhase, RoundRecord, decode
 from rallypoint.testing.checkers import BrokeAdmission, BrokeCompletion, BrokeFinality
 from rallypoint.testing.exhaustive.automaton import LocalState
-from rallypoint.testing.exhaustive.server import is_write
-from rallypoint.testing.exhaustive.values import Choice, Proc, State
+from rallypoint.testing.exhaustive.state import Choice, Proc, State
+from rallypoint.testing.exhaustive.store_model import is_write
 from rallypoint.testing.exhaustive.world import World
 
 FAULTS = frozenset({"crash", "expire", "cut", "leave", "depart", "close", "reopen", "slow", "late", "unknown", "ghost"})
 
 
 def choices(world: World, state: State) -> list[Choice]:
-    """Everything that may happen next; faults last."""
-    under_way = list(_under_way(world, state))
-    by_itself = list(_by_itself(world, state))
+    """All possible next events; faults last."""
+    pending = list(_pending(world, state))
+    spontaneous = list(_spontaneous(world, state))
     timers = [index for _, index in sorted(_timers(world, state))]
-    if not under_way:
-        by_itself += [("tick", index) for index in timers]
+    if not pending:
+        spontaneous += [("tick", index) for index in timers]
     faults = list(_faults(world, state))
-    if under_way and state.budget.slow:
+    if pending and state.budget.slow:
         faults += [("slow", index) for index in timers]
-    return [*under_way, *by_itself, *faults]
+    return [*pending, *spontaneous, *faults]
 
 
-def fair(found: list[Choice]) -> Choice | None:
-    """What a world without faults does next, of all choices; None: it has come to rest."""
+def fair_choice(found: list[Choice]) -> Choice | None:
+    """The next choice of a world without faults; None: it is quiescent."""
     return found[0] if found and found[0][0] not in FAULTS else None
 
 
-def _under_way(world: World, state: State) -> Iterator[Choice]:
+def _pending(world: World, state: State) -> Iterator[Choice]:
     for index, proc in enumerate(state.procs):
         local = world.local(state, index)
         if local is None:
@@ -52,13 +52,13 @@ def _under_way(world: World, state: State) -> Iterator[Choice]:
                 yield ("deliver", index, place, len(queue))
 
 
-def _by_itself(world: World, state: State) -> Iterator[Choice]:
-    """Sessions of the dead end, losses are told, agents join, ghosts appear; not timers."""
+def _spontaneous(world: World, state: State) -> Iterator[Choice]:
+    """Sessions of dead processes end, losses are reported, callers join, ghosts arrive; without timers."""
     for index in range(len(state.procs)):
         local = world.local(state, index)
-        if local is not None and local.status.lease and local.status.lease not in state.server.leases:
+        if local is not None and local.status.lease and local.status.lease not in state.store.leases:
             yield ("lost", index)
-    for lease in state.server.leases:
+    for lease in state.store.leases:
         owner = world.owner_of_session(lease)
         if owner is not None:
             local = world.local(state, owner)
@@ -71,7 +71,7 @@ def _by_itself(world: World, state: State) -> Iterator[Choice]:
         if proc.joins == 0 or local.status.told:
             yield ("join", index)
     for place, (owner, _) in enumerate(state.ghosts):
-        yield ("haunt", owner, place)
+        yield ("arrive", owner, place)
 
 
 def _timers(world: World, state: State) -> Iterator[tuple[float, int]]:
@@ -107,7 +107,7 @@ def _faults_of_a_node(world: World, state: State, index: int, proc: Proc, local:
     if budget.crash:
         yield ("crash", index, "crash")
         yield from _deaths_with_a_ghost(state, index, local, "crash")
-    if status.lease and status.lease in state.server.leases:
+    if status.lease and status.lease in state.store.leases:
         if budget.expire:
             yield ("expire", index, "expire", status.lease)
         if budget.cut:
@@ -119,9 +119,9 @@ def _faults_of_a_node(world: World, state: State, index: int, proc: Proc, local:
 
 
 def _faults_of_a_coordinator(world: World, state: State, index: int, local: LocalState) -> Iterator[Choice]:
-    """Only of the one that leads: the others have nothing to lose."""
+    """Only of the elected coordinator: faults of the others have no effect."""
     lease = local.status.lease
-    leads = any(item.key == world.keys.coordinator and item.lease == lease for item in state.server.items)
+    leads = any(item.key == world.keys.coordinator and item.lease == lease for item in state.store.items)
     if state.budget.take_over and leads:
         yield ("crash", index, "take_over")
         yield from _deaths_with_a_ghost(state, index, local, "take_over")
@@ -150,22 +150,22 @@ def _faults_of_writes(state: State, index: int, proc: Proc, local: LocalState) -
             yield ("ghost", index, place)
 
 
-# --- beginning and rest -----------------------------------------------------------------------------------------------
+# --- first and quiescent states ---------------------------------------------------------------------------------------
 
 
 def beginning(world: World) -> State:
-    """The first state: as fair a world as it takes to come to where the choices begin."""
+    """The first state: reached without faults from the initial state until `Setup.begin` holds."""
     state = world.initial()
     while not _has_begun(world, state):
-        choice = fair(choices(world, state))
-        assert choice is not None, f"a fair world never comes to {world.setup.begin!r}"
+        choice = fair_choice(choices(world, state))
+        assert choice is not None, f"a world without faults never reaches {world.setup.begin!r}"
         state = world.take(state, choice)
     return state
 
 
 def _has_begun(world: World, state: State) -> bool:
     keys, setup = world.keys, world.setup
-    items = {item.key: item for item in state.server.items}
+    items = {item.key: item for item in state.store.items}
     item = items.get(keys.round)
     record = decode(RoundRecord, item) if item is not None else None
     match setup.begin:
@@ -178,15 +178,15 @@ def _has_begun(world: World, state: State) -> bool:
         case "active":
             nodes = [world.local(state, index) for index in range(setup.nodes)]
             inside = sum(local is not None and local.status.joined is not None for local in nodes)
-            return inside == min(setup.nodes, setup.max_nodes) and not any(_under_way(world, state))
+            return inside == min(setup.nodes, setup.max_nodes) and not any(_pending(world, state))
         case other:
             raise ValueError(f"no such beginning: {other!r}")
 
 
-def judge_rest(world: World, state: State) -> None:
-    """A world that has come to rest without faults: is everybody where it should be? Raises `Broke…` if not."""
+def check_quiescent(world: World, state: State) -> None:
+    """Check that every node of a quiescent world is where it should be. Raises `Broke…` if not."""
     setup = world.setup
-    items = {item.key: item for item in state.server.items}
+    items = {item.key: item for item in state.store.items}
     nodes = [(index, local) for index in range(setup.nodes) if (local := world.local(state, index)) is not None]
     waiting = [world.names[index] for index, local in nodes if local.status.is_calling]
     closed = items.get(world.keys.closed)
@@ -195,7 +195,7 @@ def judge_rest(world: World, state: State) -> None:
             raise BrokeFinality(f"the run is closed and {', '.join(waiting)} were never told")
         return
     if any(local.status.told and state.procs[index].joins >= setup.joins for index, local in nodes):
-        return  # who should join again has used up its joins
+        return  # a node that should join again has used up its joins
     inside = [local.status.joined[0] for _, local in nodes if local.status.joined and local.status.lease]
     up = len(inside) + len(waiting)
     if up < setup.min_nodes:
@@ -204,6 +204,6 @@ def judge_rest(world: World, state: State) -> None:
     record = decode(RoundRecord, item) if item is not None else None
     current = [number for number in inside if record is not None and number == record.number]
     if record is None or record.phase is not RoundPhase.ACTIVE or len(current) < setup.min_nodes:
-        raise BrokeCompletion(f"{up} nodes are up, nothing happens any more, and {len(current)} of them are in a round")
+        raise BrokeCompletion(f"{up} nodes are up in a quiescent world, and {len(current)} of them are in a round")
     if len(current) < min(up, setup.max_nodes):
-        raise BrokeAdmission(f"{up} nodes are up, nothing happens any more, and only {len(current)} are in the round")
+        raise BrokeAdmission(f"{up} nodes are up in a quiescent world, and only {len(current)} are in the round")

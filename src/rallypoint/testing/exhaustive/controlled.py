@@ -1,7 +1,7 @@
-"""A backend and a loop in the hands of the explorer: nothing happens by itself.
+"""A backend and an event loop that the explorer controls: nothing happens without an input.
 
-A request is parked until somebody answers it, a watch delivers what it is given, time passes when it is told to. What
-runs in between is the real code, on one loop of its own for each process, until nothing is left to run.
+A request is parked until it is answered, a watch delivers what it is given, and time passes only on command. In between
+the real code runs, with one loop per process, until it waits.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rallypoint.kv.types import (
     Op,
     Result,
 )
-from rallypoint.testing.exhaustive.symbols import FAR_S, Moment
-from rallypoint.testing.exhaustive.words import wordless_op
+from rallypoint.testing.exhaustive.blanking import blank_op
+from rallypoint.testing.exhaustive.symbolic import FAR_S, Moment
 from rallypoint.testing.loop import VirtualTimeLoop
 
 MOST_TURNS = 10_000
 
 
-class Strand(VirtualTimeLoop):
-    """A loop that runs only until it is idle; its time is made of symbols."""
+class StepLoop(VirtualTimeLoop):
+    """A loop that runs only until it is idle; its times are symbolic (`Moment`)."""
 
     def __init__(self) -> None:
         super().__init__(max_iterations=MOST_TURNS)
@@ -49,12 +49,12 @@ class Strand(VirtualTimeLoop):
             asyncio._set_running_loop(None)
 
     def timers(self) -> list[asyncio.TimerHandle]:
-        """What will be due, in order."""
+        """The timers in order of their time."""
         due = [entry for entry in self._timers if entry[0] - self.now <= FAR_S and not entry[-1].cancelled()]
         return [entry[-1] for entry in sorted(due, key=lambda entry: entry[:3])]
 
     def next_timer_s(self) -> float | None:
-        """How far away the next timer is; None if it will never be due here."""
+        """The time until the next timer; None if there is none within FAR_S."""
         self._sweep()
         if not self._timers:
             return None
@@ -87,10 +87,10 @@ class ControlledBackend(OpBackend):
         self.requests: list[Request] = []
         self.watches: list[ControlledWatch] = []
         self.is_dead = False
-        """Refuse everything at once: the process is being thrown away."""
+        """Refuse all requests: the process is being discarded."""
 
     def answer(self, request: Request, answer: Any) -> None:
-        """The backend's answer arrives, or an error of the contract."""
+        """Deliver an answer, or an error of the contract."""
         self.requests.remove(request)
         if isinstance(answer, BackendError):
             request.answer.set_exception(answer)
@@ -101,7 +101,7 @@ class ControlledBackend(OpBackend):
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
         watch = ControlledWatch(self, prefix)
-        self.watches.append(watch)  # here and not when it is read: what happens from here on is for it
+        self.watches.append(watch)  # now and not at the first read: it gets all changes from now on
         return watch
 
     async def status(self) -> BackendStatus:
@@ -112,8 +112,8 @@ class ControlledBackend(OpBackend):
 
     async def execute(self, op: Op) -> Result:
         if self.is_dead:
-            raise Unavailable("this process is no more")
-        request = Request(wordless_op(op), asyncio.get_running_loop().create_future())
+            raise Unavailable("this process has ended")
+        request = Request(blank_op(op), asyncio.get_running_loop().create_future())
         self.requests.append(request)
         try:
             result: Result = await request.answer
@@ -135,11 +135,11 @@ class ControlledWatch(Watch):
 
     @property
     def is_read(self) -> bool:
-        """Somebody waits for the next batch."""
+        """A reader waits for the next batch."""
         return self._reader is not None and not self._reader.done()
 
     def deliver(self, batches: Sequence[Batch]) -> None:
-        """These have arrived."""
+        """Deliver these batches."""
         self._buffer.extend(batches)
         self._wake()
 
@@ -170,5 +170,5 @@ class ControlledWatch(Watch):
 
 
 def unknown() -> OutcomeUnknown:
-    """What a caller gets that cannot know."""
+    """The error for a lost answer."""
     return OutcomeUnknown("the answer was lost")

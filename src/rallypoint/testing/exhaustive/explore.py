@@ -1,9 +1,9 @@
-"""Breadth-first over all choices, so that the first trace that is found is a shortest one.
+"""Breadth-first search over all choices, so that the first trace found is a shortest one.
 
-States are remembered by their hash (64 bits). For each state that is expanded the explorer also notes what a world
-without further faults would do next; in the end every such path must have come to rest, and rest is judged. From the
-edge of a search that was cut, some paths are followed to their rest, and some walks are drawn: they break nothing
-either, but a trace that they give is no shortest one.
+States are stored as hashes (64 bits). For each expanded state the explorer also records the next state of a world
+without further faults; every such path must end in a quiescent state, which is checked. If a limit cuts the search,
+some paths from its frontier are followed to quiescence, and some random walks start there; a trace from these is not a
+shortest one.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from rallypoint.testing.checkers import Broke, BrokeCompletion
-from rallypoint.testing.exhaustive.choices import beginning, choices, fair, judge_rest
-from rallypoint.testing.exhaustive.story import tell
-from rallypoint.testing.exhaustive.values import Setup, State
-from rallypoint.testing.exhaustive.words import adapted
+from rallypoint.testing.exhaustive.blanking import patched
+from rallypoint.testing.exhaustive.choices import beginning, check_quiescent, choices, fair_choice
+from rallypoint.testing.exhaustive.state import Setup, State
+from rallypoint.testing.exhaustive.trace import describe
 from rallypoint.testing.exhaustive.world import World
 
 MOST_STATES = 1_000_000
-LONGEST_WAY_TO_REST = 2_000
-WAYS_FROM_THE_EDGE = 200
-"""Of a search that was cut: how many of the states that were not expanded are followed to their rest."""
+LONGEST_PATH = 2_000
+FOLLOWED_STATES = 200
+"""If the search was cut: how many states of the frontier are followed to quiescence."""
 MOST_WALKS, STATES_A_WALK, LONGEST_WALK = 500, 100, 300
 EVERY_S = 5.0
 
-_UNKNOWN, _REST = -2, -1
+_UNKNOWN, _QUIESCENT = -2, -1
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found. `trace` leads to what broke, one line a choice."""
+    """The result of an exploration. `trace` leads to the broken guarantee, one line per choice."""
 
     setup: Setup
     states: int
@@ -47,10 +47,9 @@ class Report:
     trace: tuple[str, ...]
 
     def line(self) -> str:
-        """One line."""
         explored = "all explored" if self.is_complete else "cut"
         verdict = "ok" if self.broke is None else f"{type(self.broke).__name__}: {self.broke}"
-        return f"{self.setup.sentence()}: {self.states:,} states, depth {self.depth}, {explored}, {verdict}"
+        return f"{self.setup.description()}: {self.states:,} states, depth {self.depth}, {explored}, {verdict}"
 
     def __str__(self) -> str:
         steps = [f"  {number:3} {line}" for number, line in enumerate(self.trace, 1)]
@@ -58,7 +57,7 @@ class Report:
 
 
 class _Broken(Exception):
-    """A guarantee is broken after these choices (places among the choices of each state), and why."""
+    """A guarantee is broken after these choices (indices in the choices of each state)."""
 
     def __init__(self, path: list[int], broke: Broke) -> None:
         super().__init__(str(broke))
@@ -67,7 +66,7 @@ class _Broken(Exception):
 
 
 class Explorer:
-    """Explores one setup. `on_progress` is told a line now and then."""
+    """Explores one setup. `on_progress` is called with a line from time to time."""
 
     def __init__(
         self,
@@ -85,14 +84,14 @@ class Explorer:
         self._parents = array("q")
         self._places = array("i")
         self._fair = array("q")
-        """The state that a fair world comes to next; negative: at rest, or not known."""
+        """By state: the next state without faults; negative: quiescent, or not known."""
         self._transitions = 0
         self._depth = 0
         self._told_at = 0.0
 
     def run(self) -> Report:
         """Explore until everything is explored, a guarantee is broken, or a limit is reached."""
-        with adapted():
+        with patched():
             self._world = World(self._setup)
             try:
                 return self._run()
@@ -103,10 +102,10 @@ class Explorer:
         self._started_at = time.monotonic()
         broke, trace, is_complete = None, [], False
         try:
-            edge = self._search()
-            is_complete = not edge
-            self._check_ways_to_rest(edge)
-            self._wander(edge)
+            frontier = self._search()
+            is_complete = not frontier
+            self._check_quiescence(frontier)
+            self._random_walks(frontier)
         except _Broken as broken:
             broke = broken.broke
             trace = self._tell(broken.path)
@@ -117,7 +116,7 @@ class Explorer:
     # --- searching ----------------------------------------------------------------------------------------------------
 
     def _search(self) -> list[State]:
-        """Expand layer by layer. The states that are left unexpanded by a limit."""
+        """Expand layer by layer; the states that were not expanded because of a limit."""
         first = beginning(self._world)
         self._note(first, -1, -1)
         layer = [first]
@@ -137,13 +136,13 @@ class Explorer:
         return []
 
     def _expand(self, number: int, state: State) -> list[tuple[State, int]]:
-        """The new states that one step leads to."""
+        """The new states after one step."""
         found = choices(self._world, state)
         new: list[tuple[State, int]] = []
-        if fair(found) is None:
-            self._fair[number] = _REST
+        if fair_choice(found) is None:
+            self._fair[number] = _QUIESCENT
             try:
-                judge_rest(self._world, state)
+                check_quiescent(self._world, state)
             except Broke as broke:
                 raise _Broken(self._path(number), broke) from broke
         for place, choice in enumerate(found):
@@ -156,7 +155,7 @@ class Explorer:
             if known is None:
                 known = self._note(reached, number, place)
                 new.append((reached, known))
-            if place == 0 and self._fair[number] != _REST:
+            if place == 0 and self._fair[number] != _QUIESCENT:
                 self._fair[number] = known
         return new
 
@@ -178,10 +177,10 @@ class Explorer:
             )
         return len(self._parents) >= self._max_states or passed_s > self._seconds
 
-    # --- rest ---------------------------------------------------------------------------------------------------------
+    # --- quiescence ---------------------------------------------------------------------------------------------------
 
-    def _check_ways_to_rest(self, edge: list[State]) -> None:
-        """From every expanded state a world without further faults comes to rest, and from some others as well."""
+    def _check_quiescence(self, frontier: list[State]) -> None:
+        """Check that every expanded state, and some of the frontier, reaches quiescence without further faults."""
         rested = bytearray(len(self._parents))
         for number in range(len(self._parents)):
             way: list[int] = []
@@ -189,45 +188,45 @@ class Explorer:
             at = number
             while at >= 0 and not rested[at]:
                 if at in on_way:
-                    message = "a world without faults goes on and on, and no round comes of it"
+                    message = "a world without faults loops for ever without reaching a round"
                     raise _Broken(self._path(at), BrokeCompletion(message))
                 way.append(at)
                 on_way.add(at)
                 at = self._fair[at]
             for passed in way:
                 rested[passed] = 1
-        step = max(1, len(edge) // WAYS_FROM_THE_EDGE)
-        for state in edge[::step]:
+        step = max(1, len(frontier) // FOLLOWED_STATES)
+        for state in frontier[::step]:
             self._follow(state)
 
     def _follow(self, state: State) -> None:
-        """From a state that was not expanded to its rest."""
+        """Follow the fault-free path from a state of the frontier to quiescence."""
         number = self._index[hash(state)]
         path: list[int] = []
-        for _ in range(LONGEST_WAY_TO_REST):
+        for _ in range(LONGEST_PATH):
             found = choices(self._world, state)
-            choice = fair(found)
+            choice = fair_choice(found)
             try:
                 if choice is None:
-                    judge_rest(self._world, state)
+                    check_quiescent(self._world, state)
                     return
                 path.append(0)
                 state = self._world.take(state, choice)
             except Broke as broke:
                 raise _Broken([*self._path(number), *path], broke) from broke
-        raise _Broken([*self._path(number), *path], BrokeCompletion("a world without faults comes to no rest"))
+        raise _Broken([*self._path(number), *path], BrokeCompletion("a world without faults does not become quiescent"))
 
-    def _wander(self, edge: list[State]) -> None:
-        """Of a search that was cut: drawn walks on from its edge, faults included, as deep as they lead."""
-        rng = random.Random(len(edge))
-        for _ in range(min(MOST_WALKS, len(self._parents) // STATES_A_WALK) if edge else 0):
-            state = rng.choice(edge)
+    def _random_walks(self, frontier: list[State]) -> None:
+        """If the search was cut: random walks from its frontier, including faults."""
+        rng = random.Random(len(frontier))
+        for _ in range(min(MOST_WALKS, len(self._parents) // STATES_A_WALK) if frontier else 0):
+            state = rng.choice(frontier)
             path = self._path(self._index[hash(state)])
             for _ in range(LONGEST_WALK):
                 found = choices(self._world, state)
                 try:
-                    if fair(found) is None:
-                        judge_rest(self._world, state)
+                    if fair_choice(found) is None:
+                        check_quiescent(self._world, state)
                     if not found:
                         break
                     path.append(rng.randrange(len(found)))
@@ -235,7 +234,7 @@ class Explorer:
                 except Broke as broke:
                     raise _Broken(path, broke) from broke
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- traces -------------------------------------------------------------------------------------------------------
 
     def _path(self, number: int) -> list[int]:
         places: list[int] = []
@@ -245,7 +244,7 @@ class Explorer:
         return places[::-1]
 
     def _tell(self, path: list[int]) -> list[str]:
-        """Go the path again and say what happens."""
+        """Repeat the path and describe each step."""
         world = self._world
         state = beginning(world)
         lines: list[str] = []
@@ -255,7 +254,7 @@ class Explorer:
             after: State | None = None
             with suppress(Broke):
                 after = world.take(state, choice, answers.append)
-            lines.append(tell(world, state, choice, after, answers[0] if answers else None))
+            lines.append(describe(world, state, choice, after, answers[0] if answers else None))
             if after is None:
                 break
             state = after

@@ -1,9 +1,9 @@
-"""What a process is, as a value: two processes with equal fingerprints behave alike from here on.
+"""State fingerprints: two processes with equal fingerprints behave the same from there on.
 
-It is found by walking everything that the process's tasks and timers can reachability: objects, containers, suspended
-coroutines with their live variables, futures. No class of the algorithm is known here, so none can be forgotten. What
-is left out is what cannot change behaviour: sentences for people, events, names of tasks, reports. Revisions count by
-their order, instants by their distance from now.
+A fingerprint is computed by walking everything that the process's tasks and timers can reach: objects, containers,
+suspended coroutines with their live variables, futures. It knows no classes of the algorithm, so none can be missed.
+Only data without influence on behaviour is left out: sentences for people, events, names of tasks, reports. Revisions
+count by their order, instants by their distance from now.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Identity
 from rallypoint.rendezvous.rules import Rules
 from rallypoint.settings import Settings, Timing
-from rallypoint.testing.exhaustive.liveness import live_after
-from rallypoint.testing.exhaustive.symbols import FAR_S, Moment, Rev
-from rallypoint.testing.exhaustive.words import WORDS, wordless
+from rallypoint.testing.exhaustive.blanking import SENTENCES, blank_record
+from rallypoint.testing.exhaustive.live_variables import live_after
+from rallypoint.testing.exhaustive.symbolic import FAR_S, Moment, Rev
 
 LONG_AGO_S = 100.0
-"""No rule looks back further than that."""
+"""No rule uses instants further in the past."""
 
 IGNORED: dict[str, frozenset[str]] = {
     "View": frozenset({"revision", "departures", "facts", "started_at"}),
@@ -59,7 +59,7 @@ IGNORED: dict[str, frozenset[str]] = {
     "WatchedKeys": frozenset({"items"}),
     "Node": frozenset({"_listener"}),
 }
-"""What no decision reads, by class. A watch's items are what its owner has decoded from them."""
+"""Attributes that no decision reads, by class. A watch's items are covered by what its owner has decoded from them."""
 _ATOMS = (str, bytes, bool, int, type(None))
 _OPAQUE = (
     *(type, ModuleType, CodeType, FrameType, Context, ContextVar, Emitter),
@@ -122,7 +122,7 @@ class Fingerprint:
         if isinstance(thing, enum.Enum):
             self._emit(kind.__name__, thing.name)
         elif kind is Put:
-            self._emit("put", thing.key, wordless(thing.value), thing.lease)
+            self._emit("put", thing.key, blank_record(thing.value), thing.lease)
         elif isinstance(thing, dict):
             self._emit("dict", len(thing))
             for key, value in thing.items():
@@ -177,7 +177,7 @@ class Fingerprint:
             if name not in ignored and hasattr(thing, name):
                 value = getattr(thing, name)
                 self._tokens.append(name)
-                self._walk(value if name not in WORDS or value is None else bool(value))
+                self._walk(value if name not in SENTENCES or value is None else bool(value))
 
     def _walk_future(self, future: asyncio.Future[Any]) -> None:
         inner: Any = future
@@ -191,7 +191,7 @@ class Fingerprint:
             self._walk(callback)
 
     def _walk_handle(self, handle: asyncio.Handle) -> None:
-        """What is cancelled, and what is due only when nobody looks any more, is as good as nothing."""
+        """Cancelled timers, and those that never fire here, do not count."""
         inner: Any = handle
         is_far = isinstance(handle, asyncio.TimerHandle) and handle.when() - self._now > FAR_S
         if handle.cancelled() or is_far:
@@ -204,7 +204,7 @@ class Fingerprint:
         self._walk(inner._args)
 
     def _walk_suspended(self, suspended: Any) -> None:
-        """A coroutine by where it stands, its live variables and what is on its stack, in the interpreter's order."""
+        """A coroutine: its position, its live variables, and its value stack, in the interpreter's order."""
         prefix = {CoroutineType: "cr", GeneratorType: "gi"}.get(type(suspended), "ag")
         frame = getattr(suspended, f"{prefix}_frame")
         if frame is None:

@@ -1,7 +1,7 @@
-"""A tiny world at work: the store and the processes, and what becomes of a choice.
+"""The transition function of a tiny world: the store, the processes, and the effect of a choice.
 
-`World.take` makes one choice happen; as far as its caller can see it is a pure function of the state. What is not left
-to choice (see the package) happens here at once, in the same step.
+`World.take` executes one choice; for its caller it is a pure function of the state. Deterministic events (see the
+package) happen in the same step.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.settings import Settings
 from rallypoint.testing.exhaustive.actors import Actor, CoordinatorActor, Input, NodeActor, OperatorActor
 from rallypoint.testing.exhaustive.automaton import Automaton, LocalState
-from rallypoint.testing.exhaustive.ledger import Court
-from rallypoint.testing.exhaustive.server import Server, Store, is_write
-from rallypoint.testing.exhaustive.symbols import FAR_S
-from rallypoint.testing.exhaustive.values import Choice, Proc, Setup, State
+from rallypoint.testing.exhaustive.checker_state import RecordedChecks
+from rallypoint.testing.exhaustive.state import Choice, Proc, Setup, State
+from rallypoint.testing.exhaustive.store_model import StoreModel, StoreState, is_write
+from rallypoint.testing.exhaustive.symbolic import FAR_S
 
 RUN_ID = "run"
 NEVER_S = 10 * FAR_S
 SPAN, OTHER_LEASES = 1000, 100
-"""Lease ids: process * SPAN + n for its n-th session, and + OTHER_LEASES for what else it asked for."""
+"""Lease ids: process * SPAN + n for its n-th session, process * SPAN + OTHER_LEASES + n for its other leases."""
 OPERATOR = 9
 
 Listener = Callable[[Any], None]
-"""Told the answer of the store."""
+"""Called with the answer of the store."""
 
 
 class World:
@@ -58,15 +58,15 @@ class World:
             self.names.append("operator")
             makers.append(partial(OperatorActor, self.settings, self.keys, limits=limits))
         self.automata = [Automaton(make) for make in makers]
-        self.store = Store(self.keys)
-        self.court = Court(self.keys, setup.min_nodes, setup.max_nodes)
+        self.store_model = StoreModel(self.keys)
+        self.checks = RecordedChecks(self.keys, setup.min_nodes, setup.max_nodes)
 
     def close(self) -> None:
-        """Throw everything away."""
+        """Discard all processes."""
         for automaton in self.automata:
             automaton.close()
 
-    # --- looking ------------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     def local(self, state: State, index: int) -> LocalState | None:
         """The state of a process; None if it is dead."""
@@ -74,23 +74,23 @@ class World:
         return None if local < 0 else self.automata[index].states[local]
 
     def requests(self, state: State, index: int) -> tuple[Op, ...]:
-        """What a living process has asked of the store and got no answer to."""
+        """The unanswered requests of a living process."""
         proc = state.procs[index]
         return self.automata[index].states[proc.local].requests(proc.binding)
 
     @staticmethod
     def owner_of_session(lease: int) -> int | None:
-        """Whose session a lease is; None: it is no session."""
+        """The process whose session a lease is; None: it is not a session."""
         owner, place = divmod(lease, SPAN)
         return owner if place < OTHER_LEASES else None
 
-    # --- the beginning ------------------------------------------------------------------------------------------------
+    # --- the initial state --------------------------------------------------------------------------------------------
 
     def initial(self) -> State:
-        """No node has started; the coordinators have, the first one leads. The run exists unless the door is open."""
-        state = State(Server(), tuple(Proc(0) for _ in self.automata), (), self.setup.budget, self.court.empty())
-        if not self.setup.door:
-            state = state._replace(server=self._made_run()).compressed()
+        """No node has started; the coordinators have, the first is elected. The run exists unless nodes create it."""
+        state = State(StoreState(), tuple(Proc(0) for _ in self.automata), (), self.setup.budget, self.checks.empty())
+        if not self.setup.creates_run:
+            state = state._replace(store=self._made_run()).compressed()
         for index in self.coordinators:
             state = self._feed(state, index, ("do", "start"))
             while pending := self.requests(state, index):
@@ -101,23 +101,23 @@ class World:
                 state = self.take(state, ("deliver", index, place, len(queues[place])))
         return state.compressed()
 
-    def _made_run(self) -> Server:
-        """As an operator's tool would leave it."""
+    def _made_run(self) -> StoreState:
+        """A store with a run that was created by an operator's tool."""
         actor = OperatorActor(self.settings, self.keys, limits=Limits())
         actor.feed(("do", "make"))
-        server, revision = Server(), 1
+        store, revision = StoreState(), 1
         while actor.backend.requests:
-            lease = OPERATOR * SPAN + OTHER_LEASES + len(server.leases)
-            applied = self.store.apply(server, revision, actor.backend.requests[0].op, lease, ())
-            server, revision = applied.server, revision + 1
+            lease = OPERATOR * SPAN + OTHER_LEASES + len(store.leases)
+            applied = self.store_model.apply(store, revision, actor.backend.requests[0].op, lease, ())
+            store, revision = applied.store, revision + 1
             actor.feed(("answer", 0, applied.answer))
-        actor.throw_away()
-        return server
+        actor.discard()
+        return store
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- transitions --------------------------------------------------------------------------------------------------
 
     def take(self, state: State, choice: Choice, listener: Listener | None = None) -> State:
-        """Make a choice happen. Raises `Broke…` if that breaks a guarantee."""
+        """The state after a choice. Raises `Broke…` if it breaks a guarantee."""
         return self._take(state, choice, listener).compressed()
 
     def _take(self, state: State, choice: Choice, listener: Listener | None) -> State:
@@ -139,7 +139,7 @@ class World:
                 return self._feed(state, index, ("tick",))
             case ("end", _, lease):
                 return self._commit(state, Revoke(lease), None, listener)[0]
-            case ("haunt", _, place):
+            case ("arrive", _, place):
                 owner, op = state.ghosts[place]
                 ghosts = state.ghosts[:place] + state.ghosts[place + 1 :]
                 return self._commit(state._replace(ghosts=ghosts), op, owner, listener)[0]
@@ -193,7 +193,7 @@ class World:
         return self._feed(state, index, ("answer", place, answer))
 
     def _commit(self, state: State, op: Op, index: int | None, listener: Listener | None) -> tuple[State, Any]:
-        """The store executes a request of a process, or of time: the watches are told, the checkers look."""
+        """The store executes a request (`index` None: an expiry); watches get events, the checkers run."""
         watches: list[tuple[int, int, str]] = []
         for owner, proc in enumerate(state.procs):
             if proc.local >= 0:
@@ -204,23 +204,23 @@ class World:
             assert index is not None
             state, lease = self._named(state, index, op)
         prefixes_only = tuple([prefix for _, _, prefix in watches])
-        applied = self.store.apply(state.server, state.revision, op, lease, prefixes_only)
-        before, state = state.server, state._replace(server=applied.server)
-        for number, batch in applied.told:
+        applied = self.store_model.apply(state.store, state.revision, op, lease, prefixes_only)
+        before, state = state.store, state._replace(store=applied.store)
+        for number, batch in applied.events:
             owner, place, _ = watches[number]
             queues = list(state.procs[owner].queues)
             queues[place] = (*queues[place], batch)
             state = state.with_changes(owner, queues=tuple(queues))
         if listener is not None:
             listener(applied.answer)
-        if is_write(op) and applied.server.items != before.items:
+        if is_write(op) and applied.store.items != before.items:
             writer = "" if index is None else self.names[index]
-            ledger = self.court.committed(state.ledger, before, _changes(before, applied.server), writer)
-            state = state._replace(ledger=ledger, revision=state.revision + 1)
+            checker_state = self.checks.committed(state.checker_state, before, _changes(before, applied.store), writer)
+            state = state._replace(checker_state=checker_state, revision=state.revision + 1)
         return state, applied.answer
 
     def _named(self, state: State, index: int, op: Grant) -> tuple[State, int]:
-        """A name for a lease that does not depend on what others have asked for."""
+        """An id for a lease that does not depend on the requests of other processes."""
         sessions, others = state.procs[index].grants
         if op.ttl_s == self.settings.session_ttl_s:
             sessions += 1
@@ -233,7 +233,7 @@ class World:
     # --- the processes ------------------------------------------------------------------------------------------------
 
     def _feed(self, state: State, index: int, given: Input) -> State:
-        """A process takes an input and runs, and whatever is not left to choice is answered at once."""
+        """A process handles an input; deterministic requests are answered at once."""
         automaton = self.automata[index]
         while True:
             proc = state.procs[index]
@@ -246,8 +246,8 @@ class World:
             state = state.with_proc(index, proc)
             joined = automaton.states[step.state].status.joined
             if joined is not None and joined != was:
-                ledger = self.court.returned(state.ledger, state.server, self.names[index], joined)
-                state = state._replace(ledger=ledger)
+                checker_state = self.checks.returned(state.checker_state, state.store, self.names[index], joined)
+                state = state._replace(checker_state=checker_state)
             requests = self.requests(state, index)
             at_once = next((place for place, op in enumerate(requests) if self._is_at_once(op)), None)
             if at_once is None:
@@ -257,19 +257,19 @@ class World:
             given = ("answer", at_once, answer)
 
     def _is_at_once(self, op: Op) -> bool:
-        """Not left to choice."""
+        """Whether the request is answered at once, and is not a choice."""
         match op:
             case Grant() | KeepAlive():
                 return True
             case Txn(_, (Range(prefix), *_)) if prefix == self.keys.control:
                 return False
             case Txn(_, (Get(key), *_)) if key == self.keys.config:
-                return not (self.setup.door or self.setup.budget.close or self.setup.budget.reopen)
+                return not (self.setup.creates_run or self.setup.budget.close or self.setup.budget.reopen)
             case _:
                 return not is_write(op)
 
 
-def _changes(before: Server, after: Server) -> tuple[Change, ...]:
+def _changes(before: StoreState, after: StoreState) -> tuple[Change, ...]:
     old = {item.key: item for item in before.items}
     new = {item.key: item for item in after.items}
     gone = [Change(key, None) for key in old if key not in new]

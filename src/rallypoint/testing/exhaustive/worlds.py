@@ -1,12 +1,12 @@
-"""The worlds that are explored: small enough for all orders of events, together every fault in every phase.
+"""The worlds to explore: small enough for all orders of events, together with every fault in every phase.
 
-`QUICK` are those of the test suite, which cuts the larger ones. Of the rest most can be explored to the end in minutes;
-those called "everything" cannot: they are searched as far as time allows, and walked through from there.
+`QUICK` are those of the test suite, which limits the larger ones. Most of the others can be explored completely in
+minutes; those called "everything" cannot: they are searched up to a limit, with random walks from there.
 """
 
 from __future__ import annotations
 
-from rallypoint.testing.exhaustive.values import Budget, Setup
+from rallypoint.testing.exhaustive.state import Budget, Setup
 
 _EVERYTHING = Budget(crash=2, expire=1, take_over=1, close=1)
 
@@ -40,8 +40,8 @@ LONG = (
     Setup("2-ghost", budget=Budget(ghost=1)),
     Setup("2-active-ghost-leave", joins=3, begin="active", budget=Budget(ghost=1, leave=2)),
     Setup("2-forming-ghost-take-over", joins=1, begin="forming", budget=Budget(ghost=1, take_over=1)),
-    Setup("2-door", door=True, budget=Budget(crash=1)),
-    Setup("2-door-close", door=True, joins=1, budget=Budget(close=1)),
+    Setup("2-create", creates_run=True, budget=Budget(crash=1)),
+    Setup("2-create-close", creates_run=True, joins=1, budget=Budget(close=1)),
     Setup("2-elected", elected=True),
     Setup("2-elected-crash", elected=True, budget=Budget(crash=1)),
     Setup("2-elected-active-expire", elected=True, begin="active", budget=Budget(expire=1)),

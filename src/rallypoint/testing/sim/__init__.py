@@ -1,5 +1,5 @@
-"""The simulator: large, cruel, random worlds of real drivers on virtual time. A seed draws everything.
+"""The simulator: random worlds of real drivers with many faults, on virtual time. A seed determines everything.
 
-`plan` what a seed draws, `network` the simulated control plane, `world` the processes, `director` faults, healing and
-liveness, `run` a world to its verdict.
+`plan` the parameters and faults of a seed, `network` the simulated control plane, `world` the processes, `director` the
+faults, healing and liveness checks, `run` one world and its verdict, `campaign` many worlds.
 """

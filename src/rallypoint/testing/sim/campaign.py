@@ -1,4 +1,4 @@
-"""Many worlds, in parallel processes: their verdicts as they come, what they have in sum, and how to see one again."""
+"""Runs many worlds in parallel processes: their verdicts, a summary, and the command to repeat a world."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _begin() -> None:
-    """In a new process, when all modules are there: they need not be looked at whenever a world is cleared away."""
+    """In a new process, after all imports: exclude the modules from garbage collection between worlds."""
     gc.freeze()
 
 
@@ -60,7 +60,7 @@ def _run_chunk(seeds: list[int], register: bool) -> list[Verdict]:
 
 @dataclass(slots=True)
 class Sum:
-    """What a campaign has shown so far."""
+    """The results of a campaign so far."""
 
     worlds: int = 0
     large: int = 0
@@ -68,7 +68,7 @@ class Sum:
     fewest_faults: int = 0
     events: list[int] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MARKS, 0))
-    """How many worlds have reached each of those that they can reachability."""
+    """By mark: the number of worlds that have reached it."""
     broken: list[Verdict] = field(default_factory=list)
 
     def add(self, verdict: Verdict) -> None:
@@ -101,13 +101,13 @@ class Sum:
 
 
 def replay_command(seed: int, kept: frozenset[int] | None = None, register: bool = False) -> str:
-    """What to type to see this world again."""
+    """The command that repeats this world."""
     keep = "" if kept is None else f" --keep {','.join(map(str, sorted(kept))) or 'none'}"
     return f"rallypoint sim --seed {seed}{' --register' if register else ''}{keep}"
 
 
 def shrink(seed: int, register: bool = False) -> tuple[Plan, frozenset[int], Verdict]:
-    """A failing world with as few of its faults as still break the same guarantee: one after the other is left out."""
+    """A failing world with a minimal set of faults that breaks the same guarantee: faults are removed one by one."""
     plan = draw_register(seed) if register else draw(seed)
     kept = frozenset(range(len(plan.actions)))
     verdict = run_plan(plan)

@@ -1,7 +1,7 @@
-"""The data of a simulated server: the real log, snapshots and recovery, on a disk in memory that can lose power.
+"""The data of a simulated server: the real log, snapshots and recovery, on a memory disk that can lose power.
 
-A write takes a while. The end of the machine may come before it, in the middle of it, or after it and before anybody
-was told; what is on the disk then is drawn within what a disk promises.
+A write takes time. The machine may fail before it, in the middle of it, or after it and before its completion is
+reported; the content of the disk is then drawn at random within the promises of a disk.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rallypoint.testing.disk import FaultyDisk, MemoryDisk
 QUICK_S = (0.0001, 0.004)
 SLOW_S = (0.05, 0.3)
 SLOW = 0.02
-"""How often a write takes long."""
+"""The probability that a write is slow."""
 LATE = 0.5
-"""How often a write that was under way has arrived, in part, when the server dies."""
+"""The probability that a pending write was executed, in part, when the server dies."""
 FAILS = (0.0, 0.003, 0.03)
-"""How often a write or a sync fails: one of these in a world."""
+"""The probability that a write or a sync fails: one of these per world."""
 EVERYTHING = 1_000_000
 """Changes: more than any world has."""
 
 
 class SimWorker:
-    """Work that takes virtual time, in two steps: until it is done, and until that is known."""
+    """A worker in virtual time: a job takes time until it is executed, and again until its completion is reported."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -66,17 +66,17 @@ class SimWorker:
         done(error)
 
     def close(self) -> None:
-        """What is left is done by nobody."""
+        """Pending jobs are not executed."""
 
     def die(self) -> None:
-        """Whoever gave the work is dead: what was under way has happened, or not."""
+        """The server is dead: the current job is executed, or not."""
         if self._jobs and self._rng.random() < LATE:
             with suppress(OSError):  # its last sync never came
                 self._jobs[0][0]()
 
 
 class SimData:
-    """A directory through all lives of its server."""
+    """The data directory of a server through all of its restarts."""
 
     def __init__(self, seed: int, history: int) -> None:
         self._rng = random.Random(f"data {seed}")
@@ -88,22 +88,22 @@ class SimData:
         self._fails = self._rng.choice(FAILS)
         self._journal: Journal | None = None
         self._back_at = float("-inf")
-        """When the disk last was, after it had failed."""
+        """When the disk last worked again after a failure."""
         self.found = History(0, 0)
-        """What the last life of the server went on from, however little of it that server remembers."""
+        """The whole history that the server recovered at its last start, even if the server itself keeps less."""
 
     @property
     def may_fail(self) -> bool:
-        """Whether its disk fails now and then: all sessions begin anew when it is back, those of the dead included."""
+        """Whether its disk fails sometimes: all sessions are extended when it works again, also those of dead nodes."""
         return self._fails > 0
 
     @property
     def begun_anew_at(self) -> float:
-        """When all sessions did, because the disk was back; while it fails, that is yet to come."""
+        """When all sessions were last extended because the disk worked again; infinite while it fails."""
         return float("inf") if self._journal is not None and self._journal.is_failing else self._back_at
 
     def open(self, by: str, emit: Emitter, first_revision: int) -> tuple[Engine, Journal]:
-        """What a new life of the server goes on from. On its machine."""
+        """Recover the engine at a start of the server. Call it on the server's machine."""
         disk = FaultyDisk(self._memory, self._before)
         self._workers = (SimWorker(self._rng), SimWorker(self._rng))
         self._is_dying, fails, self._fails = False, self._fails, 0.0
@@ -134,7 +134,7 @@ class SimData:
             raise OSError(errno.EIO, "Input/output error")
 
     def crash(self, is_machine: bool) -> None:
-        """The server is dead, and perhaps its machine."""
+        """The server dies, and perhaps its machine."""
         assert self._workers is not None
         self._is_dying = is_machine
         for worker in self._workers:
@@ -142,5 +142,5 @@ class SimData:
         self._memory = self._memory.after_power_loss(self._rng) if is_machine else self._memory.after_kill()
 
     def wipe(self) -> None:
-        """Somebody has removed the directory."""
+        """The directory is removed."""
         self._memory = MemoryDisk("memory")

@@ -1,7 +1,7 @@
-"""The director of a world: lets the plan's faults happen, heals, and then asks for liveness.
+"""The director of a world: injects the plan's faults, heals, and then checks liveness.
 
-Bounds of the second phase are generous sums of the settings involved: they are there to catch what never happens, or
-happens a lease too late, not to measure.
+The bounds of the second phase are generous sums of the settings involved: they detect events that never happen, or
+happen a lease too late; they do not measure.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from rallypoint.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWor
 
 LOOK_EVERY_S = 0.25
 REGISTER_S = 0.5
-"""What a look at a cell more, and races for it, may add."""
+"""The additional time for a poll of a cell and races for it."""
 NOT_CONNECTED = 2
-"""So many nodes at most have a session and, for a moment, no connection that could break."""
+"""At most this many nodes have a session but temporarily no connection."""
 COUNTED_S = 2.0
-"""For so long the end of a server waits for somebody to count something."""
+"""How long a server restart waits for an `add`."""
 KEPT_S = 0.01
-"""So much later that was kept, and told."""
+"""An upper bound of the time until it is durable and answered."""
 LATE_TTLS = 2
-"""How many times to live a request may be under way at most."""
+"""The longest delay of a request, in times to live."""
 
 
 class _Refused(Exception):
-    """Somebody was told that the cell is too slow for the time-outs of this world."""
+    """A node was refused because the cell is too slow for the time-outs of this world."""
 
 
 class Director:
-    """Runs one world from its start to its verdict."""
+    """Runs one world from start to end."""
 
     def __init__(self, world: SimWorld) -> None:
         self._world = world
@@ -59,7 +59,7 @@ class Director:
         self.faults = 0
 
     async def run(self) -> None:
-        """Raises the error of a broken guarantee, if any is broken."""
+        """Raises the error of the first broken guarantee."""
         plan = self._plan
         starts = [(index * plan.start_within_s / plan.nodes, f"n{index:02d}") for index in range(plan.nodes)]
         script: list[tuple[float, int, Callable[[], None]]] = [
@@ -75,16 +75,16 @@ class Director:
             act()
         await self._until(plan.faults_end_at_s)
         await self._heal()
-        with suppress(_Refused):  # nobody is promised a round there, and they were told so
+        with suppress(_Refused):  # no round is promised in such a world
             await self._live_on()
         self._raise_if_broken()
 
     async def _live_on(self) -> None:
-        """Liveness, now that faults are over."""
+        """Check liveness after the faults."""
         plan = self._plan
         await self._complete("after the faults")
         if plan.thorough:
-            # What is still under way may renew the lease of a process that dies now: that is no late detection.
+            # Delayed requests may renew the lease of a process that dies now: that is not a late detection.
             await asyncio.sleep(LATE_TTLS * plan.ttl_s)
             await self._detect()
             await self._admit()
@@ -190,7 +190,7 @@ class Director:
                 self._spawn(self._operate(lambda operator: operator.drain(process.name, "a fault")))
                 self._spawn(self._later(length_s, lambda: self._start(process.name)))
             case _:
-                pass  # clocks that jump: nothing reads them
+                pass  # jumps of wall clocks have no effect
 
     def _spawn(self, coro: object) -> None:
         self._healing.append(self._world.in_background(coro))  # type: ignore[arg-type]
@@ -214,18 +214,18 @@ class Director:
         process.backend.reset()
 
     async def _kill_mid_write(self, process: SimProcess, writes: int, then_s: float) -> None:
-        await self._last_words(process, writes)
+        await self._limit_requests(process, writes)
         self._world.crash(process)
         await self._later(then_s, lambda: self._start(process.name))
 
     async def _pause_mid_write(self, process: SimProcess, writes: int, length_s: float) -> None:
-        await self._last_words(process, writes)
+        await self._limit_requests(process, writes)
         if not process.is_over:
             await self._pause(process, length_s)
         process.backend.weather = self._world._fair()
 
-    async def _last_words(self, process: SimProcess, writes: int) -> None:
-        """Let the process send so many more requests, some of which arrive when it is gone."""
+    async def _limit_requests(self, process: SimProcess, writes: int) -> None:
+        """Wait until the process has sent this many more requests, some of which arrive after its death."""
         backend, plan = process.backend, self._plan
         backend.left_to_send = writes
         backend.has_sent.clear()
@@ -235,7 +235,7 @@ class Director:
                 async with asyncio.timeout(plan.ttl_s):
                     await backend.has_sent.wait()
             except TimeoutError:
-                pass  # it had nothing to send: it goes idle
+                pass  # it had nothing to send
 
     async def _restart_server(self, action: Action, *, with_data: bool) -> None:
         world, down_s = self._world, action.length_s / 3
@@ -265,17 +265,17 @@ class Director:
             world.start_coordinator()
 
     async def _forming(self, action: Action) -> None:
-        """Until some moment between the decision and the answer to the last confirmation of the next attempt."""
+        """Wait until a random moment between the decision of the next attempt and its last confirmation."""
         self._world.forming.clear()
         try:
             async with asyncio.timeout(action.length_s):
                 await self._world.forming.wait()
         except TimeoutError:
-            pass  # none forms: as good a moment as any
+            pass  # no round forms: any moment is fine
         await asyncio.sleep(self._plan.slowest_s * (action.target % 50) / 10)
 
     async def _counting(self, wire: WiredServer, action: Action) -> None:
-        """Until some moment after something was counted, at which whoever asked for it may not know that yet."""
+        """Wait until a random moment after an `add` was executed, perhaps before it is answered."""
         executed, until = wire.life.engine_host.executed, self._loop.time() + COUNTED_S
         before = executed[Add]
         while executed[Add] == before and self._loop.time() < until:  # noqa: ASYNC110 - of virtual time
@@ -306,7 +306,7 @@ class Director:
     # --- the second phase ---------------------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
-        """No fault goes on, every machine has a process, the run is open."""
+        """End all faults, start a process on every machine, reopen the run."""
         world = self._world
         await asyncio.gather(*self._healing)
         self._healing.clear()
@@ -320,7 +320,7 @@ class Director:
         world.note("heal", "-", "")
 
     def _settled(self) -> str | None:
-        """Why the world is not yet as it should be; None: it is."""
+        """Why the world has not settled yet; None: it has."""
         world, plan = self._world, self._plan
         picture = world.safety.picture
         alive = {p.node.identity.id: p for p in world.processes.values()}
@@ -328,7 +328,7 @@ class Director:
         if size < plan.min_nodes:
             return None
         if picture.round is None or picture.round.phase is not RoundPhase.ACTIVE:
-            return f"no round is active: {picture.waiting.reason if picture.waiting else 'nothing was said'}"
+            return f"no round is active: {picture.waiting.reason if picture.waiting else 'no reason is known'}"
         number = picture.round.number
         inside = [
             p
@@ -339,10 +339,10 @@ class Director:
             and p.joined is not None
             and p.joined.number == number
             and (session := p.node._node_session.session) is not None
-            and not session.lost.is_set()  # else it has yet to go, and to come again
+            and not session.lost.is_set()  # else it has yet to join again
         ]
         if len(inside) != size:
-            reason = picture.waiting.reason if picture.waiting else "nothing was said"
+            reason = picture.waiting.reason if picture.waiting else "no reason is known"
             return f"{len(inside)} of {size} are in round {number}: {reason}"
         return None
 
@@ -371,7 +371,7 @@ class Director:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _stop_if_refused(self) -> None:
-        """Where the cell of a register may be too slow, whoever is told so ends the world."""
+        """End the world if a node was refused because the cell of a register is too slow, where that is allowed."""
         if self._plan.may_be_too_slow and self._world.is_told_too_slow(self._healed_at):
             raise _Refused
 
@@ -399,7 +399,7 @@ class Director:
         await asyncio.sleep(within_s + 20 * plan.slowest_s)
         anew_s = plan.ttl_s + 1.0 + 20 * plan.slowest_s
         while data and died_at <= data.begun_anew_at and self._loop.time() < data.begun_anew_at + anew_s:  # noqa: ASYNC110 - of virtual time
-            await asyncio.sleep(LOOK_EVERY_S)  # the dead's session too, since the disk was not there meanwhile
+            await asyncio.sleep(LOOK_EVERY_S)  # a failed disk has extended the victim's session, too
         self._stop_if_refused()
         for process in members:
             if process is victim or process.is_over:
@@ -411,7 +411,7 @@ class Director:
         await self._complete("after a crash")
 
     async def _admit(self) -> None:
-        """A machine comes back: if there is room, it is in after one further round."""
+        """A machine returns: if there is room, it is admitted within one further round."""
         world, plan = self._world, self._plan
         missing = [f"n{i:02d}" for i in range(plan.nodes) if f"n{i:02d}" not in world.processes]
         if not missing:
@@ -421,28 +421,28 @@ class Director:
         await self._complete("after a late node came", BrokeAdmission)
         size = min(len(world.processes), plan.max_nodes) // plan.step * plan.step
         if len(world.processes) <= size and late.joined is None:
-            raise BrokeAdmission(f"{late.machine} is not in, although there is room")
+            raise BrokeAdmission(f"{late.machine} was not admitted although there is room")
         after = world.safety.picture.round
         if before and after and plan.hold_back_losses == 0 and after.number > before.number + 2:
             raise BrokeAdmission(f"it took from round {before.number} to {after.number} to admit one node")
 
     async def _tolerate_outage(self) -> None:
-        """The control plane is away for less than a lease: nobody notices."""
+        """An outage of the control plane that is shorter than a lease disturbs no member."""
         world, plan = self._world, self._plan
-        await asyncio.sleep(plan.ttl_s / 2)  # who came last has renewed its session: granting it may have taken long
+        await asyncio.sleep(plan.ttl_s / 2)  # the last node has renewed its session: granting it may have taken long
         before = {p.machine: (p.joined.number if p.joined else 0, len(p.causes)) for p in world.processes.values()}
         if world.wire is not None and plan.seed % 2:
             world.wire.crash(is_machine=False)
-            await asyncio.sleep(plan.ttl_s * 0.15)  # the pauses between attempts to connect grow to twice of it
+            await asyncio.sleep(plan.ttl_s * 0.15)  # the pauses between connection attempts grow to twice this time
             world.wire.restart(with_data=True)
         else:
             length_s = plan.ttl_s * 0.4
-            if plan.register:  # a third of a lease may be over, a call may hang, and all renew in turn
+            if plan.register:  # a third of a lease may have passed, a call may hang, and all nodes renew in turn
                 length_s = min(length_s, plan.ttl_s / 2 - 4 * plan.slowest_s * len(world.processes))
-            if plan.wired:  # a third of a lease may be over, and a new connection takes several journeys
+            if plan.wired:  # a third of a lease may have passed, and a new connection takes several round trips
                 length_s = min(length_s, plan.ttl_s * 0.6 - 12 * plan.slowest_s)
             if world.wire is not None and len(world.safety.picture.nodes) > MASS_SESSIONS + NOT_CONNECTED:
-                world.wire.reset_all()  # too many at once to be the nodes' doing
+                world.wire.reset_all()  # so many at once that the server blames the network
                 await asyncio.sleep(plan.slowest_s)
                 length_s = min(length_s, plan.ttl_s * 0.2)
             for process in world.processes.values():
@@ -460,7 +460,7 @@ class Director:
                 raise BrokeOutageTolerance(f"{process.machine} was disturbed in round {number}: {cause.value}")
 
     async def _release(self) -> None:
-        """Too few are left: nobody waits for ever, be it that the run is closed or that its time is over."""
+        """With too few nodes left, no node waits for ever: the run is closed, or the join times out."""
         world, plan = self._world, self._plan
         left = sorted(world.processes)[: plan.min_nodes - 1]
         for name in sorted(world.processes.keys() - left):
@@ -473,7 +473,7 @@ class Director:
             await self._operate(lambda operator: operator.close("too few are left"))
             await asyncio.sleep(SLACK_S + 20 * plan.slowest_s)
             for process in waiting:
-                # With reopen_after 0 a node whose time was over just then has reopened the run for itself.
+                # With reopen_after 0 a node whose join timed out just then may have reopened the run.
                 expected = RendezvousClosedError if plan.reopen_after_s > 0 else RendezvousError
                 told = any(at >= since and isinstance(error, expected) for at, error in process.raised)
                 if not told and not process.is_over:
@@ -483,6 +483,6 @@ class Director:
         for process in waiting:
             errors = [error for at, error in process.raised if at >= since]
             if not errors:
-                raise BrokeRelease(f"{process.machine} waits although too few are left")
+                raise BrokeRelease(f"{process.machine} still waits although too few nodes are left")
             if not any(isinstance(error, RendezvousTimeoutError) and "of at least" in str(error) for error in errors):
                 raise BrokeRelease(f"{process.machine} was not told who is missing: {errors[0]}")

@@ -1,9 +1,9 @@
 """The simulated control plane: one server with the real engine, and a backend for each process that reaches it by
 messages which may be late, lost, repeated or out of order.
 
-A request carries its client and number, so that a repeated one is executed once (the engine's own suppression is under
-test here). A client that gets no answer does not know the outcome. A connection that is reset sends what was not
-answered again and resumes its watches. The server may stop and start, with what it knew or without.
+A request carries its client and number, so that a repeated one is executed once (this tests the engine's own
+deduplication). A client that gets no answer does not know the outcome. After a reset a connection sends unanswered
+requests again and resumes its watches. The server may restart, with or without its data.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from rallypoint.kv.types import (
 from rallypoint.testing.loop import VirtualTimeLoop
 
 EVERYTHING = 0
-"""The watch of whoever checks: it covers all keys and is told at once."""
+"""The watch of the checkers: it covers all keys and gets changes at once."""
 _WIRE = Context()
-"""What is under way belongs to no machine: it arrives even if its sender stands still or is dead."""
+"""The context of messages, which belong to no machine: they arrive even if their sender is paused or dead."""
 GENERATION = 1_000_000
-"""Each life of a server without memory numbers its revisions and leases from a new million on."""
+"""A server without its data numbers revisions and leases from a new million after each restart."""
 
 
 @dataclass(slots=True)
 class Weather:
-    """How messages of one link fare now. Probabilities are per message."""
+    """The current conditions of one network link. Probabilities are per message."""
 
     delay_s: tuple[float, float] = (0.0005, 0.005)
     lose: float = 0.0
     repeat: float = 0.0
     late: float = 0.0
-    """A request arrives some time within `late_s`, when nobody expects it any more."""
+    """A request arrives at a random time within `late_s`, perhaps after its caller has given up."""
     late_s: float = 0.0
     to_server: bool = True
     from_server: bool = True
@@ -75,7 +75,7 @@ class SimServer:
         self._saved = b""
 
     def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
-        """Execute at the present time; commits are seen, watches are told."""
+        """Execute now; commits are reported, watches get events."""
         deadline = self.engine.next_deadline()
         if deadline is not None and deadline <= self._loop.now:
             self._apply(Tick(), "", None)
@@ -97,11 +97,11 @@ class SimServer:
         return outcome.result
 
     def _observe(self) -> None:
-        """See every commit, whatever the history holds."""
+        """Watch all commits, independently of the history."""
         self.engine.watch(EVERYTHING, "", self.engine.revision)
 
     def start_watch(self, watch: SimWatch, after_revision: int) -> tuple[int, WatchStarted | WatchTooOld]:
-        """Register a watch; what it missed is for the caller to send."""
+        """Register a watch; the caller sends its backlog."""
         watch_id = next(self._watch_ids)
         started = self.engine.watch(watch_id, watch.prefix, after_revision)
         if isinstance(started, WatchStarted):
@@ -113,7 +113,7 @@ class SimServer:
         self.engine.unwatch(watch_id)
 
     def crash(self) -> None:
-        """Stop at once. Connections are the caller's business."""
+        """Stop at once. The caller resets connections."""
         self.is_up = False
         self._saved = snapshot(self.engine)
         for watch_id in list(self._watches):
@@ -122,7 +122,7 @@ class SimServer:
             self._timer.cancel()
 
     def restart(self, with_data: bool) -> None:
-        """Start again, from what was saved (all leases renewed) or from nothing."""
+        """Restart, from the saved data (all leases renewed) or empty."""
         if with_data:
             self.engine = restore(self._saved, self._loop.time(), self._history)
         else:
@@ -145,7 +145,7 @@ class SimServer:
 
 
 class SimWatch(Watch):
-    """Batches arrive in order, each watch with delays of its own."""
+    """A watch whose batches arrive in order, with delays of their own."""
 
     def __init__(self, backend: SimBackend, prefix: str, after_revision: int) -> None:
         self.prefix = prefix
@@ -160,7 +160,7 @@ class SimWatch(Watch):
         self._is_cancelled = False
 
     def send(self, batch: Batch) -> None:
-        """The server's side: put a batch on its way. A stream that lost one is torn: nothing may follow on it."""
+        """On the server: send a batch. A stream that loses a batch is torn: nothing may follow on it."""
         if not (self._backend.weather.from_server and self._backend.weather.watches):
             self.tear()
             return
@@ -177,14 +177,14 @@ class SimWatch(Watch):
         self._wake.set()
 
     def tear(self) -> None:
-        """The connection is broken: the server sends no more, and the process asks when it has a new one."""
+        """The connection is broken: the server stops sending until the process resumes on a new connection."""
         if self._id is not None:
             self._backend.server.stop_watch(self._id)
         self._id = None
         self._starting = True
 
     def resume(self) -> None:
-        """The connection is new: ask for the watch again, after what has arrived."""
+        """On a new connection: request the watch again, after the last batch that arrived."""
         self.tear()
         self._starting = False
         self._wake.set()
@@ -220,7 +220,7 @@ class SimWatch(Watch):
         if connection != backend.connection or self._is_cancelled or not backend.server.is_up:
             return
         if self._id is not None or not backend.weather.from_server:
-            return  # asked for twice, or the answer cannot arrive
+            return  # a repeated request, or the answer cannot arrive
         self._last_arrival = 0.0
         watch_id, started = backend.server.start_watch(self, after)
         if isinstance(started, WatchTooOld):
@@ -228,7 +228,7 @@ class SimWatch(Watch):
             return
         self._id = watch_id
         for batch in started.backlog:
-            if self._id is not None:  # a batch that is lost tears the stream: nothing may follow
+            if self._id is not None:  # a lost batch tears the stream: nothing may follow
                 self.send(batch)
 
     def _refuse(self, oldest: int, connection: int) -> None:
@@ -255,7 +255,7 @@ def _give_up(answer: asyncio.Future[Result], writes: bool) -> None:
 
 
 class SimBackend(OpBackend):
-    """One process's connection. Everything that is random comes from `rng`; `note` is told of every message."""
+    """One process's connection. All randomness comes from `rng`; `note` is called for every message."""
 
     name = "sim"
 
@@ -277,10 +277,10 @@ class SimBackend(OpBackend):
         self.is_dead = False
         self.limits = Limits(max_txn_ops=max_txn_ops, max_txn_bytes=1 << 20)
         self.swallow: Callable[[Op], bool] | None = None
-        """Requests that this process never manages to send."""
+        """Requests that match are never sent."""
         self.left_to_send: int | None = None
         self.has_sent = asyncio.Event()
-        """Set when `left_to_send` more requests were sent."""
+        """Set when `left_to_send` more requests have been sent."""
         self._process = process
         self._writer = writer
         self._rng = rng
@@ -293,7 +293,7 @@ class SimBackend(OpBackend):
     # --- the network --------------------------------------------------------------------------------------------------
 
     def send_up(self, action: Callable[..., None], *args: object) -> None:
-        """A message to the server, if it arrives."""
+        """Send a message to the server, which may be lost."""
         weather, rng = self.weather, self._rng
         if not weather.to_server or (weather.lose and rng.random() < weather.lose):
             return
@@ -304,7 +304,7 @@ class SimBackend(OpBackend):
             self._loop.call_later(rng.uniform(*weather.delay_s) * 10, action, *args, context=_WIRE)
 
     def send_down(self, not_before: float, action: Callable[..., None], *args: object, reliable: bool) -> float:
-        """A message to the process, if it arrives; when. A stream's message waits for the one before it."""
+        """Send a message to the process, which may be lost; its arrival time. A stream's messages stay in order."""
         weather, rng = self.weather, self._rng
         if not weather.from_server or (not reliable and weather.lose and rng.random() < weather.lose):
             return not_before
@@ -316,7 +316,7 @@ class SimBackend(OpBackend):
         return at
 
     def reset(self) -> None:
-        """The connection breaks and is made again: what was under way on it may be lost, then it is sent again."""
+        """Break the connection and reconnect: pending messages may be lost, then unanswered requests are sent again."""
         self.connection += 1
         for watch in self.watches:
             watch.tear()
@@ -331,7 +331,7 @@ class SimBackend(OpBackend):
             self.send_up(self._execute, seq, op)
 
     def _execute(self, seq: int, op: Op) -> None:
-        """On the server: a request has arrived, perhaps again, perhaps late, perhaps after its sender died."""
+        """On the server: a request arrives, perhaps repeated, late, or after the death of its sender."""
         if not self.server.is_up:
             return
         self._note("executes", self._process, op)

@@ -1,7 +1,7 @@
-"""What a seed draws: the size of the world, its settings, its weather, and which faults happen when.
+"""The plan of a seed: the size of the world, its settings, its network conditions, and its faults.
 
-A plan is a value: the same seed gives the same plan, and a plan with some of its actions left out is again a plan. That
-is how a failing world is reduced.
+A plan is a value: the same seed gives the same plan, and a plan without some of its actions is again a plan, which is
+used to reduce a failing world.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 import random
 from dataclasses import dataclass, replace
 
-from rallypoint.backends.register.pace import TURNS
+from rallypoint.backends.register.cell_latency import TURNS
 
 FEWEST_ACTIONS = 6
 WIRED = 0.4
@@ -18,37 +18,37 @@ MOST_ON_A_REGISTER = 8
 
 
 class Fault(enum.Enum):
-    """What can happen to a world. Most of them last for a while and end by themselves."""
+    """The faults of a world. Most of them last for some time and end by themselves."""
 
-    CRASH = "a process dies; later its machine starts it again"
-    PAUSE = "a process stands still for a while"
-    CUT = "a process and the server do not hear each other"
-    CUT_UP = "the server does not hear a process"
-    CUT_DOWN = "a process does not hear the server, or only its watches do not"
-    RESET = "a connection breaks and is made again"
-    SLOW = "messages of a process take long"
-    LOSSY = "messages of a process get lost or are repeated"
-    LATE = "requests of a process arrive when it has long stopped waiting for their answers"
-    MUTE = "a process never manages to confirm"
+    CRASH = "a process dies; later its machine starts a new one"
+    PAUSE = "a process is paused"
+    CUT = "no messages between a process and the server arrive"
+    CUT_UP = "no messages from a process to the server arrive"
+    CUT_DOWN = "no messages from the server to a process, or to its watches, arrive"
+    RESET = "a connection is reset and reconnects"
+    SLOW = "messages of a process are slow"
+    LOSSY = "messages of a process are lost or repeated"
+    LATE = "requests of a process arrive long after their time-out"
+    MUTE = "confirmations of a process are never sent"
     SESSION_END = "the session of a living process ends while a round forms"
     KILL_COORDINATOR = "the coordinator dies after its next writes"
-    PAUSE_COORDINATOR = "the coordinator stands still for a while"
-    SERVER_RESTART = "the server restarts with what it knew"
-    SERVER_WIPE = "the server restarts with nothing"
-    SERVER_CUT = "nobody hears the server"
-    CLOSE = "somebody closes the run"
-    CLOSE_FORMING = "somebody closes the run while a round forms, and perhaps reopens it at once"
-    REOPEN = "somebody reopens the run"
-    LEAVE = "a node leaves in good order and comes back"
+    PAUSE_COORDINATOR = "the coordinator is paused"
+    SERVER_RESTART = "the server restarts with its data"
+    SERVER_WIPE = "the server restarts without its data"
+    SERVER_CUT = "no process can reach the server"
+    CLOSE = "an operator closes the run"
+    CLOSE_FORMING = "an operator closes the run while a round forms, and perhaps reopens it at once"
+    REOPEN = "an operator reopens the run"
+    LEAVE = "a node leaves and comes back"
     REJOIN = "a member joins again"
-    DRAIN = "an operator asks a node to go"
-    LEASE_END = "the run's own lease ends under its nodes"
+    DRAIN = "an operator drains a node"
+    LEASE_END = "the run's own lease ends while it has nodes"
     CLOCK = "a wall clock jumps"
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One fault: when, on which node (a number, taken modulo those there are), and for how long."""
+    """One fault: when, on which node (a number modulo the number of nodes), and for how long."""
 
     at_s: float
     fault: Fault
@@ -58,7 +58,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything about a world but the outcome."""
+    """All parameters of a world."""
 
     seed: int
     nodes: int
@@ -83,14 +83,14 @@ class Plan:
     thorough: bool
     """Whether a crash, a late node and an outage follow after the world has settled."""
     wired: bool
-    """Whether the real server and the real client talk over simulated connections; else the engine is reached by
+    """Whether the real server and client communicate over simulated connections; else the engine is reached by
     simulated messages."""
     disconnect_grace_s: float
     call_timeout_s: float
     stall_s: float
     actions: tuple[Action, ...]
     register: bool = False
-    """Whether all that the nodes share is one compare-and-set cell."""
+    """Whether the backend is a register on one compare-and-set cell."""
 
     @property
     def ttl_s(self) -> float:
@@ -98,9 +98,9 @@ class Plan:
 
     @property
     def may_be_too_slow(self) -> bool:
-        """Whether the cell of a register may take too long for these time-outs: then nodes are told so at the door.
+        """Whether the cell of a register may be too slow for these time-outs: then nodes are refused.
 
-        A turn is four journeys.
+        A turn takes four one-way delays.
         """
         return self.register and self.ttl_s < TURNS * 4 * self.slowest_s * self.nodes
 
@@ -110,11 +110,11 @@ class Plan:
 
     @property
     def has_data(self) -> bool:
-        """Whether the server keeps its data, for real. Worlds of the other kind are those of a server without."""
+        """Whether the server uses a log and snapshots on a simulated disk."""
         return self.wired and any(action.fault is Fault.SERVER_RESTART for action in self.actions)
 
     def keeping(self, indices: frozenset[int]) -> Plan:
-        """The same world with these of its actions only."""
+        """The same world with only these actions."""
         return replace(self, actions=tuple(a for i, a in enumerate(self.actions) if i in indices))
 
 
@@ -168,9 +168,9 @@ def draw(seed: int) -> Plan:
 
 
 def draw_register(seed: int) -> Plan:
-    """The plan of a seed for a register world: what `draw` says, without a server, and with few nodes.
+    """The plan of a seed for a world on a register: as `draw`, without a server, and with few nodes.
 
-    All that nodes write takes turns: there must be time for all of them to confirm.
+    The writes of nodes take turns: there must be time for all of them to confirm.
     """
     plan = draw(seed)
     step = plan.step

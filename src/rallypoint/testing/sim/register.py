@@ -1,9 +1,9 @@
-"""Register worlds: all that the processes share is one compare-and-set cell, which they reach by messages.
+"""Worlds on a register: the processes share only one compare-and-set cell, which they reach by simulated messages.
 
-`RegisterCell` is the cell: it compares and sets, and tells of every revision that a write brought. `CellBackend` is the
-real register backend of one process; the messages of its calls may be late, lost or repeated, so that a write may
-happen long after its caller has stopped waiting, or happen without its caller being told. Both have the faces of
-`network`'s, so that a world need not care.
+`RegisterCell` is the cell: it compares and sets, and reports every new revision. `CellBackend` is the real register
+backend of one process; the messages of its calls may be late, lost or repeated, so that a write may be executed long
+after its caller has given up, or without an answer. Both have the interfaces of those in `network`, so that a world
+can use either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 from rallypoint.backends.contract import Limits
 from rallypoint.backends.register.backend import RegisterBackend
 from rallypoint.backends.register.cell import Answer, AsyncCell, Found, Token
-from rallypoint.backends.register.hub import Hub
+from rallypoint.backends.register.shared_cell import SharedCell
 from rallypoint.errors import Unavailable
 from rallypoint.kv.document import Document
 from rallypoint.kv.engine import Engine
@@ -26,12 +26,12 @@ from rallypoint.testing.sim.network import _WIRE, Weather
 _T = TypeVar("_T")
 
 PATIENCE = 6
-"""A call of the cell is given up after this part of a time to live."""
+"""A call of the cell times out after the time to live divided by this."""
 Note = Callable[[str, str, object], None]
 
 
 class RegisterCell:
-    """The cell, and what a world sees of it. `on_commit(batch, writer)` is told of every revision."""
+    """The cell. `on_commit(batch, writer)` is called for every revision."""
 
     def __init__(self, on_commit: Callable[[Batch, str], None], history: int) -> None:
         self.is_up = True
@@ -56,7 +56,7 @@ class RegisterCell:
         return state, self._version, True
 
     def _tell(self, before: Document | None, after: Document, writer: str) -> None:
-        """Every revision that is new. What goes because a lease has ended is nobody's doing."""
+        """Report every new revision. The removal of keys of an ended lease has no writer."""
         known = before if before is not None and before.generation == after.generation else None
         items: dict[str, Item] = dict(known.engine.items) if known is not None else {}
         since = known.engine.revision if known is not None else 0
@@ -72,14 +72,14 @@ class RegisterCell:
                     items[change.key] = change.item
             self._on_commit(batch, "" if is_end else writer)
 
-    # --- what a world does to it --------------------------------------------------------------------------------------
+    # --- for the world ------------------------------------------------------------------------------------------------
 
     @property
     def engine(self) -> Engine:
         return self._document.engine if self._document is not None else Engine()
 
     def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
-        """Something that no process of the world asked for."""
+        """Execute an operation that does not come from a process."""
         assert self._state is not None
         document = Document.decode(self._state, self._history)
         result = document.apply(op)
@@ -89,19 +89,19 @@ class RegisterCell:
         return result
 
     def crash(self) -> None:
-        """Nobody reaches it."""
+        """Make it unreachable."""
         self.is_up = False
 
     def restart(self, with_data: bool) -> None:
-        """It can be reached again, with what it held or empty."""
+        """Make it reachable again, with its content or empty."""
         if not with_data:
             self._state = self._document = None
             self._version += 1
         self.is_up = True
 
 
-class _Line(AsyncCell):
-    """The cell, as one process reaches it."""
+class _CellClient(AsyncCell):
+    """One process's access to the cell."""
 
     name = "sim"
 
@@ -120,7 +120,7 @@ class _Line(AsyncCell):
         self.is_dead = False
         self.left_to_send: int | None = None
         self.has_sent = asyncio.Event()
-        """Set when `left_to_send` more writes were sent."""
+        """Set when `left_to_send` more writes have been sent."""
         self._process = process
         self._writer = writer
         self._rng = rng
@@ -150,7 +150,7 @@ class _Line(AsyncCell):
             return await self._answer(answer)
         except Unavailable:
             if self._rng.random() < 0.5:
-                return None  # as one may: not known
+                return None  # the interface allows it: unknown
             raise
 
     async def _answer(self, answer: asyncio.Future[_T]) -> _T:
@@ -195,7 +195,7 @@ def _give_up(answer: asyncio.Future[_T]) -> None:
 
 
 class CellBackend(RegisterBackend):
-    """The register backend of one process, and what a director may do to it."""
+    """The register backend of one process, with the controls of the director."""
 
     def __init__(
         self,
@@ -207,43 +207,43 @@ class CellBackend(RegisterBackend):
         note: Note,
         ttl_s: float,
     ) -> None:
-        self.line = _Line(cell, process, writer, rng, weather, note, ttl_s)
-        hub = Hub(self.line, rng, history=cell._history)
-        super().__init__(hub, call_timeout_s=ttl_s / 2, rng=rng)
+        self.client = _CellClient(cell, process, writer, rng, weather, note, ttl_s)
+        shared = SharedCell(self.client, rng, history=cell._history)
+        super().__init__(shared, call_timeout_s=ttl_s / 2, rng=rng)
         self.limits = Limits(max_txn_ops=1_000, max_txn_bytes=1 << 20)
         self.swallow: Callable[[Op], bool] | None = None
-        """Requests that this process never manages to send."""
+        """Requests that match are never sent."""
 
     @property
     def weather(self) -> Weather:
-        return self.line.weather
+        return self.client.weather
 
     @weather.setter
     def weather(self, weather: Weather) -> None:
-        self.line.weather = weather
+        self.client.weather = weather
 
     @property
     def is_dead(self) -> bool:
-        return self.line.is_dead
+        return self.client.is_dead
 
     @is_dead.setter
     def is_dead(self, is_dead: bool) -> None:
-        self.line.is_dead = is_dead
+        self.client.is_dead = is_dead
 
     @property
     def left_to_send(self) -> int | None:
-        return self.line.left_to_send
+        return self.client.left_to_send
 
     @left_to_send.setter
     def left_to_send(self, left: int | None) -> None:
-        self.line.left_to_send = left
+        self.client.left_to_send = left
 
     @property
     def has_sent(self) -> asyncio.Event:
-        return self.line.has_sent
+        return self.client.has_sent
 
     def reset(self) -> None:
-        """There is no connection that could break."""
+        """No effect: there is no connection."""
 
     async def execute(self, op: Op) -> Result:
         if self.swallow is not None and self.swallow(op):

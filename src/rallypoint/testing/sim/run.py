@@ -1,4 +1,4 @@
-"""Running worlds: one by its seed, to a verdict."""
+"""Runs one world, given by its seed or plan, and returns its verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_TURNS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a world. `broke` is the name of the guarantee that was broken, or of another failure."""
+    """The result of a world. `broke` is the name of the broken guarantee, or of another failure."""
 
     seed: int
     nodes: int
@@ -38,12 +38,12 @@ class Verdict:
 
 
 def run_seed(seed: int, register: bool = False) -> Verdict:
-    """The world of a seed: of a server, or of a register."""
+    """Run the world of a seed, on a server or on a register."""
     return run_plan(draw_register(seed) if register else draw(seed))
 
 
 def run_plan(plan: Plan) -> Verdict:
-    """The world of a plan. Deterministic: the same plan gives the same digest."""
+    """Run the world of a plan. Deterministic: the same plan gives the same digest."""
     started_at = time.perf_counter()
     loop = VirtualTimeLoop(seed=f"loop {plan.seed}", limit_s=LIMIT_S, max_iterations=MAX_TURNS)
     errors: list[str] = []
@@ -51,7 +51,7 @@ def run_plan(plan: Plan) -> Verdict:
     asyncio.set_event_loop(loop)
     marks = _marks.collect()
     log = logging.getLogger("rallypoint")
-    was_disabled, log.disabled = log.disabled, True  # its events are in the notes; nobody reads them twice
+    was_disabled, log.disabled = log.disabled, True  # events are recorded in the event log
     broke = why = ""
     world: SimWorld | None = None
     director: Director | None = None

@@ -1,4 +1,4 @@
-"""Whoever comes to the server's port and speaks something else, or nothing at all."""
+"""Foreign clients of the server's port, which send something else or nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ STRANGERS = (
     GREETING + frame(encoder.encode(Hello(1, 1, "stranger"))) + frame(b"\xc1 no message"),
     b"",
 )
-"""What they say."""
+"""What they send."""
 
 
 class Garbage(asyncio.Protocol):
-    """A stranger at the server's port: says something, and listens until it is sent away."""
+    """A foreign client: sends some bytes, and reads until the server closes the connection."""
 
     def __init__(self, says: bytes) -> None:
         self._says = says

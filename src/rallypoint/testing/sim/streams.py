@@ -1,9 +1,9 @@
-"""Simulated TCP connections: two ends with asyncio's face of a transport, and bytes that take their time between them.
+"""Simulated TCP connections: two ends with asyncio's transport interface, and bytes with delays between them.
 
-What TCP promises holds: the bytes of a direction arrive in order, each once, or the connection ends. Nothing else does:
-they arrive cut anywhere, with delays, are held back while their direction is cut, and a reset loses what is under way,
-after the peer has taken some of it or before. A process that dies closes its connections with it; a machine that dies
-leaves them open at the other side, which learns of it when it is told that the bytes reach nobody, or much later.
+TCP's promises hold: the bytes of a direction arrive in order, each once, or the connection ends. Nothing else is
+promised: they arrive in arbitrary pieces, with delays, are held back while their direction is cut, and a reset loses
+bytes in flight, before or after the peer has received some of them. A process that dies closes its connections; a
+machine that dies leaves them open at the peer, which notices it by a reset or, much later, by a time-out.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ from typing import Protocol
 from rallypoint.testing.sim.network import Weather
 
 KERNEL_BYTES = 1_024
-"""What the sending kernel takes at once; what is beyond waits in the process."""
+"""The size of the kernel's send buffer; further bytes wait in the process."""
 HIGH_BYTES, LOW_BYTES = 1_024, 256
-"""When a process that writes is told to pause, and to go on."""
+"""The buffer sizes at which a writing process is told to pause and to resume."""
 WINDOW_BYTES = 2_048
-"""What may have arrived without being read."""
+"""The most bytes that may have arrived without being read."""
 WHOLE = 0.7
-"""How often everything that is under way arrives at once."""
+"""The probability that all bytes in flight arrive at once."""
 NOTICED_S = (15.0, 60.0)
-"""When a kernel gives up a peer that does not answer."""
+"""When a kernel times out a peer that does not answer."""
 WIRE = Context()
-"""What is under way belongs to no machine: it arrives even if its sender stands still or is dead."""
+"""The context of bytes in flight, which belong to no machine: they arrive even if their sender is paused or dead."""
 
 
 class Last(enum.Enum):
-    """What follows the last bytes of a direction."""
+    """How a direction ends after its last bytes."""
 
     FIN = "the end"
     RST = "a reset"
 
 
 class End(asyncio.Transport):
-    """One side of a connection. Its protocol is called in its own context: not while its machine stands still."""
+    """One end of a connection. Its protocol is called in its own context: not while its machine is paused."""
 
     def __init__(self, stream: Stream, protocol: asyncio.Protocol, context: Context) -> None:
         super().__init__()
         self.peer: End = self
         self.is_deaf = False
-        """Its machine is dead: what arrives is lost, and nothing is answered."""
+        """Its machine is dead: bytes that arrive are lost, and nothing is answered."""
         self._stream = stream
         self._protocol = protocol
         self._context = context
-        self._under_way = bytearray()
+        self._in_flight = bytearray()
         self._last: Last | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unread = 0
         self._arrived_at: deque[float] = deque()
-        """When what is unread has arrived, piece by piece."""
+        """The arrival times of unread pieces."""
         self._is_closing = False
         self._is_over = False
-        """The protocol was told that the connection is lost, or never will be."""
+        """`connection_lost` was called, or never will be."""
         self._has_paused = False
 
-    # --- asyncio's face -----------------------------------------------------------------------------------------------
+    # --- asyncio's interface ------------------------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_closing or self._stream.is_broken:
             return
-        self._under_way += data
-        if len(self._under_way) > KERNEL_BYTES + HIGH_BYTES and not self._has_paused:
+        self._in_flight += data
+        if len(self._in_flight) > KERNEL_BYTES + HIGH_BYTES and not self._has_paused:
             self._has_paused = True
             self._protocol.pause_writing()
         self.kick()
@@ -85,7 +85,7 @@ class End(asyncio.Transport):
         if self._is_over:
             return
         self._is_closing = True
-        del self._under_way[KERNEL_BYTES:]
+        del self._in_flight[KERNEL_BYTES:]
         self._last = Last.RST if self._unread or self._stream.rng.random() < 0.5 else Last.FIN
         self.kick()
         self._lose(None)
@@ -95,58 +95,58 @@ class End(asyncio.Transport):
 
     @property
     def unread_s(self) -> float:
-        """For how long something has waited to be read: the process does not listen."""
+        """How long the oldest bytes have waited to be read."""
         return self._stream.loop.time() - self._arrived_at[0] if self._arrived_at else 0.0
 
     def get_write_buffer_size(self) -> int:
-        return max(0, len(self._under_way) - KERNEL_BYTES)
+        return max(0, len(self._in_flight) - KERNEL_BYTES)
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return self._stream.name if name == "peername" else default
 
-    # --- what happens to the machine ----------------------------------------------------------------------------------
+    # --- failures of the process and the machine ----------------------------------------------------------------------
 
     def open(self) -> None:
-        """The connection is made, as this side sees it. Call it in this side's context."""
+        """Report the connection to this end's protocol. Call it in this end's context."""
         self._protocol.connection_made(self)
 
     def die(self) -> None:
-        """The process is killed: its kernel says goodbye for it."""
+        """The process is killed: its kernel closes the connection."""
         if not self._is_over:
             self._is_over = True
             self.abort_quietly()
 
     def abort_quietly(self) -> None:
-        """Close as a kernel does, without telling the process."""
+        """Close without calling the protocol."""
         self._is_closing = True
-        del self._under_way[KERNEL_BYTES:]
+        del self._in_flight[KERNEL_BYTES:]
         self._last = Last.RST if self._unread else Last.FIN
         self.kick()
 
     def vanish(self) -> None:
-        """The machine is gone: what it sent is under way, and nothing follows. The peer notices some time."""
+        """The machine is gone: bytes in flight still arrive, and nothing follows. The peer notices later."""
         if self.is_deaf:
             return
         self._is_over = self._is_closing = self.is_deaf = True
-        del self._under_way[KERNEL_BYTES:]
+        del self._in_flight[KERNEL_BYTES:]
         self._stream.later(self._stream.rng.uniform(*NOTICED_S), self.peer.time_out)
 
     def time_out(self) -> None:
-        """The kernel has given up the peer."""
+        """The kernel has timed out the peer."""
         self.lose_soon(OSError(errno.ETIMEDOUT, "Connection timed out"))
 
-    # --- bytes under way ----------------------------------------------------------------------------------------------
+    # --- bytes in flight ----------------------------------------------------------------------------------------------
 
     def kick(self) -> None:
-        """See to it that what is under way arrives, unless it is held back."""
-        if self._timer is not None or not (self._under_way or self._last):
+        """Schedule the arrival of bytes in flight, unless the direction is cut."""
+        if self._timer is not None or not (self._in_flight or self._last):
             return
         stream = self._stream
         if not stream.is_broken and stream.flows(self):
             self._timer = stream.loop.call_later(stream.delay_s(), self._pump, context=WIRE)
 
     def _pump(self) -> None:
-        """Some bytes arrive, or the end after the last of them."""
+        """Deliver some bytes, or the end of the direction."""
         self._timer = None
         stream, peer = self._stream, self.peer
         if stream.is_broken or not stream.flows(self):
@@ -154,34 +154,34 @@ class End(asyncio.Transport):
         if stream.sky.weather.lose and stream.is_unlucky():
             stream.reset()
             return
-        if self._under_way and not peer._is_closing:
+        if self._in_flight and not peer._is_closing:
             room = WINDOW_BYTES - peer._unread
             if room <= 0:
-                return  # kicked when the peer has read
-            size = min(room, len(self._under_way))
+                return  # scheduled again when the peer has read
+            size = min(room, len(self._in_flight))
             if stream.rng.random() >= WHOLE:
                 size = stream.rng.randint(1, size)
-            peer._arrive(bytes(self._under_way[:size]))
-            del self._under_way[:size]
+            peer._arrive(bytes(self._in_flight[:size]))
+            del self._in_flight[:size]
             if self._has_paused or self._is_closing:
                 self._sent()
-            if self._under_way or self._last:
+            if self._in_flight or self._last:
                 self.kick()
             return
-        if self._under_way and not peer.is_deaf:
-            peer._last = peer._last or Last.RST  # nobody is there to take it
+        if self._in_flight and not peer.is_deaf:
+            peer._last = peer._last or Last.RST  # the peer has closed: its kernel resets
             peer.kick()
-        self._under_way.clear()
+        self._in_flight.clear()
         self._sent()
         if self._last is not None:
             last, self._last = self._last, None
             peer._hear(last)
 
     def deliver_now(self) -> None:
-        """All that is under way arrives at this moment, as far as the peer has room."""
-        size = min(WINDOW_BYTES - self.peer._unread, len(self._under_way))
+        """Deliver all bytes in flight now, as far as the peer has room."""
+        size = min(WINDOW_BYTES - self.peer._unread, len(self._in_flight))
         if size > 0 and not self.peer._is_closing and self._stream.flows(self):
-            self.peer._arrive(bytes(self._under_way[:size]))
+            self.peer._arrive(bytes(self._in_flight[:size]))
 
     def _arrive(self, data: bytes) -> None:
         self._unread += len(data)
@@ -209,7 +209,7 @@ class End(asyncio.Transport):
             self.close()
 
     def _sent(self) -> None:
-        """Something left the buffer."""
+        """Some bytes have left the buffer."""
         if self._is_closing:
             self._close_when_sent()
         elif self._has_paused and self.get_write_buffer_size() <= LOW_BYTES:
@@ -227,9 +227,9 @@ class End(asyncio.Transport):
             self._lose(None)
 
     def lose_soon(self, error: Exception) -> None:
-        """The kernel learns that the connection is over; the process when it runs."""
+        """The kernel learns now that the connection is over; the process when it runs."""
         self._is_closing = True
-        self._under_way.clear()
+        self._in_flight.clear()
         self._last = None
         self._lose(error)
 
@@ -244,20 +244,20 @@ class End(asyncio.Transport):
 
 
 class Sky(Protocol):
-    """Where the weather is looked up: it changes under way."""
+    """Where the current network conditions are read from."""
 
     weather: Weather
 
 
 @dataclass(slots=True)
 class Above:
-    """The sky over one process."""
+    """The network conditions of one process."""
 
     weather: Weather
 
 
 class Stream:
-    """A connection between a process (`near`) and the server (`far`), in the weather that the process has now."""
+    """A connection between a process (`near`) and the server (`far`), with the process's network conditions."""
 
     def __init__(self, name: str, sky: Sky, rng: random.Random) -> None:
         self.name = name
@@ -266,27 +266,27 @@ class Stream:
         self.loop = asyncio.get_running_loop()
         self.is_broken = False
         self.is_void = False
-        """The world is over: nobody is told anything any more."""
+        """The world has ended: protocols are no longer called."""
         self.near: End
         self.far: End
 
     def join(self, near: tuple[asyncio.Protocol, Context], far: tuple[asyncio.Protocol, Context]) -> None:
-        """Give it its ends. Each is opened when its side knows of the connection."""
+        """Set its ends. Each is opened when its side learns of the connection."""
         self.near, self.far = End(self, *near), End(self, *far)
         self.near.peer, self.far.peer = self.far, self.near
 
     @property
     def is_over(self) -> bool:
-        """Neither side has it any more, and nothing is under way."""
+        """Both ends are closed, and nothing is in flight."""
         return self.near._is_over and self.far._is_over and not (self.near._timer or self.far._timer)
 
     def flows(self, end: End) -> bool:
-        """Whether bytes that this end sends arrive now."""
+        """Whether bytes from this end can arrive now."""
         weather = self.sky.weather
         return weather.to_server if end is self.near else weather.from_server and weather.watches
 
     def delay_s(self) -> float:
-        """How long the next bytes take, and with them all that follow."""
+        """The delay of the next bytes, and so of all that follow."""
         weather = self.sky.weather
         if weather.late and self.rng.random() < weather.late / 3:
             return self.rng.uniform(0.0, weather.late_s)
@@ -294,22 +294,22 @@ class Stream:
         return fastest_s + (slowest_s - fastest_s) * self.rng.random()
 
     def is_unlucky(self) -> bool:
-        """Whether something between the two resets the connection just now. TCP itself mends what is lost."""
+        """Whether the network resets the connection now. TCP itself repairs lost packets."""
         weather = self.sky.weather
         return weather.lose > 0 and self.rng.random() < weather.lose
 
     def later(self, after_s: float, act: Callable[[], None]) -> asyncio.TimerHandle:
-        """Something happens on the way."""
+        """Schedule an event of the network."""
         return self.loop.call_later(after_s, act, context=WIRE)
 
     def kick(self) -> None:
-        """The weather has changed."""
+        """The network conditions have changed."""
         self.near.kick()
         self.far.kick()
 
     def reset(self, silent: float = 0.2) -> None:
-        """Both sides lose it, each at its own time, with what was under way; or what goes to the server arrives first,
-        so that it is executed and the answer is lost. Now and then the server's side ends without a word."""
+        """Both ends lose the connection and bytes in flight, each at its own time. Or bytes to the server arrive first,
+        so that requests are executed and their answers are lost. Sometimes the server's end only times out."""
         if self.is_broken:
             return
         if self.rng.random() < 0.5:

@@ -1,8 +1,8 @@
-"""One simulated world: real drivers, store and engine; simulated time, network and fate.
+"""One simulated world: real drivers, store and engine; simulated time, network and faults.
 
-First a phase in which the plan's faults happen and only safety is asked for. Then everything is healed, every machine
-has a process again, the run is reopened, and liveness must follow within bounds: the round completes, a crash is
-detected, a late node is admitted, and an outage of the control plane disturbs nobody.
+First a phase with the plan's faults, in which only safety is checked. Then everything is healed, every machine
+has a process again, the run is reopened, and liveness is required within bounds: the round completes, a crash is
+detected, a late node is admitted, and an outage of the control plane disturbs no member.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from rallypoint.testing.checkers import (
     Safety,
 )
 from rallypoint.testing.loop import MACHINE, VirtualTimeLoop
+from rallypoint.testing.sim.event_log import EventLog
 from rallypoint.testing.sim.network import SimBackend, SimServer, Weather
-from rallypoint.testing.sim.notes import Notes
 from rallypoint.testing.sim.plan import Plan
 from rallypoint.testing.sim.register import CellBackend, RegisterCell
 from rallypoint.testing.sim.wired import WiredServer
 from rallypoint.testing.sim.wired_client import WiredBackend
 
 MOST_EVENTS = 150_000
-"""No world that comes to rest has nearly as many."""
+"""No world that settles has nearly as many."""
 WITHDRAW_S = 5.0
 SLACK_S = 2.0
 OBSERVE_S = 0.5
@@ -56,7 +56,7 @@ OBSERVE_S = 0.5
 
 @dataclass(slots=True)
 class SimProcess:
-    """One life of a node. `machine` names that life, `name` the machine it runs on."""
+    """One life of a node. `machine` identifies that life, `name` is the machine that it runs on."""
 
     name: str
     machine: str
@@ -69,7 +69,7 @@ class SimProcess:
     joined: Joined | None = None
     task: asyncio.Task[None] | None = None
     wants: str = ""
-    """What the director asked for: "leave", "rejoin" or nothing."""
+    """The director's command: "leave", "rejoin" or nothing."""
     observes_first: bool = False
     """Its caller looks at the run before it asks to join."""
     paused_s: float = 0.0
@@ -77,7 +77,7 @@ class SimProcess:
 
 
 class SimWorld:
-    """The parts of a world and what can be done to them. Runs on a VirtualTimeLoop."""
+    """The state of a world and operations on it. Runs on a VirtualTimeLoop."""
 
     def __init__(self, plan: Plan, loop: VirtualTimeLoop) -> None:
         self.plan = plan
@@ -92,8 +92,8 @@ class SimWorld:
         self.forming = asyncio.Event()
         """An attempt was written since it was last cleared."""
         self.is_calm = False
-        """The faults are over: everybody stays, and re-joins when its world changes."""
-        self._notes = Notes()
+        """The faults are over: all nodes stay, and re-join when their world changes."""
+        self._notes = EventLog()
         self._settings: dict[str, Settings] = {}
         self._rng = random.Random(f"world {plan.seed}")
         self._revision = 0
@@ -102,7 +102,7 @@ class SimWorld:
         self._machine_of: dict[str, str] = {}
         self._spare_seen_at = float("-inf")
         self._decided_knowing = False
-        """The current attempt was decided after somebody of the server's earlier life had come back."""
+        """The current attempt was decided after a client of the server's earlier life had returned."""
         self._coordinator_task: asyncio.Task[None] | None = None
         self._coordinator_lives = 0
         self.server_backend: SimBackend | None = None
@@ -118,12 +118,12 @@ class SimWorld:
             if plan.server_coordinator:
                 self.start_coordinator()
 
-    # --- what happens is noted ----------------------------------------------------------------------------------------
+    # --- the event log ------------------------------------------------------------------------------------------------
 
     def note(self, kind: str, who: str, what: object) -> None:
-        """One event of the world: into the digest, and into the last few that a failure prints."""
+        """Record an event in the digest and among the last events, which a failure prints."""
         if self._notes.count >= MOST_EVENTS and self.broken is None:
-            self.broken = BrokeCompletion(f"{MOST_EVENTS} events, and the world goes on as if it would never end")
+            self.broken = BrokeCompletion(f"{MOST_EVENTS} events without an end")
         self._notes.add(self.loop.now, kind, who, what, self._revision)
 
     @property
@@ -132,7 +132,7 @@ class SimWorld:
 
     @property
     def notes(self) -> Iterable[tuple[float, str, str, object]]:
-        """The last ones."""
+        """The last events."""
         return self._notes.last
 
     @property
@@ -156,7 +156,7 @@ class SimWorld:
             self._spare_seen_at = self.loop.time()
 
     def _guard(self, check: Callable[[], None]) -> None:
-        """A broken guarantee ends the world, wherever it is noticed."""
+        """Run a check; a broken guarantee ends the world."""
         try:
             check()
         except AssertionError as error:
@@ -169,7 +169,7 @@ class SimWorld:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> SimProcess:
-        """A new process on a machine."""
+        """Start a process on a machine."""
         self._lives += 1
         machine = f"{name}#{self._lives}"
         rng = random.Random(f"{self.plan.seed} {machine}")
@@ -222,7 +222,7 @@ class SimWorld:
         return SimBackend(self.server, who, writer, rng, self._fair(), self.note, call_timeout_s, max_txn_ops)
 
     def settings(self, name: str) -> Settings:
-        """Of the node on a machine: the same in each of its lives."""
+        """The settings of the node on a machine: the same in each of its lives."""
         settings = self._settings.get(name)
         if settings is None:
             settings = self._settings[name] = self._build_settings(name)
@@ -258,9 +258,9 @@ class SimWorld:
         return Weather(delay_s=(0.0002, self.plan.slowest_s))
 
     def crash(self, process: SimProcess, is_machine: bool | None = None) -> None:
-        """The process stops for good, in the middle of whatever it does; what it sent is still under way.
+        """Kill the process at once; messages that it has sent are still in flight.
 
-        In a wire world its connections are closed with it, unless its machine dies, too (None: drawn).
+        In a wire world its connections are closed, unless its machine dies, too (None: random).
         """
         if process.is_over:
             return
@@ -275,14 +275,14 @@ class SimWorld:
         self.note("crash", process.machine, "")
 
     def coordinator(self) -> SimProcess | None:
-        """The process that decides now, if it is a node's."""
+        """The process of the current coordinator, if it is a node."""
         record = self.safety.picture.coordinator
         if record is None:
             return None
         return next((p for p in self.processes.values() if p.node.identity.id == record.id), None)
 
     def start_coordinator(self) -> None:
-        """The coordinator inside the server, for backends that have one: a candidate with a perfect line."""
+        """Start the coordinator inside the server, if the backend has one: a candidate with a perfect connection."""
         self._coordinator_lives += 1
         machine = f"server#{self._coordinator_lives}"
         rng = random.Random(f"{self.plan.seed} {machine}")
@@ -310,7 +310,7 @@ class SimWorld:
                 await backoff.sleep()
 
     def end_run_lease(self) -> None:
-        """End the lease that `config` and `state/` hang on, as if nobody had renewed it."""
+        """End the lease of `config` and `state/`, as if it had not been renewed."""
         item = self.server.engine.items.get(self.keys.config)
         if item is not None and self.server.is_up:
             self.server.execute(Revoke(item.lease), "", None)
@@ -323,7 +323,7 @@ class SimWorld:
 
     @asynccontextmanager
     async def entry(self) -> AsyncIterator[RunConfig]:
-        """An operator's access to the door of the run: another one each time."""
+        """An operator's `RunConfig` to the run, with a new connection each time."""
         self._operators += 1
         who = f"operator {self._operators}"
         rng = random.Random(f"{self.plan.seed} {who}")
@@ -334,7 +334,7 @@ class SimWorld:
         finally:
             await backend.close()
 
-    # --- what a process does with its life ----------------------------------------------------------------------------
+    # --- the main loop of a process -----------------------------------------------------------------------------------
 
     async def _live(self, process: SimProcess) -> None:
         node = process.node
@@ -373,7 +373,7 @@ class SimWorld:
                 await asyncio.sleep(process.rng.uniform(0.0, 3.0))
 
     async def _work(self, process: SimProcess, joined: Joined) -> None:
-        """Use the store, then stay until the world changes, or until restlessness or the director says otherwise."""
+        """Use the store, then stay until the world changes, a random time has passed, or the director commands."""
         store = AsyncStore(process.node.backend, self.keys, process.node.identity.id, joined)
         store.timeout_s = 2.0
         try:
@@ -395,7 +395,7 @@ class SimWorld:
             self.note("restless", process.machine, "")
 
     def _check_sum(self, process: SimProcess, joined: Joined, total: int) -> None:
-        """Everybody adds one, once: more means that a request counted twice or that another round's store shows."""
+        """Every member adds one, once: a larger sum means a request counted twice, or the store of another round."""
         if total > joined.size and self.broken is None:
             self.broken = BrokeFencing(
                 f"{process.machine} found {total} in the store of round {joined.number}, "
@@ -403,9 +403,9 @@ class SimWorld:
             )
 
     def _check_forgotten(self, current: RoundRecord | None) -> None:
-        """A round of a server that has lost its memory is active: nobody may believe to be in one of its earlier life.
+        """When a round of a server that lost its data becomes active, no node may still be in one of its earlier life.
 
-        Nobody who came back could have told of it if the attempt was decided before anybody did: that is the limit.
+        This is not promised if the attempt was decided before any client of the earlier life had returned.
         """
         assert self.wire is not None
         first_revision, now = self.wire.first_revision, self.loop.time()
@@ -427,7 +427,7 @@ class SimWorld:
                 )
 
     def _ended_early(self, lease: int, after_s: float) -> None:
-        """The server ended a session before its time, of a client that is connected: its holder must not need it."""
+        """The server ended a session early although its client is connected: the client must have ended it."""
         for process in self.processes.values():
             session = process.node._node_session.session
             if session is not None and session.lease == lease and not session.lost.is_set() and self.broken is None:
@@ -437,7 +437,7 @@ class SimWorld:
                 )
 
     def _check_release(self, process: SimProcess, began_at: float, paused_s: float) -> None:
-        """Nobody waits past its own deadline, a spare excepted."""
+        """Check that no node waits past its deadline, except a spare."""
         plan, now = self.plan, self.loop.time()
         allowed_s = plan.join_timeout_s + plan.confirm_timeout_s + WITHDRAW_S + SLACK_S
         allowed_s += process.paused_s - paused_s
@@ -464,7 +464,7 @@ class SimWorld:
         self.note("event", machine, event)
 
     def end(self) -> None:
-        """The verdict is given: nobody reaches anybody any more."""
+        """End the world after the verdict: all connections fail from now on."""
         self.server.is_up = False
         if self.wire is not None:
             self.wire.end()
@@ -474,12 +474,12 @@ class SimWorld:
             self.server_backend.is_dead = True
 
     def in_background(self, coro: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
-        """A task of nobody's machine."""
+        """Start a task that belongs to no machine."""
         return asyncio.create_task(coro)
 
 
 def in_words(what: object) -> str:
-    """What a note says."""
+    """The text of an event."""
     if isinstance(what, Event):
         return f"{type(what).__name__}: {what.text()}"
     if isinstance(what, Batch):
