@@ -313,7 +313,7 @@ def test_time_out_has_the_words_of_tcp_store_and_says_what_was_missing(ours):
     with pytest.raises(dist.DistStoreError) as caught:
         ours.wait(["there", "absent"], SHORT)
     assert str(caught.value).startswith("wait timeout after 200ms, keys: /there, /absent")
-    assert "not there within 0.2 s: absent" in str(caught.value)
+    assert "missing after 0.2 s: absent" in str(caught.value)
     assert isinstance(caught.value.__cause__, rallypoint.StoreTimeoutError)
 
 

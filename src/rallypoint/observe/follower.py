@@ -102,7 +102,7 @@ class Follower:
         self._woken = asyncio.Event()
         self._has_seen = False
         self._backoff = Backoff(rng or random.Random())
-        backend.listen(self._reached)
+        backend.on_reachability(self._reached)
 
     async def __aiter__(self) -> AsyncIterator[Report]:
         while True:

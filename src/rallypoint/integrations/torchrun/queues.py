@@ -67,7 +67,7 @@ class Queues:
         return f"{self._store._root}queue/{quote(key, safe='')}/"
 
     async def _range(self, what: str, wanted: Range) -> GotRange:
-        result = await self._store._reach(what, lambda: self._store._backend.txn((), [wanted]), harmless=True)
+        result = await self._store._reach(what, lambda: self._store._backend.txn((), [wanted]), idempotent=True)
         (found,) = result.results
         assert isinstance(found, GotRange)
         return found
@@ -84,7 +84,7 @@ class Queues:
     async def _await_more(self, what: str, key: str) -> None:
         """Until something was pushed. Returns too early rather than too late: the caller looks again."""
         store, place = self._store, self._place(key)
-        read = await store._reach(what, lambda: store._backend.scan(place), harmless=True)
+        read = await store._reach(what, lambda: store._backend.scan(place), idempotent=True)
         if read.items:
             return
         watch = store._backend.watch(place, read.revision)
