@@ -82,7 +82,7 @@ class Run:
         self.nothing_is_left()
 
     def left(self) -> list[int]:
-        """The processes of workers and guards of this run, and all that they ever started."""
+        """The processes of workers and guardians of this run, and all that they ever started."""
         return marked(f"{self.id}/")
 
     def wait_left(self, count: int, who: str) -> None:

@@ -40,7 +40,7 @@ def test_kill_of_a_launcher_takes_its_workers_and_all_their_children_along(stage
     run = Run(stage, endpoint, tmp_path, "1:1", "--nproc-per-node", "2")
     a = run.start("a", words=("children",))
     a.workers(2, count=2)
-    run.wait_left(7, "a guard, two workers, and two children of each")
+    run.wait_left(7, "a guardian, two workers, and two children of each")
     a.kill()
     run.nothing_is_left()
 
@@ -61,15 +61,15 @@ def test_worker_that_is_killed_is_started_again_with_all_others(stage, endpoint,
     run.nothing_is_left()
 
 
-def test_guard_that_is_killed_takes_its_workers_along_and_counts_as_their_failure(stage, endpoint, tmp_path):
+def test_guardian_that_is_killed_takes_its_workers_along_and_counts_as_their_failure(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:1", "--max-restarts", "1")
     a = run.start("a", words=("children",))
     (worker,) = a.workers(1)
-    guard = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(guard, signal.SIGKILL)
+    guardian = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guardian, signal.SIGKILL)
     (again,) = a.workers(1, above=worker["RALLYPOINT_ROUND"])
     assert again["TORCHELASTIC_RESTART_COUNT"] == 1
-    run.wait_left(4, "a guard, a worker and its two children; of the killed ones nothing is left")
+    run.wait_left(4, "a guardian, a worker and its two children; of the killed ones nothing is left")
     run.finish(a)
 
 
@@ -80,7 +80,7 @@ def test_node_that_is_preempted_leaves_first_and_gives_its_workers_time(stage, e
     told_at = b.terminate()
     b.wait("deaf")
     alone = a.workers(1, above=number)[0]
-    assert a.wait_line("stops the workers", "b", "SIGTERM"), "a is told who left and why"
+    assert a.wait_line("stopping the workers", "b", "SIGTERM"), "a is told who left and why"
     assert b.wait_exit() == 143
     assert alone["at"] - told_at < PATIENCE_S
     assert marked(f"{run.id}/b") == [], "the deaf one was killed"
@@ -154,7 +154,7 @@ def test_workers_go_on_while_nobody_serves_and_form_again_once_when_somebody_doe
     server.kill()
     for one in (a, b):
         one.wait_line("lost its session")
-        one.wait_line("nobody serves", "the workers go on until somebody does")
+        one.wait_line("no server is running", "the workers go on until one is")
         assert one.all("told") == []
     run.wait_left(4, "two workers and their guards")
     stage.serve(bind, "--data", data)

@@ -49,14 +49,14 @@ def test_machine_that_is_gone_at_once_is_replaced_by_those_that_are_left(network
     grown = consistent(*(launcher.workers(3) for launcher in (a, b, c)))
     power_off(three)
     shrunk = consistent(*(launcher.workers(2, above=grown[0]["RALLYPOINT_ROUND"]) for launcher in (a, b)))
-    assert a.wait_line("stops the workers", "lost: c")
+    assert a.wait_line("stopping the workers", "lost: c")
     assert marked(f"{run.id}/c") == []
 
     said = len(a.errors)
     ip("-n", two.name, "link", "set", "eth0", "down")  # now the other way round: cut off, and alive
-    assert a.wait_line("waits for", "1 of at least 2 nodes joined: a", after=said)
+    assert a.wait_line("waiting for", "1 of at least 2 nodes joined: a", after=said)
     ip("-n", two.name, "link", "set", "eth0", "up")
     ip("-n", two.name, "route", "replace", "default", "via", one.address)
-    assert b.wait_line("stops the workers")
+    assert b.wait_line("stopping the workers")
     consistent(*(launcher.workers(2, above=shrunk[0]["RALLYPOINT_ROUND"]) for launcher in (a, b)))
     run.finish(a, b)

@@ -53,7 +53,7 @@ def test_row_03_survivors_of_a_killed_launcher_are_told_and_form_again(stage, en
     took_s = min(fact["at"] for fact in again) - killed_at
     print(f"kill -9 of a launcher to the first line of the re-started workers: {took_s:.2f} s (goal: {RECOVERY_S} s)")
     assert took_s < 4 * RECOVERY_S, "the figure is printed with -rP; this only says that it is no time-out"
-    assert a.wait_line("stops the workers", "lost: c")
+    assert a.wait_line("stopping the workers", "lost: c")
     run.finish(a, b)
 
 
@@ -62,7 +62,7 @@ def test_row_04_spare_takes_the_place_of_a_killed_member_and_survivors_keep_thei
     a, b = run.start("a"), run.start("b")
     first = consistent(a.workers(2), b.workers(2))
     c = run.start("c")
-    assert c.wait_line("waits for", "round 1 is active with 2 of 2 members")
+    assert c.wait_line("waiting for", "round 1 is active with 2 of 2 members")
     assert c.all("worker") == []
     assert first[1]["node"] == "b", "the first round is in natural order"
     killed_at = a.kill()
@@ -77,7 +77,7 @@ def test_row_05_more_launchers_than_places_are_spares_and_end_well_with_the_run(
     a, b = run.start("a"), run.start("b")
     consistent(a.workers(2), b.workers(2))
     c = run.start("c")
-    c.wait_line("waits for", "active with 2 of 2")
+    c.wait_line("waiting for", "active with 2 of 2")
     run.finish(a, b, c)
     assert c.all("worker") == []
     assert len(a.all("worker")) == 1, "nobody was disturbed"
@@ -96,7 +96,7 @@ def test_row_07_launcher_that_stalls_is_missed_only_beyond_its_time_to_live_and_
     alone = a.workers(1, above=number)[0]["RALLYPOINT_ROUND"]
     b.go_on()
     assert b.wait_line("lost its session")
-    assert b.wait_line("stops the workers")
+    assert b.wait_line("stopping the workers")
     consistent(a.workers(2, above=alone), b.workers(2, above=alone))
     run.finish(a, b)
 
@@ -112,7 +112,7 @@ def test_row_10_node_that_is_lost_again_and_again_is_held_back_with_a_reason(sta
         c.kill()
         number = a.workers(1, above=number)[0]["RALLYPOINT_ROUND"]
     c = run.start("c")
-    assert c.wait_line("waits for", "held back", "c"), "it says so itself"
+    assert c.wait_line("waiting for", "held back", "c"), "it says so itself"
     assert "c" in until_said("why", run.url, parts=("held back",))
     started = len(a.all("worker"))
     run.finish(a)
@@ -146,7 +146,7 @@ def test_row_16_server_that_starts_after_its_nodes_is_waited_for(stage, tmp_path
     run = Run(stage, endpoint, tmp_path, "2", conf="is_host=false")
     a, b = run.start("a"), run.start("b")
     for one in (a, b):
-        assert one.wait_line("waits for", endpoint), "it says whom it waits for"
+        assert one.wait_line("waiting for", endpoint), "it says whom it waits for"
     stage.serve(endpoint)
     consistent(a.workers(2), b.workers(2))
     run.finish(a, b)
@@ -158,7 +158,7 @@ def test_row_17_run_that_fell_below_its_minimum_goes_on_when_that_is_back(stage,
     number = consistent(a.workers(2), b.workers(2))[0]["RALLYPOINT_ROUND"]
     said = len(a.errors)  # it may have waited for b, too, before there was a round
     b.kill()
-    a.wait_line("waits for", "1 of at least 2 nodes joined: a", after=said)
+    a.wait_line("waiting for", "1 of at least 2 nodes joined: a", after=said)
     assert marked(f"{run.id}/a") == [], "nobody works while there is no round"
     c = run.start("c")
     consistent(a.workers(2, above=number), c.workers(2, above=number))
@@ -193,7 +193,7 @@ def test_row_19_restart_budget_is_one_number_for_the_run(stage, endpoint, tmp_pa
     run.say("fail-0", "3")
     assert (a.wait_exit(), b.wait_exit()) == (80, 80)
     for one in (a, b):
-        assert one.wait_line("ends with code 80", "the worker of rank 0 exited with 3", "has used its 2 restarts")
+        assert one.wait_line("exiting with code 80", "the worker of rank 0 exited with 3", "has used its 2 restarts")
     run.nothing_is_left()
 
 
@@ -211,7 +211,7 @@ def test_row_20_node_that_hosts_itself_says_where_and_whom_it_waits_for(stage, t
     a = run.start("a")
     assert a.wait_line(f"serves this run itself on {endpoint}", "at least 1 more node must reach it there")
     assert a.wait_exit() == 82, "it never makes a world of one"
-    assert a.wait_line("ends with code 82", "1 of at least 2 nodes joined")
+    assert a.wait_line("exiting with code 82", "1 of at least 2 nodes joined")
     assert a.all("worker") == []
 
 
@@ -238,7 +238,7 @@ def test_row_24_node_that_has_finished_names_those_it_waits_for_and_not_forever(
     consistent(a.workers(2), b.workers(2))
     run.say("finish-a")
     assert a.wait_exit() == 82
-    assert a.wait_line("ends with code 82", "this node has finished; not within 1.5 s: b (node 1)")
+    assert a.wait_line("exiting with code 82", "this node has finished; not finished within 1.5 s: b (node 1)")
     b.popen.send_signal(signal.SIGTERM)
     assert b.wait_exit() == 143
     run.nothing_is_left()
@@ -247,8 +247,8 @@ def test_row_24_node_that_has_finished_names_those_it_waits_for_and_not_forever(
 def test_run_that_somebody_closed_ends_with_a_code_of_its_own(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2")
     a = run.start("a")
-    a.wait_line("waits for", "1 of at least 2")
+    a.wait_line("waiting for", "1 of at least 2")
     ask("close", run.url, "--reason", "wrong dataset", "--yes")
     assert a.wait_exit() == 81
-    assert a.wait_line("ends with code 81", "wrong dataset")
+    assert a.wait_line("exiting with code 81", "wrong dataset")
     assert command("run", "--url", run.url + "?min_nodes=2", "--", "true").returncode == 81

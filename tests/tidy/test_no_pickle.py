@@ -25,7 +25,7 @@ WALL_CLOCK_ALLOWED: dict[str, str] = {
     "rallypoint.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
     "rallypoint.bench.suite.run:_begin": "the name of a run of benchmarks, which people read",
     "rallypoint.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
-    "rallypoint.launcher.preflight:leave_note": "a time in a note that people read",
+    "rallypoint.launcher.preflight:write_note": "a time in a note that people read",
     "rallypoint.launcher.supervisor:Supervisor.__init__": "when a run was closed, for people",
     "rallypoint.server.server:Server.__init__": "times in records that people read, and the first revision",
     "rallypoint.server.server:first_revision": "a first revision that no earlier life of the server has reached; if a "

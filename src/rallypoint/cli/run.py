@@ -18,7 +18,7 @@ from rallypoint.cli.serve_watching import metrics_address
 if TYPE_CHECKING:
     from rallypoint.aio import AsyncHandler
     from rallypoint.events import Sink
-    from rallypoint.launcher.output import Console
+    from rallypoint.launcher.console import Console
     from rallypoint.launcher.supervisor import Job
     from rallypoint.settings import Settings
 
@@ -144,7 +144,7 @@ def _launch(values: Values, settings: Settings, job: Job) -> int:
     import asyncio
 
     from rallypoint.errors import RallypointError
-    from rallypoint.launcher.output import Console, fill_standard_streams
+    from rallypoint.launcher.console import Console, fill_standard_streams
 
     fill_standard_streams()
     console = Console()

@@ -281,14 +281,14 @@ def _standalone(values: Values, options: dict[str, object]) -> Settings:
 
 def job_of(values: Values, argv: tuple[str, ...]) -> Job:
     """What is to be run here."""
-    from rallypoint.launcher.logs import Choice, Std
+    from rallypoint.launcher.logs import Std, StreamChoice
     from rallypoint.launcher.supervisor import Job
 
-    redirects = Choice.parse("redirects", values.text("redirects") or "0")
-    tee = Choice.parse("tee", values.text("tee") or "0")
+    redirects = StreamChoice.parse("redirects", values.text("redirects") or "0")
+    tee = StreamChoice.parse("tee", values.text("tee") or "0")
     log_dir = values.text("log-dir")
     if log_dir is not None and not redirects.is_any and not tee.is_any:
-        tee = Choice(Std.ALL)
+        tee = StreamChoice(Std.ALL)
     if log_dir is None and (redirects.is_any or tee.is_any):
         raise SettingsError("--redirects and --tee write files: say where, with --log-dir", option="log-dir")
     values.seconds("monitor-interval")

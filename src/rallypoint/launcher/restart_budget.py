@@ -1,8 +1,8 @@
-"""What the launchers of a run agree on, in the run itself: how many restarts it has used, and how it ended.
+"""The restart budget of a run, shared by its launchers: how many restarts the run has used, and how it ended.
 
-One key, `budget`, written by transaction: it is one number for the whole run, whichever node counts and however often
-nodes come and go. A round is counted once. The record belongs to an incarnation of the run; what an earlier one left,
-or one that had ended and was reopened, counts from nothing.
+The budget is one key, `budget`, written by transaction, so it is one number for the whole run: leaving and re-joining
+does not reset it. Each round is counted at most once. The record belongs to one incarnation of the run. A new
+incarnation starts at zero, and so does a run that ended and was reopened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RETRY_S = 0.2
 
 
 class BudgetRecord(Record, frozen=True, kw_only=True):
-    """Restarts of a run. `round` is the last that was counted; `outcome` the run's exit code, once it has ended."""
+    """`round` is the last round that was counted; `outcome` is the run's exit code once the run has ended."""
 
     incarnation: str
     used: int
@@ -36,15 +36,18 @@ class BudgetRecord(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the run may go on after a failure; if not, its exit code. `why` is for everybody."""
+    """Whether the run may restart after a failure; if not, `code` is its exit code. All launchers show `why`."""
 
     allowed: bool
     code: int
     why: str
 
 
-class Book:
-    """The budget of one run, for one launcher. Calls are repeated until the backend answers: the caller limits them."""
+class RestartBudget:
+    """The budget of one run, for one launcher. Every call retries until the backend answers: the caller sets a limit.
+
+    `closes`: whether the end of the run also closes it.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Book:
         self._wall = wall
 
     async def begin(self) -> BudgetRecord:
-        """The record of the run as it goes on: made, or begun anew after another life of the run."""
+        """The current record. Creates it if there is none, or if the existing one belongs to a run that has ended."""
         while True:
             door, record, revision = await self._read()
             if record is not None and record.outcome is None:
@@ -76,9 +79,9 @@ class Book:
                 return fresh
 
     async def spend(self, round: int, why: str, code: int) -> Verdict:
-        """Count a restart because of a failure in a round; one that was counted already is allowed again.
+        """Count a restart for a failure in a round. A round that was counted before is allowed and not counted again.
 
-        When none is left, the run is closed with its outcome, in the same transaction.
+        If no restart is left, the same transaction records the outcome and closes the run.
         """
         while True:
             door, found, revision = await self._read()
@@ -94,13 +97,13 @@ class Book:
                     return Verdict(True, 0, text)
                 continue
             outcome = code if record.limit == 0 else BUDGET_USED_UP
-            text = f"{why}, and {_no_more(record.limit)}"
+            text = f"{why}, and {_used_up(record.limit)}"
             failed = self._changed(record, round=round, why=text, outcome=outcome)
             if await self._write(door, revision, failed, close=text):
                 return Verdict(False, outcome, text)
 
     async def finish(self) -> None:
-        """Close the run as finished; fine if that was done already."""
+        """Record that the run has finished, and close it. Idempotent."""
         while True:
             door, found, revision = await self._read()
             record = found or self._fresh(door)
@@ -111,7 +114,7 @@ class Book:
                 return
 
     async def outcome(self) -> BudgetRecord | None:
-        """How the run ended; None: it has not, or nobody said."""
+        """The record of a run that has ended; None if it has not, or if no outcome was recorded."""
         _, record, _ = await self._read()
         return record if record is not None and record.outcome is not None else None
 
@@ -140,7 +143,7 @@ class Book:
         )
 
     async def _read(self) -> tuple[Door, BudgetRecord | None, int]:
-        """The run, the record if it is of this life of it, and the key's revision."""
+        """The run, the record if it belongs to this incarnation, and the key's revision (0: no key)."""
         while True:
             try:
                 backend = self._backend()
@@ -150,14 +153,17 @@ class Book:
                 await asyncio.sleep(RETRY_S)
                 continue
             if door is None:
-                raise RendezvousError(f"run {self._keys.run_id!r} does not exist any more")
+                raise RendezvousError(f"run {self._keys.run_id!r} no longer exists")
             record = decode(BudgetRecord, item) if item is not None else None
             if record is not None and record.incarnation != door.config.incarnation:
                 record = None
             return door, record, item.mod_revision if item is not None else 0
 
     async def _write(self, door: Door, revision: int, record: BudgetRecord, close: str | None = None) -> bool:
-        """Whether it is written. If not, or if that is not known: read again, a round is counted once."""
+        """Whether the record was written. On False the caller reads again; an unknown outcome also returns False.
+
+        That is safe because a round is counted once.
+        """
         lease = door.config.run_lease
         compares: list[Compare] = [
             ModRevisionIs(self._keys.budget, revision),
@@ -177,7 +183,7 @@ class Book:
             return False
 
 
-def _no_more(limit: int) -> str:
+def _used_up(limit: int) -> str:
     if limit == 0:
         return "the run has no restarts (--max-restarts 0)"
     return f"the run has used its {limit} restart{'s' * (limit != 1)} (--max-restarts)"
