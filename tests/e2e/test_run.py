@@ -104,7 +104,7 @@ def test_node_whose_preflight_fails_is_held_back_with_its_reason_for_everybody(s
     a, b = run.start("a"), run.start("b", "--preflight", check)
     assert b.wait_line("this node is held back", "exited with 9: GPU 3 has fallen off the bus")
     why = until_said("why", run.url, parts=("B is held back: preflight", "GPU 3 has fallen off the bus"))
-    assert "Mend what the preflight found there" in why
+    assert "Fix what the preflight check found there" in why
     assert "held back: b" in until_said("status", run.url, parts=("GPU 3",))
     run.say("fit")
     consistent(a.workers(2), b.workers(2))

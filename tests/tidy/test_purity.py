@@ -24,7 +24,7 @@ PURE = (
     "rallypoint.integrations.hosts",
     "rallypoint.integrations.schedulers.*",
     "rallypoint.observe.report",
-    "rallypoint.observe.scene",
+    "rallypoint.observe.report_builder",
     "rallypoint.dashboard.tracks",
     "rallypoint.dashboard.versioned",
 )

@@ -11,8 +11,8 @@ from rallypoint._plain import one_line
 from rallypoint.cli.common import backend_of, common, confirm, operator_name, print_json, run, target_of, within
 
 if TYPE_CHECKING:
-    from rallypoint.observe.opening import Target
-    from rallypoint.observe.operating import Operator
+    from rallypoint.observe.operator_actions import Operator
+    from rallypoint.observe.target import Target
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def drain(url: str, node: str, reason: str, is_sure: bool, as_json: bool, timeou
 
 def _operate(target: Target, timeout_s: float, act: Callable[[Operator], Any]) -> Any:
     from rallypoint.cli.show import wall
-    from rallypoint.observe.operating import Operator
+    from rallypoint.observe.operator_actions import Operator
 
     async def work() -> Any:
         async with backend_of(target, timeout_s) as backend:

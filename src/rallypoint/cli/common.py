@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from rallypoint.backends.contract import Backend
-    from rallypoint.observe.opening import Target
+    from rallypoint.observe.target import Target
 
 T = TypeVar("T")
 
@@ -77,16 +77,16 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
 
 def target_of(url: str, timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> Target:
     """The run that a command is about. Ends the command with code 2 if the URL is not acceptable."""
-    from rallypoint.observe.opening import read_target
+    from rallypoint.observe.target import read_target
 
     return _checked(lambda: read_target(url, **_overrides(timeout_s, token_file, options)))
 
 
 def place_of(url: str, timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> Target:
     """The server or cluster that a command is about, as `target_of`."""
-    from rallypoint.observe.opening import read_place
+    from rallypoint.observe.target import read_backend_target
 
-    return _checked(lambda: read_place(url, **_overrides(timeout_s, token_file, options)))
+    return _checked(lambda: read_backend_target(url, **_overrides(timeout_s, token_file, options)))
 
 
 def _overrides(timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> dict[str, object]:
@@ -116,7 +116,7 @@ def run(main: Coroutine[Any, Any, T], where: str) -> T:
         SettingsError,
         Unavailable,
     )
-    from rallypoint.observe.operating import NoSuchKey, NoSuchRun
+    from rallypoint.observe.operator_actions import NoSuchKey, NoSuchRun
 
     try:
         return asyncio.run(main)
@@ -140,9 +140,9 @@ def run(main: Coroutine[Any, Any, T], where: str) -> T:
 @asynccontextmanager
 async def backend_of(target: Target, timeout_s: float) -> AsyncIterator[Backend]:
     """The backend of a target. Opening it does not wait until it can be reached."""
-    from rallypoint.observe.opening import opened
+    from rallypoint.observe.target import open_backend
 
-    async with opened(target, timeout_s) as backend:
+    async with open_backend(target, timeout_s) as backend:
         yield backend
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from rallypoint.events import Event
     from rallypoint.observe.follower import Follower
-    from rallypoint.observe.opening import Target
     from rallypoint.observe.report import Report
+    from rallypoint.observe.target import Target
 
 URL = click.argument("url", metavar="URL")
 REDRAW_S = 2.0
@@ -158,20 +158,20 @@ def events(url: str, follow: bool, as_json: bool, timeout_s: float, **how: Any) 
 
 
 def _look(url: str, timeout_s: float, how: dict[str, Any]) -> tuple[Target, Report]:
-    from rallypoint.observe.follower import look
+    from rallypoint.observe.follower import read_report
 
     target = target_of(url, timeout_s, **how)
 
     async def ask() -> Report:
         async with backend_of(target, timeout_s) as backend:
-            return await within(timeout_s, look(backend, target.keys, target.where), target.where)
+            return await within(timeout_s, read_report(backend, target.keys, target.where), target.where)
 
     return target, run(ask(), target.where)
 
 
 def _fail_if_absent(target: Target, report: Report) -> None:
     if not report.exists:
-        from rallypoint.observe.operating import no_such_run
+        from rallypoint.observe.operator_actions import no_such_run
 
         raise Failed(str(no_such_run(target)), NO_SUCH)
 
@@ -259,30 +259,30 @@ async def _draw(reports: AsyncIterator[Report], follower: Follower, out: Console
 async def _events(target: Target, timeout_s: float, follow: bool, as_json: bool) -> None:
     from rallypoint.cli.show import wall
     from rallypoint.observe.follower import Follower
-    from rallypoint.observe.happenings import Happenings, recorded
-    from rallypoint.observe.operating import no_such_run
+    from rallypoint.observe.operator_actions import no_such_run
+    from rallypoint.observe.run_events import RunEvents, recorded_events
 
-    happenings = Happenings()
+    run_events = RunEvents()
     async with backend_of(target, timeout_s) as backend:
-        follower = Follower(backend, target.keys, target.where, on_changes=happenings.take)
+        follower = Follower(backend, target.keys, target.where, on_changes=run_events.take)
         is_first = True
         async for report in _reports(follower, timeout_s, target.where):
             if is_first:
                 is_first = False
                 if not report.exists and not follow:
                     raise no_such_run(target)
-                for past in recorded(report):
+                for past in recorded_events(report):
                     _print_event(past.at, past.event, as_json)
                 if not follow:
                     return
-            told, happenings.events = happenings.events, []
+            told, run_events.events = run_events.events, []
             for event in told:
                 _print_event(wall(), event, as_json)
 
 
 def _print_event(at: float | None, event: Event, as_json: bool) -> None:
     if as_json:
-        from rallypoint.observe.lines import event_line
+        from rallypoint.observe.event_json import event_line
 
         click.echo(event_line(at, event).decode())
         return

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rallypoint.observe.doctor.checks import Check, Verdict
 from rallypoint.observe.explain import explain
-from rallypoint.observe.listing import Listed
+from rallypoint.observe.listing import RunSummary
 from rallypoint.observe.report import NodeReport, PastRound, Phase, Report, Standing
 
 PIPED_WIDTH = 10_000
@@ -231,7 +231,7 @@ def screen(report: Report, trouble: str, out: Console) -> RenderableType:
 # --- the others -------------------------------------------------------------------------------------------------------
 
 
-def runs_table(runs: Sequence[Listed], out: Console) -> Table:
+def runs_table(runs: Sequence[RunSummary], out: Console) -> Table:
     """`rallypoint ls`."""
     table = _table(out.is_terminal)
     for name, justify in (

@@ -11,7 +11,7 @@ from rallypoint._plain import one_line
 from rallypoint.cli.common import NO_SUCH, Failed, backend_of, common, print_json, run, target_of, within
 
 if TYPE_CHECKING:
-    from rallypoint.observe.opening import Target
+    from rallypoint.observe.target import Target
 
 URL = click.argument("url", metavar="URL")
 KEY = click.argument("key", metavar="KEY")
@@ -128,7 +128,7 @@ def watch(url: str, key: str, as_json: bool, timeout_s: float, **how: Any) -> No
 
 
 async def _store(backend: Any, target: Target, number: int | None) -> Any:
-    from rallypoint.observe.operating import RoundStore
+    from rallypoint.observe.operator_actions import RoundStore
 
     return await RoundStore.of(backend, target, number)
 

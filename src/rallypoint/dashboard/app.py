@@ -23,7 +23,7 @@ from rallypoint.dashboard.guard import Guard, is_same_origin
 from rallypoint.dashboard.streams import EventStream
 from rallypoint.dashboard.watching import Crowded, Watching, wall
 from rallypoint.errors import OutcomeUnknown, Rejected, RendezvousStateError, SettingsError, Unavailable
-from rallypoint.observe.operating import NoSuchKey, NoSuchRun, Operator
+from rallypoint.observe.operator_actions import NoSuchKey, NoSuchRun, Operator
 
 Metrics = Callable[[], tuple[bytes, str]]
 Body = TypeVar("Body")

@@ -35,7 +35,7 @@ from rallypoint.dashboard.studio_words import (
     to_studio,
 )
 from rallypoint.dashboard.watching import Channel, draw
-from rallypoint.observe.opening import Target
+from rallypoint.observe.target import Target
 from rallypoint.server.process import run_loop
 
 

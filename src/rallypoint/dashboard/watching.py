@@ -24,9 +24,9 @@ from rallypoint.dashboard.places import OPEN_S, Place
 from rallypoint.dashboard.versioned import Versioned
 from rallypoint.errors import BackendError, RallypointError, RendezvousStateError
 from rallypoint.observe.follower import Follower
-from rallypoint.observe.happenings import Happenings
-from rallypoint.observe.listing import Listed, list_runs
-from rallypoint.observe.opening import Target
+from rallypoint.observe.listing import RunSummary, list_runs
+from rallypoint.observe.run_events import RunEvents
+from rallypoint.observe.target import Target
 from rallypoint.rendezvous.records import RosterRecord, decode
 
 PAUSE_S = 0.25
@@ -245,13 +245,13 @@ async def keep_following(place: Place, target: Target, picture: Picture) -> Asyn
             async with place.open(target) as backend:
                 if not picture.exists:
                     await _recall(backend, target, picture)
-                happenings = Happenings()
+                run_events = RunEvents()
                 follower = Follower(
-                    backend, target.keys, place.where, pause_s=PAUSE_S, quiet_s=QUIET_S, on_changes=happenings.take
+                    backend, target.keys, place.where, pause_s=PAUSE_S, quiet_s=QUIET_S, on_changes=run_events.take
                 )
                 async for report in follower:
                     backoff.reset()
-                    told, happenings.events = happenings.events, []
+                    told, run_events.events = run_events.events, []
                     if picture.update(report, told, follower.trouble, wall()):
                         yield
         except RallypointError as error:
@@ -262,9 +262,9 @@ async def keep_following(place: Place, target: Target, picture: Picture) -> Asyn
 
 async def _recall(backend: Backend, target: Target, picture: Picture) -> None:
     """Who was in the round before the current one, as far as the run still knows."""
-    from rallypoint.observe.follower import look
+    from rallypoint.observe.follower import read_report
 
-    report = await look(backend, target.keys, target.where)
+    report = await read_report(backend, target.keys, target.where)
     over = [past for past in report.rounds if past.lasted_s is not None]
     if not over:
         return
@@ -288,7 +288,7 @@ class Runs(msgspec.Struct, omit_defaults=True, kw_only=True):
     now: float
     full: bool = False
     trouble: str = ""
-    runs: list[Listed] = []
+    runs: list[RunSummary] = []
     gone: list[str] = []
 
 
@@ -298,10 +298,10 @@ class RunList:
     def __init__(self, only: str | None) -> None:
         self.version = 0
         self._only = only
-        self._runs: Versioned[str, Listed] = Versioned()
+        self._runs: Versioned[str, RunSummary] = Versioned()
         self._trouble = ""
 
-    def update(self, runs: list[Listed], trouble: str = "") -> bool:
+    def update(self, runs: list[RunSummary], trouble: str = "") -> bool:
         """Whether anything is different."""
         version, changed = self.version + 1, self.version == 0 or trouble != self._trouble
         self._trouble = trouble
