@@ -83,7 +83,7 @@ class Screen:
         from rich.console import Group
         from rich.text import Text
 
-        from rallypoint.cli.show import screen
+        from rallypoint.cli.render import screen
 
         top = [screen(self._report, "", self._live.console)] if self._report is not None else []
         below = [Text.from_ansi(line, no_wrap=True, overflow="ellipsis") for line in self._lines]

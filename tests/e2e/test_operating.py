@@ -237,7 +237,7 @@ def test_wrong_port_says_what_listens_there(stage):
     web.until(lambda: any("Serving HTTP" in str(fact) for fact in web.facts), "it serves")
     url = f"tcp://{address}:8080/run"
     said = ask("why", url, "--timeout", "1", code=4)  # the HTTP server waits for a line that never comes
-    assert "it is something else that waits for other words" in said
+    assert "it is a different kind of server" in said
     found = checks(ask_json("doctor", url, "--timeout", "1", code=1))["protocol"]
     assert "it is an HTTP server (SimpleHTTP" in found["found"]
     assert found["fix"] == "correct the port in the URL"

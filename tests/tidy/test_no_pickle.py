@@ -21,7 +21,7 @@ WALL_CLOCKS = frozenset(
 # reason; to decide anything is not. "module:" is the top of the module.
 WALL_CLOCK_ALLOWED: dict[str, str] = {
     "rallypoint.dashboard.watching:wall": "when something was shown, for people",
-    "rallypoint.cli.show:wall": "what people are shown, and read in records",
+    "rallypoint.cli.render:wall_clock": "what people are shown, and read in records",
     "rallypoint.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
     "rallypoint.bench.suite.run:_begin": "the name of a run of benchmarks, which people read",
     "rallypoint.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
