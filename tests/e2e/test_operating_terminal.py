@@ -174,6 +174,6 @@ def test_watch_shows_what_changes_and_an_outage(terminal):
         second.round()
         terminal.until("active with 2 of 2 members")
         server.kill()
-        terminal.until("not reached at present", "connection refused")
+        terminal.until("cannot be reached at present", "connection refused")
         terminal.key("C-c")
-        terminal.until("ready>", absent=("not reached at present",))
+        terminal.until("ready>", absent=("cannot be reached at present",))

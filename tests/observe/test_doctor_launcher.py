@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from rallypoint.integrations.hosts import detect
+from rallypoint.integrations.schedulers import detect
 from rallypoint.observe.doctor.checks import Verdict
 from rallypoint.observe.doctor.launcher import check_launcher
 from tests.integrations.recorded import recorded

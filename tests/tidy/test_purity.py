@@ -21,7 +21,6 @@ PURE = (
     "rallypoint.rendezvous.records",
     "rallypoint.rendezvous.view",
     "rallypoint.launcher.policy",
-    "rallypoint.integrations.hosts",
     "rallypoint.integrations.schedulers.*",
     "rallypoint.observe.report",
     "rallypoint.observe.report_builder",

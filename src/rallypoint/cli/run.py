@@ -98,9 +98,9 @@ def _as_text(value: str | bool | None) -> str | None:
 
 def _detected(environ: Mapping[str, str]) -> dict[str, SettingValue]:
     """The settings that the scheduler of this process provides (Slurm, Kubernetes, MPI)."""
-    from rallypoint.integrations.here import detect_here
+    from rallypoint.integrations.detect_scheduler import detect_scheduler
 
-    host = detect_here(environ)
+    host = detect_scheduler(environ)
     if host is None:
         return {}
     sizes = None if host.nodes is None else f"{host.nodes}:{host.nodes}"

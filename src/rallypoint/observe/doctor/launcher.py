@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rallypoint.errors import SettingsError
-from rallypoint.integrations.here import detect_here
-from rallypoint.integrations.hosts import Detected
+from rallypoint.integrations.detect_scheduler import detect_scheduler
+from rallypoint.integrations.schedulers import Detected
 from rallypoint.observe.doctor.checks import Check, ok, skipped, warning
 
 NAME = "launcher"
 
 
-def check_launcher(detect: Callable[[], Detected | None] = detect_here) -> Check:
+def check_launcher(detect: Callable[[], Detected | None] = detect_scheduler) -> Check:
     """What Slurm, Kubernetes or MPI tell this process. Never a failure: a URL contains everything that is needed."""
     try:
         found = detect()
