@@ -1,4 +1,4 @@
-"""What operators meet: ids that are used again, worlds of one, ignored options, silent waits, shared machines."""
+"""Rows about operating: reused ids, worlds of one, ignored options, silent waits, shared machines."""
 
 import json
 import os
