@@ -59,10 +59,10 @@ bare: $(VENV)/bare/.stamp ## see that it works with nothing but what it always n
 demo: $(VENV)/.stamp-runtime ## an elastic job on four nodes of this machine: one is killed, one is added
 	$(BIN)/python examples/demo.py $(ARGS)
 
-bench: setup $(VENV)/.stamp-torch ## measure it beside others and make docs/benchmarks.md: 28 minutes, ARGS=--quick: 8
-	$(BIN)/python -m rallypoint.bench.suite $(ARGS)
+bench: setup $(VENV)/.stamp-torch ## measure it beside its competitors and make docs/benchmarks.md: 28 minutes, ARGS=--quick: 8
+	$(BIN)/python -m bench.suite $(if $(wildcard $(VENV)/jax/bin/python),--jax-python $(VENV)/jax/bin/python) $(ARGS)
 
-bench-parts: $(VENV)/.stamp-runtime ## measure its parts: the engine, torchrun, the register backend
+bench-parts: $(VENV)/.stamp-runtime ## measure its parts: the engine, torchrun, the register backend, watchers, the page
 	$(BIN)/python bench/run.py $(ARGS)
 
 sim: $(VENV)/.stamp-runtime ## simulate worlds and check every guarantee; SEEDS=A:B to choose

@@ -1,8 +1,8 @@
-"""What a run of a thousand nodes costs the browser that looks at it: `python bench/dashboard.py [--nodes N] [--json]`.
+"""What a run of a thousand nodes costs a browser that shows it: `python bench/dashboard.py [--nodes N] [--json]`.
 
 A real `rallypoint serve --http`, real nodes of `rallypoint.aio` in a few processes, a real Chromium. Measured inside
-the browser: the time until the first view is whole; how long each update takes (script, style and layout, by the clock
-on the wall); and the CPU time of the busiest task of the page's main thread meanwhile, whatever it did, from a trace.
+the browser: the time until the first view is complete, the wall time of each update (script, style and layout), and
+from a trace the CPU time of the busiest task of the page's main thread during the updates.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from rallypoint.api import free_port
-from rallypoint.bench.crew import Crew, Do, What
-from rallypoint.bench.driver import be_nodes
-from rallypoint.bench.helper import allow_many_files, end_all, fork
+from rallypoint.bench.node_pool import Action, Event, NodePool
+from rallypoint.bench.processes import fork, kill_all, raise_file_limit
 from rallypoint.bench.rallypoint_side import HOST, run_url, serve
-from rallypoint.bench.sides import Sizes
+from rallypoint.bench.shared_nodes import run_nodes
+from rallypoint.bench.sides import RunConfig
 
 FIRST_VIEW_S, UPDATE_MS = 2.0, 100.0
 LIMIT_S = 120.0
-DRIVERS = 4
+PROCESSES = 4
 RUN = "bench-page"
 # Before any script of the page: notes how long each message keeps the main thread, and every long task.
 PROBE = """
@@ -38,7 +38,7 @@ EventSource.prototype.addEventListener = function (kind, handle) {
     const began = performance.now();
     handle(event);
     document.body.getBoundingClientRect();
-    if (kind !== 'picture') return;
+    if (kind !== 'update') return;
     window.probe.updates.push([performance.now() - began, event.data.length]);
     requestAnimationFrame(() => setTimeout(() => {
       const shown = document.querySelector('.tile .number')?.textContent.replace(',', '');
@@ -50,25 +50,25 @@ EventSource.prototype.addEventListener = function (kind, handle) {
 
 
 @contextmanager
-def nodes_in_a_round(count: int) -> Iterator[tuple[Crew, str]]:
-    """A server with a page, and nodes that are in their first round; the address of the page."""
+def nodes_in_a_round(count: int) -> Iterator[tuple[NodePool, str]]:
+    """Start a server with a page and nodes in their first round; the address of the page."""
     page = f"{HOST}:{free_port()}"
     server, port = serve("--http", page)
     try:
-        sizes = Sizes(RUN, max(1, count * 8 // 10), count, join_timeout_s=int(LIMIT_S))
-        hosted = [tuple(range(first, count, DRIVERS)) for first in range(DRIVERS)]
-        url = run_url(port, sizes) + "&labels=zone%3Da%2Brack%3D7"
-        with Crew(hosted, lambda number: fork(lambda sock: be_nodes(sock, hosted[number], url))) as crew:
-            crew.wait(What.READY, crew.nodes, time.monotonic() + LIMIT_S)
-            crew.tell(Do.JOIN, crew.nodes)
-            crew.gather(crew.nodes, time.monotonic() + LIMIT_S)
-            yield crew, f"http://{page}/?run={RUN}"
+        config = RunConfig(RUN, max(1, count * 8 // 10), count, join_timeout_s=int(LIMIT_S))
+        hosted = [tuple(range(first, count, PROCESSES)) for first in range(PROCESSES)]
+        url = run_url(port, config) + "&labels=zone%3Da%2Brack%3D7"
+        with NodePool(hosted, lambda number: fork(lambda sock: run_nodes(sock, hosted[number], url))) as pool:
+            pool.wait_for(Event.READY, pool.nodes, time.monotonic() + LIMIT_S)
+            pool.send(Action.JOIN, pool.nodes)
+            pool.wait_for_world(pool.nodes, time.monotonic() + LIMIT_S)
+            yield pool, f"http://{page}/?run={RUN}"
     finally:
-        end_all([server])
+        kill_all([server])
 
 
 def look(browser: Any, address: str, count: int) -> Any:
-    """A page that shows all nodes."""
+    """Open a page and wait until it shows all nodes."""
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.add_init_script(f"window.nodes = {count};{PROBE}")
     page.goto(address)
@@ -77,7 +77,7 @@ def look(browser: Any, address: str, count: int) -> Any:
 
 
 def until(page: Any, condition: str) -> None:
-    """Asked from outside: the page's own policy forbids to evaluate text inside it."""
+    """Wait for a condition, evaluated from outside: the page's policy forbids to evaluate text inside it."""
     deadline = time.monotonic() + LIMIT_S
     while not page.evaluate(condition):
         if time.monotonic() > deadline:
@@ -86,7 +86,7 @@ def until(page: Any, condition: str) -> None:
 
 
 def number(tile: str) -> str:
-    """What a tile says, as JavaScript."""
+    """JavaScript for the number in a tile."""
     return f"Number(document.querySelector('.tile[data-state=\"{tile}\"] .number').textContent.replace(',', ''))"
 
 
@@ -101,7 +101,7 @@ def busiest_task_ms(trace: Any) -> float:
 def measure(count: int, repetitions: int, chromium: str, shots: Path | None) -> dict[str, Any]:
     from playwright.sync_api import sync_playwright
 
-    with nodes_in_a_round(count) as (crew, address), sync_playwright() as playwright:
+    with nodes_in_a_round(count) as (pool, address), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         first = []
         for _ in range(repetitions):
@@ -111,18 +111,18 @@ def measure(count: int, repetitions: int, chromium: str, shots: Path | None) -> 
         page = look(browser, address, count)
         page.evaluate("window.probe.updates.length = 0")
         browser.start_tracing(page=page, categories=["toplevel", "disabled-by-default-devtools.timeline"])
-        crew.kill(count // 2)
+        pool.kill(count // 2)
         until(page, f"{number('lost')} === 1")
         lost = [count // 2, *range(3, count - 1, 20)]
         for node in lost[1:]:
-            crew.kill(node)
+            pool.kill(node)
         until(page, f"{number('lost')} >= {len(set(lost))}")
         if shots is not None:
             page.wait_for_timeout(1500)
             page.screenshot(path=shots / "many-lost.png", full_page=True)
-        left = [node for node in crew.nodes if node not in set(lost)]
-        crew.tell(Do.FOLLOW, left)
-        crew.gather(left, time.monotonic() + LIMIT_S)
+        left = [node for node in pool.nodes if node not in set(lost)]
+        pool.send(Action.FOLLOW, left)
+        pool.wait_for_world(left, time.monotonic() + LIMIT_S)
         until(page, f"{number('member')} === {len(left)} && {number('lost')} === 0")
         page.wait_for_timeout(1000)
         if shots is not None:
@@ -159,7 +159,7 @@ def main() -> int:
     if options.chromium is None:
         print("skipped: this needs chromium and the package playwright", file=sys.stderr)
         return 0
-    allow_many_files()
+    raise_file_limit()
     found = measure(options.nodes, options.repetitions, options.chromium, options.shots)
     if options.json:
         print(json.dumps(found))

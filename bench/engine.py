@@ -59,7 +59,7 @@ def puts(size: int) -> list[Request]:
 
 
 def put_with_watchers(others: int = 0, matching: int = 0) -> Callable[[int], tuple[Engine, list[Request]]]:
-    """Watchers on keys of their own that nobody writes, and watchers on a prefix of all that is written."""
+    """Watchers on keys that are not written, and watchers on a prefix of all that are written."""
 
     def prepare(size: int) -> tuple[Engine, list[Request]]:
         engine = Engine()

@@ -1,4 +1,4 @@
-"""What a register costs as a function of the number of nodes: `python bench/register.py [--idle SECONDS] [N ...]`.
+"""What a register costs by number of nodes: `python bench/register.py [--idle SECONDS] [--json] [N ...]`.
 
 All nodes live in this one process, each with a view of the file of its own, as processes on machines of their own would
 have; so calls and bytes are what they would be there, and the times are those of one core that does the work of all.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import tempfile
 import time
@@ -24,6 +25,10 @@ from rallypoint.rendezvous.node import Node
 from rallypoint.settings import Settings
 
 SIZES = (2, 4, 8, 16, 32, 64)
+COLUMNS = (
+    *("nodes", "first round", "next round", "its CPU, all nodes", "its writes a node", "lost races", "reads"),
+    *("largest content", "idle: writes/s a node", "reads/s a node", "CPU a node"),
+)
 
 
 class Counted(FileCell):
@@ -57,7 +62,8 @@ def make_node(index: int, size: int, path: Path, counts: Counter[str]) -> Node:
     return Node(backend, settings, identity, bootstrap=publish, emit=Emitter(lambda _: None), rng=rng, wall=time.time)
 
 
-async def measure(size: int, idle_s: float) -> str:
+async def measure(size: int, idle_s: float) -> list[str]:
+    """One row of the table."""
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         nodes = [make_node(index, size, Path(folder) / "bench", counts) for index in range(size)]
@@ -78,32 +84,32 @@ async def measure(size: int, idle_s: float) -> str:
     (first_s, _, _), (again_s, again_cpu, again) = rows
     per_round = [f"{again[what] / size:.1f}" for what in ("writes", "lost", "reads")]
     per_second = [f"{idle[what] / idle_s / size:.2f}" for what in ("writes", "reads")]
-    return " | ".join(
-        [
-            f"| {size}",
-            f"{first_s:.2f} s",
-            f"{again_s:.2f} s",
-            f"{again_cpu:.2f} s",
-            *per_round,
-            f"{again['bytes'] / 1000:.1f} kB",
-            *per_second,
-            f"{idle_cpu / idle_s / size * 100:.2f} % |",
-        ]
-    )
+    return [
+        f"{size}",
+        f"{first_s:.2f} s",
+        f"{again_s:.2f} s",
+        f"{again_cpu:.2f} s",
+        *per_round,
+        f"{again['bytes'] / 1000:.1f} kB",
+        *per_second,
+        f"{idle_cpu / idle_s / size * 100:.2f} %",
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sizes", nargs="*", type=int, default=list(SIZES))
     parser.add_argument("--idle", type=float, default=20.0)
-    options = parser.parse_args()
-    print(
-        "| nodes | first round | next round | its CPU, all nodes | its writes a node | lost races | reads "
-        "| largest content | idle: writes/s a node | reads/s a node | CPU a node |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options, _ = parser.parse_known_args()  # bench/run.py passes options of others
+    if options.json:
+        rows = [dict(zip(COLUMNS, asyncio.run(measure(size, options.idle)), strict=True)) for size in options.sizes]
+        print(json.dumps({"benchmark": "register", "rows": rows}))
+        return
+    print(f"| {' | '.join(COLUMNS)} |")
+    print("|---" * len(COLUMNS) + "|")
     for size in options.sizes:
-        print(asyncio.run(measure(size, options.idle)), flush=True)
+        print(f"| {' | '.join(asyncio.run(measure(size, options.idle)))} |", flush=True)
 
 
 if __name__ == "__main__":

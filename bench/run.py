@@ -1,4 +1,4 @@
-"""Runs every benchmark of this directory, one after the other, each in a process of its own.
+"""Runs every benchmark script of this directory, one after the other, each in a process of its own.
 
 Arguments are passed on to all of them: `run.py --json` prints one JSON array. Exits with 1 if any of them failed.
 """
@@ -14,8 +14,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def benches() -> list[Path]:
-    """The benchmarks: every script here but this one."""
-    return sorted(path for path in HERE.glob("*.py") if path.name != Path(__file__).name and path.name[0] != "_")
+    """The benchmarks: every script here except this one."""
+    return sorted(path for path in HERE.glob("*.py") if path.name != Path(__file__).name)
 
 
 def main(arguments: list[str]) -> int:

@@ -128,7 +128,7 @@ def two_nodes(backend: str) -> tuple[float, float]:
 
 
 def third_node(backend: str, env: dict[str, str] | None = None) -> float:
-    """Seconds from the exec of a third agent until its first line. Nobody may fail."""
+    """Seconds from the exec of a third agent until its first line. No agent may fail."""
     with agents(backend, "2:3", env) as these:
         these.start()
         these.start()

@@ -1,18 +1,17 @@
-"""What being watched costs a server: its processor time for a round, with watchers and a scraper, and with none.
+"""What watching costs a server: its processor time for a round, with watchers and a scraper, and without.
 
     .venv/bin/python bench/watching.py                      # 1,000 nodes, ten followers, ten pairs
     .venv/bin/python bench/watching.py --watchers pages     # ten pages of `rallypoint serve --http`
     .venv/bin/python bench/watching.py --watchers outside   # ten pages of one `rallypoint dashboard` beside the server
 
 Two servers, each with its own nodes: one is watched all the time, the other is not. They take turns, a round each, and
-in every other pair the other one begins: a machine that is slow for a while is so for both. What counts is the server's
-processor time, of all its threads, from telling the nodes to join again until its turn is over, so that what is told
-late counts too; a sample of a pair is the sum of eight turns, for a round. Every five seconds each node renews its
-session, which costs half as much as a round: the eight turns are at eight different moments of those five seconds, as
-far from each other as can be. The scraper reads `/metrics` every five seconds, too. Followers are connections that draw
-the whole run, each for itself, as `rallypoint watch` does; pages read the events that browsers read. What `rallypoint
-dashboard` needs, or the process that draws for `rallypoint serve --http`, is no part of the ratio, and is told beside
-it.
+in every other pair the other one begins, so that a slow moment of the machine affects both. A turn counts the server's
+processor time, of all its threads, from the command to join until the end of the turn, so that delayed pushes count
+too. A sample of a pair is the mean of eight turns. Every five seconds each node renews its session, which costs half as
+much as a round: the eight turns are spread evenly over those five seconds. The scraper reads `/metrics` every five
+seconds, too. Followers are connections that draw the whole run, each for itself, as `rallypoint watch` does; pages read
+the events that browsers read. The processor time of `rallypoint dashboard`, or of the page process of
+`rallypoint serve --http`, is printed beside the ratio and not part of it.
 """
 
 from __future__ import annotations
@@ -37,36 +36,36 @@ import msgspec
 
 from rallypoint.api import free_port
 from rallypoint.bench import usage
-from rallypoint.bench.crew import Crew, Do, What
-from rallypoint.bench.driver import be_nodes
-from rallypoint.bench.helper import Helper, Line, allow_many_files, end_all, execute, fork
+from rallypoint.bench.node_pool import Action, Event, NodePool
+from rallypoint.bench.processes import ChildProcess, MessageSocket, fork, kill_all, raise_file_limit, spawn
 from rallypoint.bench.rallypoint_side import HOST, run_url, serve
-from rallypoint.bench.sides import Sizes
+from rallypoint.bench.shared_nodes import run_nodes
+from rallypoint.bench.sides import RunConfig
 from rallypoint.observe.follower import Follower
 from rallypoint.observe.target import open_backend, read_target
 from rallypoint.server.process import run_loop
 
 TARGET = 1.10
 RUN = "bench-watching"
-DRIVERS = 4
+PROCESSES = 4
 LIMIT_S = 120.0
-BEAT_S = 5.0
+KEEP_ALIVE_S = 5.0
 TURNS = 8
-TURN_S = BEAT_S * 5 / 16
-"""Two turns are five eighths of a beat: after eight of each the beat has been met everywhere."""
-SCRAPE_S = BEAT_S
+TURN_S = KEEP_ALIVE_S * 5 / 16
+"""Two turns take five eighths of the interval: eight turns of each are spread evenly over it."""
+SCRAPE_S = KEEP_ALIVE_S
 PAUSE_S = 0.1
-CALM_CORES = 0.3
+SETTLED_CORES = 0.3
 
 
 class Ready(msgspec.Struct):
-    """So many watchers have seen the run."""
+    """The number of watchers that have seen the run."""
 
     watchers: int
 
 
 class Needed(NamedTuple):
-    """Processor time of a server, and of a process that shows its runs."""
+    """CPU time of a server, and of the process that shows its runs."""
 
     server_s: float
     beside_s: float
@@ -76,7 +75,7 @@ class Needed(NamedTuple):
 
 
 def follow(url: str, count: int, sock: socket.socket) -> None:
-    """Followers of the run, each with a connection, until the process is ended."""
+    """Follow the run, on `count` connections, until the process is killed."""
 
     async def one(seen: list[int]) -> None:
         target = read_target(url)
@@ -87,7 +86,7 @@ def follow(url: str, count: int, sock: socket.socket) -> None:
                     is_first = False
                     seen.append(1)
                     if len(seen) == count:
-                        Line(sock, Ready).send([Ready(count)])
+                        MessageSocket(sock, Ready).send([Ready(count)])
 
     async def all_of_them() -> None:
         seen: list[int] = []
@@ -97,7 +96,7 @@ def follow(url: str, count: int, sock: socket.socket) -> None:
 
 
 def read_pages(address: str, count: int, sock: socket.socket) -> None:
-    """Readers of the events of a page, as browsers are, until the process is ended."""
+    """Read the events of a page, as `count` browsers do, until the process is killed."""
 
     async def one(seen: list[int]) -> None:
         host, _, port = address.rpartition(":")
@@ -109,7 +108,7 @@ def read_pages(address: str, count: int, sock: socket.socket) -> None:
                 is_first = False
                 seen.append(1)
                 if len(seen) == count:
-                    Line(sock, Ready).send([Ready(count)])
+                    MessageSocket(sock, Ready).send([Ready(count)])
 
     async def all_of_them() -> None:
         seen: list[int] = []
@@ -119,63 +118,63 @@ def read_pages(address: str, count: int, sock: socket.socket) -> None:
 
 
 def scrape(address: str, sock: socket.socket) -> None:
-    """A scraper, until the process is ended."""
+    """Scrape `/metrics` until the process is killed."""
     is_first = True
     while True:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             answer.read()
             if is_first:
                 is_first = False
-                Line(sock, Ready).send([Ready(1)])
+                MessageSocket(sock, Ready).send([Ready(1)])
         time.sleep(SCRAPE_S)
 
 
 @contextmanager
 def working(*works: Callable[[socket.socket], None]) -> Iterator[None]:
-    """Processes that do that, from when all have begun until the end of the block."""
-    helpers: list[Helper] = []
+    """Run each work in a process of its own; the block begins when all are ready, and they are killed at its end."""
+    processes: list[ChildProcess] = []
     try:
-        helpers += [fork(work) for work in works]
-        for helper in helpers:
-            if Line(helper.sock, Ready).wait_one(LIMIT_S) is None:
+        processes += [fork(work) for work in works]
+        for process in processes:
+            if MessageSocket(process.sock, Ready).wait_one(LIMIT_S) is None:
                 raise SystemExit("a watcher has not seen the run in time")
         yield
     finally:
-        end_all(helpers)
+        kill_all(processes)
 
 
 # --- one server and its nodes -----------------------------------------------------------------------------------------
 
 
-class Stage:
+class ServerWithNodes:
     """A server and its nodes, in a round."""
 
     def __init__(self, nodes: int, stack: ExitStack, *options: str) -> None:
-        self.beside: Helper | None = None
+        self.beside: ChildProcess | None = None
         """A process that shows this server's runs."""
         self._server, self.port = serve(*options)
-        stack.callback(end_all, [self._server])
-        sizes = Sizes(RUN, nodes, nodes, join_timeout_s=int(LIMIT_S))
-        self.url = run_url(self.port, sizes)
-        hosted = [tuple(range(first, nodes, DRIVERS)) for first in range(min(DRIVERS, nodes))]
-        start = [partial(be_nodes, nodes=mine, url=self.url) for mine in hosted]
-        self._crew = stack.enter_context(Crew(hosted, lambda number: fork(start[number])))
-        self._crew.wait(What.READY, self._crew.nodes, self._deadline())
-        self.round()  # connects everybody, and fills whatever is filled once
+        stack.callback(kill_all, [self._server])
+        config = RunConfig(RUN, nodes, nodes, join_timeout_s=int(LIMIT_S))
+        self.url = run_url(self.port, config)
+        hosted = [tuple(range(first, nodes, PROCESSES)) for first in range(min(PROCESSES, nodes))]
+        start = [partial(run_nodes, nodes=mine, url=self.url) for mine in hosted]
+        self._pool = stack.enter_context(NodePool(hosted, lambda index: fork(start[index])))
+        self._pool.wait_for(Event.READY, self._pool.nodes, self._deadline())
+        self.round()  # connects all nodes and fills caches
 
     def _deadline(self) -> float:
         return time.monotonic() + LIMIT_S
 
     def round(self) -> None:
-        """All nodes join (again), and are in a round."""
-        self._crew.tell(Do.JOIN, self._crew.nodes)
-        self._crew.gather(self._crew.nodes, self._deadline())
+        """All nodes join and are in a new round."""
+        self._pool.send(Action.JOIN, self._pool.nodes)
+        self._pool.wait_for_world(self._pool.nodes, self._deadline())
 
-    def wait_calm(self) -> None:
-        usage.wait_calm([self._server.pid, *self._crew.pids], CALM_CORES, LIMIT_S)
+    def wait_until_idle(self) -> None:
+        usage.wait_until_idle([self._server.pid, *self._pool.pids], SETTLED_CORES, LIMIT_S)
 
     def turn(self, until: float) -> Needed:
-        """One round, and what happens until then."""
+        """The CPU time of one round and of what follows it, until that instant."""
         before = self._needed()
         self.round()
         time.sleep(max(0.0, until - time.monotonic()))
@@ -188,25 +187,25 @@ class Stage:
 
 
 def _children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """The child processes of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += map(int, (task / "children").read_text().split())
     return found
 
 
-def watched_stage(nodes: int, watchers: str, count: int, stack: ExitStack) -> Stage:
-    """One with watchers and a scraper, which have seen the run."""
+def watched_server(nodes: int, watchers: str, count: int, stack: ExitStack) -> ServerWithNodes:
+    """One with watchers and a scraper that have seen the run."""
     metrics, page = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
-    stage = Stage(nodes, stack, "--metrics", metrics, *(("--http", page) if watchers == "pages" else ()))
+    server = ServerWithNodes(nodes, stack, "--metrics", metrics, *(("--http", page) if watchers == "pages" else ()))
     if watchers == "outside":
-        command = [sys.executable, "-m", "rallypoint", "dashboard", f"tcp://{HOST}:{stage.port}", "--http", page]
-        stage.beside = execute(command, os.devnull)
-        stack.callback(end_all, [stage.beside])
+        command = [sys.executable, "-m", "rallypoint", "dashboard", f"tcp://{HOST}:{server.port}", "--http", page]
+        server.beside = spawn(command, os.devnull)
+        stack.callback(kill_all, [server.beside])
         _wait_listening(page)
-    watch = partial(follow, stage.url, count) if watchers == "followers" else partial(read_pages, page, count)
+    watch = partial(follow, server.url, count) if watchers == "followers" else partial(read_pages, page, count)
     stack.enter_context(working(*([watch] if count else []), partial(scrape, metrics)))
-    return stage
+    return server
 
 
 def _wait_listening(address: str) -> None:
@@ -216,37 +215,37 @@ def _wait_listening(address: str) -> None:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
             return
         time.sleep(0.05)
-    raise SystemExit(f"nobody serves a page on {address}")
+    raise SystemExit(f"no page is served on {address}")
 
 
-def take_turns(stages: Sequence[Stage], rounds: int) -> dict[Stage, Needed]:
-    """What each of them needed for a round."""
-    for stage in stages:
-        stage.wait_calm()
-    turns: dict[Stage, list[Needed]] = {stage: [] for stage in stages}
+def take_turns(servers: Sequence[ServerWithNodes], rounds: int) -> dict[ServerWithNodes, Needed]:
+    """The CPU time that each of them needed for a round."""
+    for server in servers:
+        server.wait_until_idle()
+    turns: dict[ServerWithNodes, list[Needed]] = {server: [] for server in servers}
     until = time.monotonic()
     for _ in range(rounds):
-        for stage in stages:
+        for server in servers:
             until = max(until, time.monotonic()) + TURN_S
-            turns[stage].append(stage.turn(until))
-    return {stage: Needed(*(sum(part) / rounds for part in zip(*some, strict=True))) for stage, some in turns.items()}
+            turns[server].append(server.turn(until))
+    return {one: Needed(*(sum(part) / rounds for part in zip(*some, strict=True))) for one, some in turns.items()}
 
 
 def measure(nodes: int, watchers: str, count: int, pairs: int, rounds: int) -> dict[str, object]:
-    """All pairs, and what they come to."""
+    """All pairs, and their ratio."""
     plain: list[float] = []
     watched: list[float] = []
     beside: list[float] = []
     with ExitStack() as stack:
-        alone = Stage(nodes, stack)
-        looked_at = watched_stage(nodes, watchers, count, stack)
-        take_turns([alone, looked_at], 1)  # warms both
+        alone = ServerWithNodes(nodes, stack)
+        observed = watched_server(nodes, watchers, count, stack)
+        take_turns([alone, observed], 1)  # fills the caches of both
         for pair in range(pairs):
-            both = [alone, looked_at] if pair % 2 == 0 else [looked_at, alone]
+            both = [alone, observed] if pair % 2 == 0 else [observed, alone]
             needed = take_turns(both, rounds)
             plain.append(needed[alone].server_s)
-            watched.append(needed[looked_at].server_s)
-            beside.append(needed[looked_at].beside_s)
+            watched.append(needed[observed].server_s)
+            beside.append(needed[observed].beside_s)
             said = f"pair {pair + 1}: {plain[-1]:.3f} s alone, {watched[-1]:.3f} s watched"
             print(said, file=sys.stderr, flush=True)
     ratios = [one / other for one, other in zip(watched, plain, strict=True)]
@@ -276,7 +275,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--assert-target", action="store_true", help="exit with 1 if the target is missed")
     given = parser.parse_args()
-    allow_many_files()
+    raise_file_limit()
     found = measure(given.nodes, given.watchers, given.count, given.repetitions, given.rounds)
     if given.json:
         print(json.dumps(found))
@@ -291,7 +290,7 @@ def main() -> int:
         print(f"watched  {statistics.median(watched):.3f} s a round ({min(watched):.3f} to {max(watched):.3f})")
         beside = found["beside_s"]
         if isinstance(beside, list):
-            print(f"beside   {statistics.median(beside):.3f} s a round, of the process that draws")
+            print(f"beside   {statistics.median(beside):.3f} s a round, of the process of the page")
         print(f"ratio    {found['ratio']:.3f}; of pairs {spread['least']:.3f} to {spread['most']:.3f}")
         print(f"target   at most {TARGET}: {'met' if found['met'] else 'missed'}")
     return 1 if given.assert_target and not found["met"] else 0

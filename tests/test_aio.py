@@ -113,7 +113,7 @@ def test_world_tells_that_its_node_was_asked_to_go():
     async def main():
         async with handlers(place(), "a", "b", min_nodes=1, max_nodes=2) as pair:
             worlds = await gather(*pair)
-            await pair[0]._node._entry.drain("b", "the machine needs a new disk")
+            await pair[0]._node._run_config.drain("b", "the machine needs a new disk")
             assert "new disk" in await worlds[1].changed.wait()
             assert worlds[1].changed.cause is Cause.DRAIN
             assert not worlds[0].changed.is_set()
@@ -201,7 +201,7 @@ def test_rounds_end_when_the_node_was_asked_to_go():
         async with aio.join(place(), name="a", min_nodes=1) as run_a:
             async for world in run_a.rounds():
                 seen.append(world.round)
-                await run_a.handler._node._entry.drain("a", "go")
+                await run_a.handler._node._run_config.drain("a", "go")
         return seen
 
     assert virtual(main) == [1]

@@ -590,7 +590,7 @@ def test_rounds_yield_new_worlds_and_end_when_asked_to_go(place):
             else:
                 result_of(call)
                 core = run.handler._core
-                run.handler._loop.call(core._node._entry.drain("a", "go"))
+                run.handler._loop.call(core._node._run_config.drain("a", "go"))
                 assert world.changed.wait(20)
                 assert world.changed.cause is Cause.DRAIN
                 assert "go" in world.changed.reason

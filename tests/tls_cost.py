@@ -17,11 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from rallypoint.backends.dial import Secure, dial
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import Secure, dial
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.kv.types import Put
-from rallypoint.server.credentials import Credentials
+from rallypoint.server.admission.credentials import Credentials
 from tests.certificates import Authority, Pair
 
 AT_ONCE = 50

@@ -7,6 +7,7 @@ error.
 from __future__ import annotations
 
 import argparse
+import os.path
 import re
 import shutil
 import subprocess
@@ -24,36 +25,38 @@ _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
 def gather(place: Path) -> None:
-    """All pages in one directory, as mkdocs wants them."""
+    """Copy all pages into one directory tree, as mkdocs wants them."""
     shutil.copytree(ROOT / "docs", place)
-    for name, page in TOP.items():
-        (place / page).write_text(relinked((ROOT / name).read_text(encoding="utf-8"), ROOT), encoding="utf-8")
-    for page in sorted((ROOT / "docs").rglob("*.md")):
-        text = relinked(page.read_text(encoding="utf-8"), page.parent)
-        (place / page.relative_to(ROOT / "docs")).write_text(text, encoding="utf-8")
+    for page in [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]:
+        (place / on_the_site(page)).write_text(relinked(page), encoding="utf-8")
 
 
-def relinked(text: str, beside: Path) -> str:
-    """With links from a page in that directory to where the pages are now.
+def on_the_site(page: Path) -> Path:
+    """The path of a page of the repository inside the site's sources."""
+    name = str(page.relative_to(ROOT))
+    return Path(TOP[name]) if name in TOP else page.relative_to(ROOT / "docs")
 
-    What is not a page (a source file, an example) is named instead of linked: the site does not hold it.
+
+def relinked(page: Path) -> str:
+    """The text of a page, its links changed to the paths on the site.
+
+    A link to a file that is no page (a source file, an example) becomes its name: the site does not hold it.
     """
+    start = on_the_site(page).parent
 
     def moved(found: re.Match[str]) -> str:
         before, target, anchor, after = found.groups(default="")
         if "://" in target or target.startswith("mailto:"):
             return found.group()
-        path = (beside / target).resolve()
+        path = (page.parent / target).resolve()
         if not path.exists():
-            raise SystemExit(f"error: a page in {beside} links to {target}, which does not exist")
+            raise SystemExit(f"error: {page} links to {target}, which does not exist")
         inside = path.relative_to(ROOT)
-        if str(inside) in TOP:
-            return f"{before}{TOP[str(inside)]}{anchor}{after}"
-        if inside.parts[0] == "docs":
-            return f"{before}{'/'.join(inside.parts[1:])}{anchor}{after}"
+        if str(inside) in TOP or inside.parts[0] == "docs":
+            return f"{before}{os.path.relpath(on_the_site(path), start)}{anchor}{after}"
         return f"`{inside}`"
 
-    return _LINK.sub(moved, text)
+    return _LINK.sub(moved, page.read_text(encoding="utf-8"))
 
 
 def main() -> int:

@@ -19,7 +19,6 @@ from rallypoint._version import __version__
 if TYPE_CHECKING:
     from rallypoint.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
     from rallypoint.backends.schemes import register_backend
-    from rallypoint.blocking import Store
     from rallypoint.errors import (
         BackendError,
         ForkedProcessError,
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     )
     from rallypoint.rendezvous.membership import Cause
     from rallypoint.settings import Settings
+    from rallypoint.store.blocking import Store
 
 __all__ = [
     "BackendError",
@@ -132,7 +132,7 @@ _HOMES = {
     ),
     "rallypoint.rendezvous.membership": ("Cause",),
     "rallypoint.settings": ("Settings",),
-    "rallypoint.blocking": ("Store",),
+    "rallypoint.store": ("Store",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

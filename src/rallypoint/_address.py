@@ -1,14 +1,11 @@
-"""What this machine is called, without waiting for a name server that does not answer; and a port of it."""
+"""What this machine is called, without waiting for a name server that does not answer."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
 
-from rallypoint.api import free_port
 from rallypoint.backends.aside import aside
-from rallypoint.rendezvous.membership import Identity
 
 PATIENCE_S = 2.0
 """How long a name server may take."""
@@ -27,31 +24,3 @@ async def own_address() -> str:
     except (OSError, UnicodeError):  # nobody said it in time, or it cannot be asked for
         return socket.gethostname()
     return _found
-
-
-class FreePort:
-    """Publishes a node's address, and a free port of it for every round that it is rank 0 of."""
-
-    def __init__(self, identity: Identity) -> None:
-        self._addr = identity.addr
-        self._held: list[tuple[socket.socket, int]] = []
-
-    async def __call__(self, number: int, size: int) -> tuple[str, int]:
-        self.let_go()
-        return self._addr, free_port()
-
-    def hold(self) -> tuple[str, int]:
-        if not self._held:
-            one = socket.socket()
-            try:
-                one.bind(("", 0))
-                self._held.append((one, one.getsockname()[1]))
-            except BaseException:
-                one.close()
-                raise
-        return self._addr, self._held[0][1]
-
-    def let_go(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._held.pop()[0].close()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rallypoint.api import RendezvousStoreInfo
 from rallypoint.errors import BackendError, RendezvousConnectionError
 from rallypoint.events import logger
-from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.membership import Cause, Joined
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.records import RosterMember
 from rallypoint.store import AsyncStore
@@ -59,32 +59,15 @@ class AsyncChanged:
 class AsyncWorld:
     """A place in a round."""
 
-    def __init__(self, node: Node, store: AsyncStore) -> None:
-        """Made while there is time; nobody gets it before its store has its place."""
+    def __init__(self, node: Node, joined: Joined, store: AsyncStore) -> None:
+        self.rank = joined.rank
+        self.world_size = joined.size
+        self.round = joined.number
+        self.bootstrap_store_info = RendezvousStoreInfo(joined.addr, joined.port)
         self.store = store
         self.changed = AsyncChanged()
         self._node = node
-
-    @property
-    def rank(self) -> int:
-        return self.store.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.store.world_size
-
-    @property
-    def round(self) -> int:
-        return self.store.round
-
-    @property
-    def bootstrap_store_info(self) -> RendezvousStoreInfo:
-        """Where rank 0 can be reached."""
-        return RendezvousStoreInfo(self.store.joined.addr, self.store.joined.port)
-
-    def settle(self) -> None:
-        """Let the node go on with what it has left for later."""
-        self._node.settle()
+        self._joined = joined
 
     async def members(self) -> tuple[RosterMember, ...]:
         """All members in rank order, with name and address. One read, tried again until `read_timeout`.
@@ -97,7 +80,7 @@ class AsyncWorld:
             async with asyncio.timeout(limit_s):
                 while True:
                     try:
-                        return await self._node.roster(self.store.joined)
+                        return await self._node.roster(self._joined)
                     except BackendError as error:
                         trouble = str(error)
                         await asyncio.sleep(RETRY_S)

@@ -19,14 +19,14 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
+from typing import Self, TypeAlias
 
-from rallypoint._address import FreePort, own_address
-from rallypoint._early import Early, Ready
+from rallypoint._address import own_address
 from rallypoint._ending import drop, end, tell_left
 from rallypoint._world import RETRY_S, AsyncChanged
 from rallypoint._world import AsyncWorld as AsyncWorld
-from rallypoint.backends.contract import Backend, Begun
+from rallypoint.api import free_port
+from rallypoint.backends.contract import Backend
 from rallypoint.backends.schemes import BackendOpener, backend_opener, register_backend
 from rallypoint.errors import (
     ForkedProcessError,
@@ -39,15 +39,11 @@ from rallypoint.errors import (
 )
 from rallypoint.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from rallypoint.parameters import RendezvousParameters
-from rallypoint.rendezvous.express import Released
 from rallypoint.rendezvous.membership import Bootstrap, Identity, Joined
 from rallypoint.rendezvous.node import Node
 from rallypoint.settings import Settings
 from rallypoint.store import AsyncStore
 from rallypoint.urls import shown
-
-if TYPE_CHECKING:
-    from rallypoint._background import Release
 
 
 async def _open_tcp(settings: Settings) -> Backend:
@@ -59,7 +55,6 @@ async def _open_tcp(settings: Settings) -> Backend:
 for _scheme in ("tcp", "static"):
     register_backend(_scheme, _open_tcp)
 
-W = TypeVar("W")
 BootstrapMaker: TypeAlias = Callable[[Identity], Bootstrap]
 """What gives a node its `Bootstrap`, once it is known who it is."""
 
@@ -82,7 +77,7 @@ class AsyncHandler:
         self.backend_name = backend_name or settings.scheme
         self._opener = opener or backend_opener(settings.scheme)
         self._emit = Emitter(*sinks)
-        self._make_bootstrap = bootstrap or FreePort
+        self._make_bootstrap = bootstrap or _free_port_of
         self._local_id = next(_local_ids)
         self._pid = os.getpid()
         self._opening = asyncio.Lock()
@@ -105,68 +100,25 @@ class AsyncHandler:
 
     async def next_rendezvous(self) -> AsyncWorld:
         """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
-        joined, node = await self._join(None, None)
-        world = self.new_world(node)
-        self.place(world, joined)
+        joined, node = await self._join()
+        store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
+        store.owner = self
+        self._stores = [*(known for known in self._stores if known() is not None), weakref.ref(store)]
+        world = AsyncWorld(node, joined, store)
+        self.changed = world.changed
         node.listen(world.changed.set)
         return world
 
-    async def next_released(
-        self, release: Release[W], face: Callable[[AsyncWorld], W], ready: Ready[W] | None = None
-    ) -> W:
-        """`next_rendezvous` for one who waits on another thread and may be released before the call is over.
-
-        `face` makes what that one gets of a world that has no place in a round yet. `ready` is what it has begun with.
-        """
-        if ready is not None and (ready.begun is None or ready.node is not self._node):
-            if ready.is_in:
-                return ready.shown  # the handler was closed since: that was its last world
-            if ready.begun is not None and ready.begun.is_given_up:
-                raise RendezvousError("its call was interrupted")
-            ready = None
-        early = Early(self, release, face, ready)
-        joined, node = await self._join(early, ready.begun if ready is not None else None)
-        early.prepare()
-        world, shown = early.made[0]
-        if not early.is_released:
-            self.place(world, joined)
-        node.listen(world.changed.set)
-        return shown
-
-    def new_world(self, node: Node | None = None) -> AsyncWorld:
-        """A world that has no place in a round yet."""
-        node = node or self._node
-        assert node is not None
-        store = AsyncStore(node.backend, node.keys, node.identity.id)
-        store.owner = self
-        self._stores = [*(known for known in self._stores if known() is not None), weakref.ref(store)]
-        return AsyncWorld(node, store)
-
-    def place(self, world: AsyncWorld, joined: Joined) -> None:
-        """That is the place of it."""
-        self.changed = world.changed
-        world.store.place(joined)
-
-    async def stand_by(self, face: Callable[[AsyncWorld], W]) -> Ready[W] | None:
-        """For one who has looked at the run, and may call from another thread next: what to begin that call with."""
-        node = self._node
-        lane = node.starts.stand_by(node.identity.id) if node is not None else None
-        if node is None or lane is None:
-            return None
-        world = self.new_world(node)
-        return Ready(self, node, lane, world, face(world))
-
-    async def _join(self, released: Released | None, begun: Begun | None) -> tuple[Joined, Node]:
+    async def _join(self) -> tuple[Joined, Node]:
         if self._joining is not None:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.has_left = False
-        if begun is None:  # else there was no round before, and the store is the next one's
-            self._leave_stores("it joins again")
+        self._leave_stores("it joins again")
         call = self._joining = _Joining()
-        started_at = asyncio.get_running_loop().time() if begun is None else begun.sent_at
+        started_at = asyncio.get_running_loop().time()
         try:
             node = await self._open_within(self.settings.join_timeout_s)
-            return await node.next_round(started_at, released, begun), node
+            return await node.next_round(started_at), node
         except asyncio.CancelledError:
             if call.left_because is None or call.task.uncancel() > 0:
                 raise
@@ -191,7 +143,7 @@ class AsyncHandler:
             async with asyncio.timeout(self.settings.read_timeout_s):
                 node = await self._open_within(self.settings.read_timeout_s)
                 node.observe()
-                await node.sight.wait_synced()
+                await node.view.wait_synced()
         except (TimeoutError, RendezvousConnectionError):
             return
 
@@ -203,7 +155,7 @@ class AsyncHandler:
     def closed_now(self) -> bool | None:
         """Whether the run is closed, from what was pushed last; None: nothing was yet."""
         node = self._node
-        return node.sight.is_closed if node is not None and node.sight.is_synced else None
+        return node.view.is_closed if node is not None and node.view.is_synced else None
 
     async def is_closed(self) -> bool:
         """Whether the run is closed; False for one that does not exist, or that could not be read yet."""
@@ -309,7 +261,7 @@ class AsyncHandler:
         node, self._node = self._node, None
         backend, self._backend = self._backend, None
         if node is not None:
-            self.last_closed = node.sight.is_closed
+            self.last_closed = node.view.is_closed
         if self._dropped is not None:
             self._dropped.detach()
             self._dropped = None
@@ -388,7 +340,7 @@ class AsyncHandler:
 
     def _leave_stores(self, why: str) -> None:
         for known in self._stores:
-            if (store := known()) is not None and store.is_placed:  # else it is that of a round to come
+            if (store := known()) is not None:
                 store.leave(why)
 
 
@@ -481,3 +433,12 @@ def settings_of(target: str | RendezvousParameters | Settings, options: dict[str
     if isinstance(target, RendezvousParameters):
         return Settings.from_parameters(target, target.backend)
     return target
+
+
+def _free_port_of(identity: Identity) -> Bootstrap:
+    """Publish this node's address and a free port of it for every round in which it is rank 0."""
+
+    async def publish(number: int, size: int) -> tuple[str, int]:
+        return identity.addr, free_port()
+
+    return publish

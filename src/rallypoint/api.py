@@ -52,34 +52,13 @@ class RendezvousInfo:
         round: int = 0,
         read_members: Callable[[], tuple[RosterMember, ...]] = tuple,
     ) -> None:
-        self._store = store
-        self._rank = rank
-        self._world_size = world_size
-        self._bootstrap_store_info = bootstrap_store_info
-        self._round = round
+        self.store = store
+        self.rank = rank
+        self.world_size = world_size
+        self.bootstrap_store_info = bootstrap_store_info
+        self.round = round
         self._read_members = read_members
         self._members: tuple[RosterMember, ...] | None = None
-
-    @property
-    def store(self) -> Any:
-        return self._store
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
-
-    @property
-    def bootstrap_store_info(self) -> RendezvousStoreInfo:
-        """Where rank 0 can be reached."""
-        return self._bootstrap_store_info
-
-    @property
-    def round(self) -> int:
-        return self._round
 
     @property
     def members(self) -> tuple[RosterMember, ...]:

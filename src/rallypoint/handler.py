@@ -12,27 +12,23 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 from rallypoint import _background
-from rallypoint._early import Ready
 from rallypoint.aio import AsyncHandler, AsyncWorld, BootstrapMaker, check_process, end_of_block, settings_of
-from rallypoint.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from rallypoint.api import RendezvousHandler, RendezvousInfo
 from rallypoint.backends.schemes import BackendOpener
-from rallypoint.blocking import Store
 from rallypoint.errors import RendezvousError, RendezvousGracefulExitError
 from rallypoint.events import Sink
 from rallypoint.parameters import RendezvousParameters
 from rallypoint.rendezvous.membership import Cause
-from rallypoint.rendezvous.records import RosterMember
 from rallypoint.settings import Settings
 from rallypoint.static import handler_for
+from rallypoint.store import Store
 
 T = TypeVar("T")
-_NOWHERE = RendezvousStoreInfo("", 0)
 
 
 class Changed:
@@ -71,36 +67,8 @@ class Changed:
 class World(RendezvousInfo):
     """A place in a round, with `changed`: set when a node waits, a member is lost, or this node is to go."""
 
-    def __init__(
-        self,
-        world: AsyncWorld,
-        store: Store,
-        changed: Changed,
-        read_members: Callable[[], tuple[RosterMember, ...]],
-    ) -> None:
-        super().__init__(store, 0, 0, _NOWHERE, read_members=read_members)
-        self.changed = changed
-        self._world = world  # which may get its place later, but before anybody gets this one
-
-    @property
-    def store(self) -> Store:
-        return cast(Store, self._store)
-
-    @property
-    def rank(self) -> int:
-        return self._world.store.joined.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world.store.joined.size
-
-    @property
-    def bootstrap_store_info(self) -> RendezvousStoreInfo:
-        return self._world.bootstrap_store_info
-
-    @property
-    def round(self) -> int:
-        return self._world.round
+    store: Store
+    changed: Changed
 
 
 class Handler(RendezvousHandler):
@@ -129,8 +97,6 @@ class Handler(RendezvousHandler):
         """What ends it, on as many threads; no lock, which the handler of a signal could not take."""
         self._has_ended = False
         self._has_looked = False
-        self._ready: Ready[World] | None = None
-        """What the next call may begin with."""
         self._finalizer = weakref.finalize(self, _let_go, core, loop, user, self._pid)
         self._finalizer.atexit = False  # the background loop cleans up at exit itself
 
@@ -147,21 +113,14 @@ class Handler(RendezvousHandler):
 
     def next_rendezvous(self) -> World:
         """Leave the current round, if any, and block for a place in the next. Ctrl-C withdraws the node."""
-        if not self.in_use:
-            self._check_usable()  # which says why not
-        ready, self._ready = self._ready, None
-
-        def call(release: _background.Release[World]) -> Coroutine[Any, Any, World]:
-            return self._core.next_released(release, self._face, ready)
-
-        return self._loop.call_released(call) if ready is None else self._loop.call_begun(ready, call)
+        return self._world(self._call(self._core.next_rendezvous()))
 
     def num_nodes_waiting(self) -> int:
         """From what was pushed last. Only the first look may block, up to `read_timeout`; 0 once it was shut down."""
         self._check_process()
         if self._core.closed_now is None and not self._has_looked and self.in_use:
             self._has_looked = True
-            self._look(self._core.observe())
+            self._call(self._core.observe())
         return self._core.num_nodes_waiting()
 
     def is_closed(self) -> bool:
@@ -170,7 +129,7 @@ class Handler(RendezvousHandler):
         closed = self._core.closed_now
         if closed is not None:
             return closed
-        return self._look(self._core.is_closed()) if self.in_use else any(self._answers) or self._core.last_closed
+        return self._call(self._core.is_closed()) if self.in_use else any(self._answers) or self._core.last_closed
 
     def set_closed(self, reason: str = "set_closed() was called") -> None:
         self._call(self._core.set_closed(reason))
@@ -198,7 +157,6 @@ class Handler(RendezvousHandler):
     def abandon(self) -> None:
         """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
         self._call(self._core.abandon())
-        self._ready = None
         self._finalizer()
 
     def close(self) -> None:
@@ -234,19 +192,7 @@ class Handler(RendezvousHandler):
             if coro in self._enders:
                 self._enders.remove(coro)
             if self._has_ended and not self._enders:
-                self._ready = None
                 self._finalizer()
-
-    def _look(self, coro: Coroutine[Any, Any, T]) -> T:
-        """A first look at the run, after which a node joins, most often: so that can be made ready."""
-        seen = self._call(coro)
-        ready = self._ready = self._call(self._core.stand_by(self._face))
-        if ready is not None:
-            with suppress(OSError):  # no file is left: whoever joins is told
-                ready.call = self._loop.lend(ready.lane)
-        if ready is not None and self._core.closed_now is not None:  # else nobody answers, and that took long enough
-            ready.lane.stand_by()
-        return seen
 
     def _call(self, coro: Coroutine[Any, Any, T]) -> T:
         try:
@@ -264,10 +210,18 @@ class Handler(RendezvousHandler):
     def _check_process(self) -> None:
         check_process(self._pid)
 
-    def _face(self, world: AsyncWorld) -> World:
-        changed = Changed(partial(check_process, self._pid))
+    def _world(self, world: AsyncWorld) -> World:
+        result = World(
+            store=Store(world.store, self._call, self),
+            rank=world.rank,
+            world_size=world.world_size,
+            bootstrap_store_info=world.bootstrap_store_info,
+            round=world.round,
+            read_members=lambda: self._call(world.members()),
+        )
+        result.changed = changed = Changed(partial(check_process, self._pid))
         world.changed.add_listener(changed.set)
-        return World(world, Store(world.store, self._call, self), changed, lambda: self._call(world.members()))
+        return result
 
 
 def _let_go(core: AsyncHandler, loop: _background.BackgroundLoop, user: int, pid: int) -> None:

@@ -6,20 +6,15 @@ the rank it asks for, nobody waits or is spare, and it is never closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
 
-from rallypoint._early import Ready
-from rallypoint.aio import AsyncHandler, AsyncWorld, BootstrapMaker, W
+from rallypoint.aio import AsyncHandler, AsyncWorld, BootstrapMaker
 from rallypoint.backends.schemes import BackendOpener
 from rallypoint.errors import RendezvousError, SettingsError
 from rallypoint.events import Sink
 from rallypoint.settings import Settings
-
-if TYPE_CHECKING:
-    from rallypoint._background import Release
 
 SCHEME = "static"
 
@@ -49,15 +44,6 @@ class StaticHandler(AsyncHandler):
                 f"node of a static run needs a node_rank of its own"
             )
         return world
-
-    async def stand_by(self, face: Callable[[AsyncWorld], W]) -> None:
-        """Nobody begins by itself."""
-
-    async def next_released(
-        self, release: Release[W], face: Callable[[AsyncWorld], W], ready: Ready[W] | None = None
-    ) -> W:
-        """Nobody is released before the rank was checked."""
-        return face(await self.next_rendezvous())
 
     def num_nodes_waiting(self) -> int:
         return 0

@@ -7,7 +7,7 @@ import pytest
 from rallypoint.backends.token import LONGEST_TOKEN, MOST_TOKENS, TokenFile
 from rallypoint.errors import Rejected
 from rallypoint.events import Emitter, SecurityNotice, ServerTrouble
-from rallypoint.server.credentials import Credentials
+from rallypoint.server.admission.credentials import Credentials
 from rallypoint.server.hosting import open_tcp
 from rallypoint.settings import Settings
 from tests.server.kit import client_of, eventually, put, run, serving
@@ -69,7 +69,7 @@ def test_file_that_everybody_can_read_is_warned_of(tmp_path, mode, words):
 
 def test_server_takes_up_another_token_and_keeps_the_last_one_if_the_file_becomes_useless(tmp_path, monkeypatch):
     """A whole rotation: nobody who has either token at the right time is refused, and who is in stays in."""
-    monkeypatch.setattr("rallypoint.server.credentials.LOOK_S", 0.05)
+    monkeypatch.setattr("rallypoint.server.admission.credentials.LOOK_S", 0.05)
     path = tmp_path / "token"
     path.write_text("sesame-1\n")
 

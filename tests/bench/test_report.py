@@ -1,21 +1,22 @@
 import pytest
 
 from rallypoint.bench.plan import (
+    COLD_START,
     CPU,
     LAST_ARRIVAL,
+    MAX_PHASE_S,
     MEASURES,
-    MOST_PHASE_S,
     MOST_PROCESSES,
-    TOGETHER,
-    Against,
     Bench,
     Case,
+    Competitor,
     Sample,
     Side,
-    cases,
     columns,
     comparable,
+    comparisons,
     phase_s,
+    schedule,
 )
 from rallypoint.bench.report import Table, figure, quantity, ratio
 from rallypoint.bench.runner import Outcome
@@ -74,19 +75,29 @@ def test_quantity_is_written_with_a_unit_that_fits(value, unit, text):
     assert quantity(value, unit) == text
 
 
-def test_table_has_a_row_for_each_measure_and_number_of_nodes():
+def test_table_has_a_row_for_each_measure_number_of_nodes_and_side():
     table = Table(
         Bench.RENDEZVOUS,
         SIDES,
         [outcome(side, nodes, 0.1 if side is Side.RALLYPOINT else 1.0) for nodes in (8, 2) for side in SIDES],
     )
-    assert table.heads() == ["", "N", "rallypoint", "torch", "ratio", "runs"]
+    assert table.heads() == ["", "N", "", "median (least to most)", "ratio", "samples"]
     assert table.rows() == [
-        [LAST_ARRIVAL, "2", "100 ms", "1.00 s", "10.0×", "1 / 1"],
-        [LAST_ARRIVAL, "8", "100 ms", "1.00 s", "10.0×", "1 / 1"],
-        [TOGETHER, "2", "-", "-", "-", "0 / 0"],
-        [TOGETHER, "8", "-", "-", "-", "0 / 0"],
+        [LAST_ARRIVAL, "2", "rallypoint", "100 ms", "", "1"],
+        [LAST_ARRIVAL, "2", "torch", "1.00 s", "10.0×", "1"],
+        [LAST_ARRIVAL, "8", "rallypoint", "100 ms", "", "1"],
+        [LAST_ARRIVAL, "8", "torch", "1.00 s", "10.0×", "1"],
+        [COLD_START, "2", "rallypoint", "-", "", "0"],
+        [COLD_START, "2", "torch", "-", "", "0"],
+        [COLD_START, "8", "rallypoint", "-", "", "0"],
+        [COLD_START, "8", "torch", "-", "", "0"],
     ]
+
+
+def test_table_without_competitors_has_no_columns_to_compare():
+    table = Table(Bench.RENDEZVOUS, SIDES[:1], [outcome(Side.RALLYPOINT, 10_000, 0.1)])
+    assert table.heads() == ["", "N", "median (least to most)", "samples"]
+    assert table.rows()[0] == [LAST_ARRIVAL, "10,000", "100 ms", "1"]
 
 
 def test_remarks_say_what_failed_and_what_was_left_out():
@@ -116,26 +127,41 @@ def test_json_has_all_samples_and_the_ratios():
 
 
 def test_competitors_are_not_run_with_more_nodes_than_processes():
-    planned = cases(Bench.RENDEZVOUS, Against.TORCH, (2, MOST_PROCESSES + 1), repeat=1, seconds=0.0)
-    assert [(case.side, case.nodes) for case in planned] == [
-        (Side.RALLYPOINT, 2),
-        (Side.TORCH_STOCK, 2),
-        (Side.TORCH_LEAN, 2),
-        (Side.RALLYPOINT, MOST_PROCESSES + 1),
+    planned = comparisons(Bench.RENDEZVOUS, SIDES, (2, MOST_PROCESSES + 1), repeat=1, seconds=0.0)
+    assert [[(case.side, case.nodes) for case in group] for group in planned] == [
+        [(Side.RALLYPOINT, 2), (Side.TORCH_STOCK, 2)],
+        [(Side.RALLYPOINT, MOST_PROCESSES + 1)],
     ]
+
+
+def test_sides_take_turns_sample_by_sample_and_none_is_always_first():
+    cases = [Case(Bench.RENDEZVOUS, side, 2, repeat=repeat) for side, repeat in zip(SIDES, (3, 2), strict=True)]
+    assert [(index, turn.measure, turn.repetition) for index, turn in schedule(cases)] == [
+        *[(0, LAST_ARRIVAL, 0), (1, LAST_ARRIVAL, 0), (1, LAST_ARRIVAL, 1), (0, LAST_ARRIVAL, 1), (0, LAST_ARRIVAL, 2)],
+        *[(0, COLD_START, 0), (1, COLD_START, 0), (1, COLD_START, 1), (0, COLD_START, 1), (0, COLD_START, 2)],
+    ]
+
+
+def test_measurements_of_everything_at_once_take_turns_by_repetition():
+    cases = [Case(Bench.IDLE, side, 2, repeat=2) for side in SIDES]
+    assert [(index, turn.repetition) for index, turn in schedule(cases)] == [(0, 0), (1, 0), (1, 1), (0, 1)]
 
 
 def test_every_measurement_begins_with_rallypoint_itself():
     for bench in MEASURES:
-        assert columns(bench, None) == (Side.RALLYPOINT,)
-        if comparable(bench, Against.TORCH):
-            assert columns(bench, Against.TORCH)[0] is Side.RALLYPOINT
-    assert comparable(Bench.RENDEZVOUS, Against.TORCHFT)
-    assert not comparable(Bench.IDLE, Against.TORCHFT)
+        assert columns(bench, []) == (Side.RALLYPOINT,)
+        if comparable(bench, Competitor.TORCH):
+            assert columns(bench, [Competitor.TORCH])[0] is Side.RALLYPOINT
+    assert columns(Bench.RENDEZVOUS, [Competitor.TORCHFT, Competitor.JAX]) == (
+        *(Side.RALLYPOINT, Side.TORCHFT, Side.TORCHFT_TWICE, Side.JAX),
+    )
+    assert columns(Bench.RENDEZVOUS, [Competitor.TORCH_ETCD])[0] is Side.RALLYPOINT_ETCD
+    assert comparable(Bench.RENDEZVOUS, Competitor.TORCHFT)
+    assert not comparable(Bench.IDLE, Competitor.TORCHFT)
 
 
 def test_random_part_of_the_settle_time_differs_between_repetitions_and_not_between_sides():
     times = [phase_s(8, repetition) for repetition in range(5)]
     assert len(set(times)) == 5
     assert times == [phase_s(8, repetition) for repetition in range(5)]
-    assert all(0.0 <= time <= MOST_PHASE_S for time in times)
+    assert all(0.0 <= time <= MAX_PHASE_S for time in times)

@@ -1,36 +1,37 @@
-"""What `make bench` measures, keeps, and makes of it."""
+"""What `make bench` measures and keeps, and the pages it makes."""
 
 from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+from bench.suite import cells
+from bench.suite.command import FULL_MIN, QUICK_MIN, main
+from bench.suite.fit import Fit, fit
+from bench.suite.page import benchmarks_page, drawings, reflow
+from bench.suite.plot import Series, log_plot, tick
+from bench.suite.results import Begun, Measured, append, collect, decode, is_done, read
+from bench.suite.run import run_cells
+from bench.suite.scale_page import MEASURED, limits, scale_page
 from rallypoint.bench.plan import (
-    KEPT_CPU,
+    COLD_START,
+    IDLE_CPU,
     LAST_ARRIVAL,
-    LOSS_NOTICED,
+    LOSS_REJOIN,
     MEMORY,
     ROUND_CPU,
-    TOGETHER,
     TRIPS_OF,
     Bench,
     Case,
     Sample,
     Side,
 )
-from rallypoint.bench.runner import Outcome
-from rallypoint.bench.suite import cells, rivals
-from rallypoint.bench.suite.command import FULL_MIN, QUICK_MIN, main
-from rallypoint.bench.suite.fit import Fit, fit
-from rallypoint.bench.suite.page import benchmarks_page, drawings, reflow
-from rallypoint.bench.suite.plot import Series, log_plot, tick
-from rallypoint.bench.suite.results import Begun, Measured, append, collect, decode, is_done, read
-from rallypoint.bench.suite.run import run_cells
-from rallypoint.bench.suite.scale_page import MEASURED, limits, scale_page
+from rallypoint.bench.runner import Job, Outcome
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -52,7 +53,7 @@ def measured(
 
 
 def rendezvous(side: Side, nodes: int, last: list[float | None], together: list[float | None]) -> Measured:
-    return measured(Bench.RENDEZVOUS, side, nodes, {LAST_ARRIVAL: last, TOGETHER: together})
+    return measured(Bench.RENDEZVOUS, side, nodes, {LAST_ARRIVAL: last, COLD_START: together})
 
 
 def scaled(nodes: int, each: float = 1e-4) -> Measured:
@@ -82,9 +83,9 @@ def test_cells_are_chosen_by_pattern_and_by_size():
 
 
 def test_cell_of_one_measure_has_a_key_of_its_own():
-    one = Case(Bench.RECOVERY, Side.TORCH_UNSHARED, 8, only=LOSS_NOTICED)
+    one = Case(Bench.RECOVERY, Side.TORCH_UNSHARED, 8, only=LOSS_REJOIN)
     assert cells.key_of(one) == "recovery/torch-unshared/8/loss"
-    assert one.measures == (LOSS_NOTICED,)
+    assert one.measures == (LOSS_REJOIN,)
 
 
 def test_results_are_read_as_they_were_written(tmp_path):
@@ -177,8 +178,8 @@ def test_page_says_what_was_planned_and_not_run(some_results):
 
 def test_page_says_where_others_are_better_and_by_how_much(some_results):
     lost = benchmarks_page(some_results).partition("## Where others are better")[2]
-    assert "Last arrival until all are released, N = 2: torchft lighthouse needs 1/3 of what Rallypoint does" in lost
-    assert "torch needs" not in lost
+    assert "- Last arrival until all are released: torchft lighthouse 0.33 (N = 2)\n" in lost
+    assert ": torch 0" not in lost
 
 
 def test_paragraphs_and_points_are_reflowed_and_tables_are_not():
@@ -215,7 +216,7 @@ def test_points_lie_where_the_logarithm_of_their_values_does():
 
 
 @pytest.mark.parametrize(("power", "text"), [(-3, "0.001"), (0, "1"), (4, "10,000")])
-def test_powers_of_ten_are_written_as_people_write_them(power, text):
+def test_powers_of_ten_are_written_with_separators(power, text):
     assert tick(power) == text
 
 
@@ -258,7 +259,7 @@ def test_page_of_scale_is_computed_from_the_constants():
     page = scale_page(collect([begun(), scaled(250), scaled(1_000), trips]))
     assert "| server CPU of a round | 25.0 ms | 100 ms | 100 µs |" in page
     assert "| 100,000 * |" in page
-    assert "at about 50,000 nodes" in page  # half of ten seconds at 100 microseconds a node
+    assert "(10 s) | 50,000 nodes |" in page  # half of ten seconds at 100 microseconds a node
     assert "| 100 ms | 1.20 s | 1.30 s | 1.20 s |" in page  # two trips, one more for TCP, and a second of the server
 
 
@@ -269,15 +270,32 @@ def test_page_of_scale_without_enough_measurements_says_so():
 
 def test_what_ends_first_is_named_first():
     plenty = dict.fromkeys(MEASURED, Fit(0.0, 0.0, 0.0))
-    fits = {**plenty, ROUND_CPU: Fit(1e-4, 0.0, 0.0), KEPT_CPU: Fit(0.01, 0.0, 0.0), MEMORY: Fit(0.01, 0.0, 0.0)}
+    fits = {**plenty, ROUND_CPU: Fit(1e-4, 0.0, 0.0), IDLE_CPU: Fit(0.01, 0.0, 0.0), MEMORY: Fit(0.01, 0.0, 0.0)}
     assert [nodes for _, nodes in limits(fits)] == pytest.approx([5_000.0, 50_000.0, 409_600.0])
 
 
-def test_competitor_that_is_not_there_is_skipped_with_how_to_get_it(tmp_path):
-    present = rivals.look({"jax": str(tmp_path / "no-python")})
-    assert "pip install jax" in present.skipped[Side.JAX]
-    assert present.pythons[Side.RALLYPOINT] == sys.executable
-    assert "rallypoint" in present.versions
+def test_results_with_the_older_name_of_a_measure_count():
+    line = msgspec.json.encode(rendezvous(Side.RALLYPOINT, 2, [1.0], [2.0])).decode()
+    (entry,) = decode(line.replace(f'"{COLD_START}"', '"all together, connections included"'))
+    assert isinstance(entry, Measured)
+    assert [sample.measure for sample in entry.samples] == [LAST_ARRIVAL, COLD_START]
+
+
+def test_cells_of_a_comparison_take_turns():
+    chosen = cells.chosen(cells.full(), ["rendezvous/*/8", "idle/*/8", "rendezvous/rallypoint/1000"])
+    groups = cells.grouped(chosen)
+    assert sorted(len({(cell.case.bench, cell.case.nodes) for cell in group}) for group in groups) == [1, 1, 1]
+    eight = next(group for group in groups if group[0].key == "rendezvous/rallypoint/8")
+    assert {Side.RALLYPOINT, Side.TORCH_STOCK, Side.TORCHFT, Side.TORCHFT_TWICE, Side.JAX} <= {
+        cell.case.side for cell in eight
+    }
+
+
+def test_full_plan_compares_all_sides_at_the_same_numbers_of_nodes():
+    keys = {cell.key for cell in cells.full()}
+    for side in (Side.RALLYPOINT, Side.TORCHFT, Side.TORCHFT_TWICE, Side.JAX, Side.TORCH_STOCK):
+        assert {f"rendezvous/{side.value}/{nodes}" for nodes in (2, 8, 32, 128)} <= keys
+    assert {"rendezvous/rallypoint/1000", "rendezvous/rallypoint/10000", "idle/rallypoint/10000"} <= keys
 
 
 def test_cells_run_once_and_again_only_when_asked_and_never_beyond_the_budget(tmp_path):
@@ -285,17 +303,17 @@ def test_cells_run_once_and_again_only_when_asked_and_never_beyond_the_budget(tm
     said: list[str] = []
     path = tmp_path / "results.jsonl"
 
-    def measure(cell: cells.Cell, python: str) -> Outcome:
-        ran.append(python)
-        return Outcome(cell.case, (Sample(LAST_ARRIVAL, 0.1), Sample(TOGETHER, 0.2)))
+    def measure(jobs: Sequence[Job]) -> list[Outcome]:
+        ran.extend(job.python for job in jobs)
+        return [Outcome(job.case, (Sample(LAST_ARRIVAL, 0.1), Sample(COLD_START, 0.2))) for job in jobs]
 
-    def go(again: bool = False, budget_s: float = 60.0) -> bool:
+    def run(again: bool = False, budget_s: float = 60.0) -> bool:
         chosen = cells.chosen(cells.quick(), ["rendezvous/rallypoint/2"])
         return run_cells(
             chosen, path, {}, is_quick=True, again=again, budget_s=budget_s, say=said.append, measure=measure
         )
 
-    assert [go(), go(), go(again=True), go(again=True, budget_s=0.0)] == [True] * 4
+    assert [run(), run(), run(again=True), run(again=True, budget_s=0.0)] == [True] * 4
     assert ran == [sys.executable] * 2
     assert "left out" in said[-1]
     result = CliRunner().invoke(main, ["--pages", "--results", str(path), "--docs", str(tmp_path)])
@@ -303,10 +321,10 @@ def test_cells_run_once_and_again_only_when_asked_and_never_beyond_the_budget(tm
     assert "100 ms" in (tmp_path / "benchmarks.md").read_text()
 
 
-def test_cell_of_ours_that_fails_is_told_by_the_exit(tmp_path):
+def test_failure_of_a_cell_of_rallypoint_is_reported(tmp_path):
     chosen = cells.chosen(cells.quick(), ["rendezvous/rallypoint/2"])
     said: list[str] = []
-    is_whole = run_cells(
+    no_failure = run_cells(
         chosen,
         tmp_path / "results.jsonl",
         {},
@@ -314,13 +332,13 @@ def test_cell_of_ours_that_fails_is_told_by_the_exit(tmp_path):
         again=False,
         budget_s=60.0,
         say=said.append,
-        measure=lambda cell, python: Outcome(cell.case, (), "it broke"),
+        measure=lambda jobs: [Outcome(job.case, (), "it broke") for job in jobs],
     )
-    assert not is_whole
+    assert not no_failure
     assert "it broke" in said[-1]
 
 
-def test_pattern_that_is_like_nothing_is_an_error():
+def test_pattern_that_matches_nothing_is_an_error():
     result = CliRunner().invoke(main, ["--only", "nothing/*"])
     assert result.exit_code == 2
     assert "--list" in result.output

@@ -52,7 +52,7 @@ def test_payload_of_a_server_is_counted():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_processes_that_do_nothing_are_calm_and_busy_ones_are_waited_for():
-    usage.wait_calm([os.getpid()], cores=2.0, patience_s=30.0)
+    usage.wait_until_idle([os.getpid()], cores=2.0, timeout_s=30.0)
     started_at = time.monotonic()
-    usage.wait_calm([os.getpid()], cores=0.0, patience_s=0.1)
+    usage.wait_until_idle([os.getpid()], cores=0.0, timeout_s=0.1)
     assert time.monotonic() >= started_at + 0.1

@@ -1,4 +1,4 @@
-"""`bench/watching.py`, small: with each kind of watcher that is there. Nothing here judges how long anything took."""
+"""`bench/watching.py`, small, with each kind of watcher. No test depends on how long anything took."""
 
 import json
 import os

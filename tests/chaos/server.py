@@ -24,16 +24,16 @@ from pathlib import Path
 
 import msgspec
 
-import rallypoint.server.disk
-import rallypoint.server.durable
+import rallypoint.server.durability.disk
+import rallypoint.server.durability.server
 from rallypoint.cli import main
 from rallypoint.events import Event
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.types import Batch
 from rallypoint.server import journal, process
-from rallypoint.server.disk import File
-from rallypoint.server.durable import DurableServer
-from rallypoint.server.hub import Hub
+from rallypoint.server.durability.disk import File
+from rallypoint.server.durability.server import DurableServer
+from rallypoint.server.engine_host import EngineHost
 from rallypoint.server.server import Server
 from rallypoint.testing.disk import FaultyDisk
 from tests.chaos.stalls import DiskStalls, Stalls
@@ -106,32 +106,32 @@ class Audit:
 
 
 class Seen:
-    """A listener of the hub: before anybody else is."""
+    """A listener of the engine_host: before anybody else is."""
 
     def __init__(self, push) -> None:
         self.push = push
 
 
-def watch_all(hub: Hub, push) -> None:
-    hub.watch(Seen(push), "", hub.engine.revision)
+def watch_all(engine_host: EngineHost, push) -> None:
+    engine_host.watch(Seen(push), "", engine_host.engine.revision)
 
 
 def audited(audit: Audit) -> tuple[type[Server], type[DurableServer]]:
     """The two kinds of server, writing down what they commit."""
 
     class Plain(Server):
-        def make_hub(self, engine: Engine) -> Hub:
-            hub = super().make_hub(engine)
+        def make_engine_host(self, engine: Engine) -> EngineHost:
+            engine_host = super().make_engine_host(engine)
             audit.begin(f"{os.getpid()}-{time.monotonic_ns()}", engine)
-            watch_all(hub, audit.commit)
-            return hub
+            watch_all(engine_host, audit.commit)
+            return engine_host
 
     class Durable(DurableServer):
-        def make_hub(self, engine: Engine) -> Hub:
-            hub = super().make_hub(engine)
+        def make_engine_host(self, engine: Engine) -> EngineHost:
+            engine_host = super().make_engine_host(engine)
             audit.begin(self.journal.generation, engine)
-            watch_all(hub, lambda batch: self.journal.when_durable(partial(audit.commit, batch)))
-            return hub
+            watch_all(engine_host, lambda batch: self.journal.when_durable(partial(audit.commit, batch)))
+            return engine_host
 
     return Plain, Durable
 
@@ -151,7 +151,7 @@ class Timed:
             say("stall", length_s=took_s, of="disk")
 
 
-class TimedDirectory(rallypoint.server.disk.Directory):
+class TimedDirectory(rallypoint.server.durability.disk.Directory):
     """A directory of such files."""
 
     def create(self, name: str) -> Timed:  # type: ignore[override]
@@ -220,8 +220,8 @@ def begin() -> None:
     audit = Audit(Path(sys.argv.pop(1)))
     journal.Bounds = partial(journal.Bounds, log_entries=int(sys.argv.pop(1)))
     steering = Steering()
-    rallypoint.server.disk.Directory = steering.make_disk
-    process.Server, rallypoint.server.durable.DurableServer = audited(audit)
+    rallypoint.server.durability.disk.Directory = steering.make_disk
+    process.Server, rallypoint.server.durability.server.DurableServer = audited(audit)
     process.print_event = tell
     threading.Thread(target=steering.listen, name="steering", daemon=True).start()
     Stalls(lambda length_s: say("stall", length_s=length_s))

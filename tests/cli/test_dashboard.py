@@ -1,9 +1,12 @@
-"""`rallypoint dashboard` and `rallypoint serve --http`: what is wrong with a call is said before anything is served."""
+"""`rallypoint dashboard` and `rallypoint serve --http`: errors in a call are reported before anything is served."""
+
+import socket
 
 import pytest
 from click.testing import CliRunner
 
 from rallypoint.cli import main
+from rallypoint.dashboard import child
 
 
 def said(*words: str, code: int) -> str:
@@ -17,6 +20,22 @@ def test_page_that_others_reach_needs_a_token_or_is_told_that_it_does_not(words)
     output = said(*words, "--http", "0.0.0.0:0", code=1)
     assert "--token-file" in output
     assert "--insecure" in output
+
+
+@pytest.mark.parametrize("words", [("serve", "--bind", "127.0.0.1:0"), ("dashboard", "tcp://127.0.0.1:1")])
+def test_address_of_the_page_that_is_in_use_is_an_error(words):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        output = said(*words, "--http", f"127.0.0.1:{port}", code=1)
+    assert f"127.0.0.1:{port} is taken" in output
+    assert "listening" not in output
+
+
+@pytest.mark.parametrize("words", [("serve", "--bind", "127.0.0.1:0"), ("dashboard", "tcp://127.0.0.1:1")])
+def test_page_without_its_packages_is_an_error(words, monkeypatch):
+    monkeypatch.setattr(child, "PACKAGES", ("starlette", "there_is_no_such_package"))
+    output = said(*words, "--http", "127.0.0.1:0", code=2)
+    assert "the page needs there_is_no_such_package: pip install 'rallypoint[dashboard]'" in output
 
 
 def test_names_without_a_page_are_refused():

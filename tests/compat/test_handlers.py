@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.backends import schemes
-from rallypoint.blocking import Store
 from rallypoint.compat.rendezvous import (
     RendezvousParameters,
     RendezvousStateError,
@@ -19,6 +18,7 @@ from rallypoint.compat.rendezvous.dynamic_rendezvous import DynamicRendezvousHan
 from rallypoint.compat.rendezvous.etcd_rendezvous import create_rdzv_handler
 from rallypoint.compat.rendezvous.prefix_store import PrefixStore
 from rallypoint.compat.rendezvous.registry import get_rendezvous_handler
+from rallypoint.store.blocking import Store
 from rallypoint.testing.cells import MemoryCell
 from tests.e2e.kit import loopback
 from tests.patience import PATIENCE_S, until

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import rallypoint.aio
-from rallypoint.backends.dial import dial
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import dial
 from rallypoint.errors import OutcomeUnknown, StoreTimeoutError
 from rallypoint.kv.types import Change, ModRevisionIs, Put
 from rallypoint.rendezvous.keys import RunKeys

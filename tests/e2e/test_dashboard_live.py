@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.dashboard.kit import studios
+from tests.dashboard.kit import page_processes
 from tests.e2e.browser import Looking, chromium, why_no_browser
 from tests.e2e.kit import PORT, Stage, loopback
 from tests.e2e.operating import ask
@@ -48,21 +48,21 @@ def look(browser):
         assert all(url.startswith(one.address) for url in one.asked), one.asked
 
 
-def test_page_goes_on_by_itself_when_the_process_that_draws_is_killed(stage: Stage, look):
+def test_page_goes_on_by_itself_when_its_process_is_killed(stage: Stage, look):
     bind = loopback()
     page_at = bind.replace(str(PORT), "29480")
     server = stage.serve(bind, "--http", page_at)
     server.wait_line("shows")
     page = look(f"http://{page_at}", "/?run=train")
     page.until(lambda: "no such run" in page.text(".pill"), "nothing is there yet")
-    (drawing,) = studios(server.popen.pid)
-    os.kill(drawing, signal.SIGKILL)
+    (killed,) = page_processes(server.popen.pid)
+    os.kill(killed, signal.SIGKILL)
     a = stage.node(f"tcp://{bind}/train?min_nodes=1&last_call_timeout=0.2", "a", "hand")
     a.wait("ready")
     a.ask("next")
     page.until(lambda: page.standings() == {"a": "member"}, "a round on the screen")
     server.wait_line("was ended by SIGKILL")
-    assert drawing not in studios(server.popen.pid)
+    assert killed not in page_processes(server.popen.pid)
 
 
 def test_round_forms_a_node_waits_and_a_killed_node_turns_lost_on_screen(stage: Stage, place, look):

@@ -77,7 +77,7 @@ def test_write_of_a_coordinator_whose_lease_has_ended_is_refused(cluster):
     from rallypoint.backends.etcd.backend import EtcdBackend
     from rallypoint.backends.etcd.security import Security
     from rallypoint.backends.etcd.shared import Connection
-    from rallypoint.rendezvous.fenced import Deposed, FencedWriter
+    from rallypoint.rendezvous.fenced_writer import Deposed, FencedWriter
     from rallypoint.rendezvous.keys import RunKeys
 
     async def check():

@@ -12,9 +12,9 @@ import pytest
 from rallypoint.rendezvous import coordinator
 from rallypoint.rendezvous import decide as deciding
 from rallypoint.rendezvous.coordinator import Coordinator
-from rallypoint.rendezvous.fenced import FencedWriter
+from rallypoint.rendezvous.fenced_writer import FencedWriter
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.presence import Presence
+from rallypoint.rendezvous.node_session import NodeSession
 from rallypoint.rendezvous.view import View
 from rallypoint.testing.checkers import (
     Broke,
@@ -64,7 +64,7 @@ MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
         BrokeBarrier,
     ),
     "a node does not compare its own key": (
-        [Patch(Presence, "write", "(own_key, *compares)", "compares")],
+        [Patch(NodeSession, "write", "(own_key, *compares)", "compares")],
         Setup("", budget=Budget(ghost=1, leave=1), joins=2),
         Broke,
     ),

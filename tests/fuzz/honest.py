@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 
-from rallypoint.backends.dial import dial
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import dial
 from rallypoint.kv.types import Put
 
 PAUSE_S = 0.002

@@ -286,7 +286,7 @@ def test_spare_of_a_run_that_is_shut_down_ends_without_an_error(make):
 
 def _reason(handler: TorchrunHandler) -> str:
     node = handler._handler._core._node
-    return "" if node is None else node.sight.reason()
+    return "" if node is None else node.view.reason()
 
 
 def _until(look: Any, patience_s: float = 30.0) -> None:

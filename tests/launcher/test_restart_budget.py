@@ -10,8 +10,8 @@ from rallypoint.backends.memory import MemoryBackend, MemoryServer
 from rallypoint.errors import OutcomeUnknown, RendezvousError, Unavailable
 from rallypoint.launcher.policy import BUDGET_USED_UP
 from rallypoint.launcher.restart_budget import RestartBudget
-from rallypoint.rendezvous.entry import Entry
 from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 
 KEYS = RunKeys("rallypoint", "job")
@@ -25,14 +25,14 @@ class SharedRun:
         self.backend: Backend = MemoryBackend(MemoryServer(), "")
         self.numbers = iter(range(1000))
 
-    def entry(self, backend: Backend, name: str = "a") -> Entry:
-        return Entry(backend, KEYS, self.settings, name, lambda: f"life-{next(self.numbers)}", time.time)
+    def config(self, backend: Backend, name: str = "a") -> RunConfig:
+        return RunConfig(backend, KEYS, self.settings, name, lambda: f"life-{next(self.numbers)}", time.time)
 
     def budget(self, name: str, limit: int = 2) -> RestartBudget:
         return RestartBudget(
             lambda: self.backend,
             KEYS,
-            lambda backend: self.entry(backend, name),
+            lambda backend: self.config(backend, name),
             by=name,
             limit=limit,
             closes=True,
@@ -40,7 +40,7 @@ class SharedRun:
         )
 
     async def open(self) -> None:
-        await self.entry(self.backend).find_or_make()
+        await self.config(self.backend).find_or_make()
 
 
 def test_round_is_counted_once_whichever_launcher_counts_it():
@@ -52,9 +52,7 @@ def test_round_is_counted_once_whichever_launcher_counts_it():
         first = await asyncio.gather(a.spend(1, "a failed", 3), b.spend(1, "b failed", 4), a.spend(1, "a failed", 3))
         assert all(verdict.allowed for verdict in first)
         record = await b.begin()
-        assert (record.used, record.limit, record.round) == (1, 2, 1), (
-            "and the limit is that of the launcher that started the run"
-        )
+        assert (record.used, record.limit, record.round) == (1, 2, 1), "the limit is that of the first launcher"
         assert "restart 1 of 2" in record.why
 
     asyncio.run(case())
@@ -70,9 +68,9 @@ def test_run_whose_restarts_are_used_up_is_closed_in_the_same_step():
         last = await a.spend(5, "a: the worker of rank 0 exited with 3", 3)
         assert (last.allowed, last.code) == (False, BUDGET_USED_UP)
         assert "has used its 2 restarts" in last.why
-        door = await run.entry(run.backend).read()
-        assert door is not None
-        assert (door.closed.closed, door.closed.by, door.closed.why) == (True, "a", last.why)
+        snapshot = await run.config(run.backend).read()
+        assert snapshot is not None
+        assert (snapshot.closed.closed, snapshot.closed.by, snapshot.closed.why) == (True, "a", last.why)
         assert await b.spend(5, "b failed too", 9) == last, "all launchers get the same answer"
         ended = await b.outcome()
         assert ended is not None
@@ -102,7 +100,7 @@ def test_run_that_was_reopened_starts_with_a_full_budget():
         ended = await budget.outcome()
         assert ended is not None
         assert (ended.outcome, ended.used) == (0, 1)
-        assert await run.entry(run.backend).reopen("again")
+        assert await run.config(run.backend).reopen("again")
         fresh = await budget.begin()
         assert (fresh.used, fresh.outcome) == (0, None)
 
@@ -116,7 +114,7 @@ def test_budget_of_an_earlier_incarnation_does_not_count():
         await run.budget("a").spend(1, "x", 3)
         other = SharedRun(max_nodes=2)
         other.backend, other.numbers = run.backend, run.numbers
-        await other.entry(other.backend).check()  # the run has no nodes: other settings make a new incarnation
+        await other.config(other.backend).check()  # the run has no nodes: other settings make a new incarnation
         assert (await other.budget("b").begin()).used == 0
 
     asyncio.run(case())

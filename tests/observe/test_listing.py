@@ -7,8 +7,8 @@ from rallypoint.backends.memory import MemoryBackend
 from rallypoint.observe.listing import READS, RunState, list_runs
 from rallypoint.observe.target import read_backend_target, read_target
 from rallypoint.server.clients import Clients
-from rallypoint.server.hub import Hub
-from rallypoint.server.local import LocalBackend
+from rallypoint.server.engine_host import EngineHost
+from rallypoint.server.local_backend import LocalBackend
 from rallypoint.server.runs import Runs
 from rallypoint.testing import loop as virtual
 from rallypoint.testing.world import World
@@ -60,12 +60,20 @@ def test_restored_server_starts_no_coordinator_for_the_index_because_of_a_run_ca
 
         from rallypoint.events import Emitter
 
-        hub = Hub(world.server.engine)
-        runs = Runs(hub, Clients(hub), "server", Emitter(), random.Random(1), lambda: 0.0, LocalBackend(hub))
+        engine_host = EngineHost(world.server.engine)
+        runs = Runs(
+            engine_host,
+            Clients(engine_host),
+            "server",
+            Emitter(),
+            random.Random(1),
+            lambda: 0.0,
+            LocalBackend(engine_host),
+        )
         runs.start()
         assert len(runs) == 1
         await runs.stop()
-        hub.stop()
+        engine_host.stop()
 
     virtual.run(main(), seed=1)
 

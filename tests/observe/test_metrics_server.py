@@ -21,7 +21,7 @@ from rallypoint.testing.disk import MemoryDisk
 from rallypoint.wire.messages import NOW, Do, Hold, WatchStart
 from tests.observe.metrics_kit import Scraped, scrape
 from tests.patience import PATIENCE_S
-from tests.server.durable_kit import serving_from
+from tests.server.durability.kit import serving_from
 from tests.server.kit import Raw, client_of, eventually, put, run, serving
 
 
@@ -156,7 +156,7 @@ def test_session_that_is_not_renewed_ends_as_silent():
             lease = (await raw.answer(1)).lease
             raw.send(Hold(lease, 1.0))
             await eventually(lambda: server.clients.session_count == 1, "it is a session")
-            await eventually(lambda: server.hub.engine.leases.get(lease) is None, "it ends")
+            await eventually(lambda: server.engine_host.engine.leases.get(lease) is None, "it ends")
             server.clients.sweep()
             assert scrape(registry)("rallypoint_server_sessions_ended_total", cause="silent") == 1
             assert scrape(registry)("rallypoint_server_sessions") == 0
@@ -171,7 +171,7 @@ def test_client_that_connects_again_counts_as_a_reconnect():
             handlers = await gathered(server, "a")
             assert scrape(registry)("rallypoint_server_reconnects_total") == 0
             for connection in list(server.connections):
-                connection.replaced()
+                connection.abort()
             await eventually(lambda: scrape(registry)("rallypoint_server_reconnects_total") == 1, "it is back")
             for one in handlers:
                 await one.aclose()

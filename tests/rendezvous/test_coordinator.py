@@ -294,7 +294,7 @@ def test_member_that_is_lost_while_forming_makes_the_rest_form_again() -> None:
     async def scene(town: Town) -> None:
         async def dies(what: set[str], decision: bool, execute: Execute) -> TxnResult:
             if "confirm" in what:
-                await town.node("b").backend.revoke(town.node("b")._presence.session.lease)  # type: ignore[union-attr]
+                await town.node("b").backend.revoke(town.node("b")._node_session.session.lease)  # type: ignore[union-attr]
                 town.crash("b")
                 return await asyncio.Future()
             return await execute()
@@ -318,7 +318,7 @@ def test_member_that_is_lost_in_the_last_instant_is_not_in_the_round(victim: str
         async def loses(what: set[str], decision: bool, execute: Execute) -> TxnResult:
             if "active" in what and not victims and victim != town.coordinator():
                 victims.append(victim)
-                session = town.node(victim)._presence.session
+                session = town.node(victim)._node_session.session
                 assert session is not None
                 await MemoryBackend(town.server).revoke(session.lease)
                 result = await execute()

@@ -17,7 +17,6 @@ from rallypoint.rendezvous.decide import (
     Hold,
     Wait,
     summarise,
-    suppose,
 )
 from rallypoint.rendezvous.records import NodePhase, RosterMember, RoundPhase, WaitingRecord, encode
 from tests.rendezvous.board import KEYS, Board, config, node, round_record
@@ -32,22 +31,6 @@ def formed(decision: Decision) -> list[str]:
 def last_call_over(board: Board) -> Decision:
     board.decide()
     return board.decide(after_s=30)
-
-
-# What would be decided
-
-
-def test_what_would_be_decided_if_nobody_were_to_come_any_more_is_all_who_are_there() -> None:
-    board = Board(min_nodes=3, max_nodes=4)
-    assert suppose(board.view) is None, "nobody is there"
-    board.join("b", "a")
-    assert isinstance(board.decide(), Wait)
-    supposed = suppose(board.view)
-    assert supposed is not None
-    assert (supposed.number, formed(supposed)) == (1, ["a", "b"])
-    assert isinstance(board.decide(), Wait), "it was only supposed"
-    board.activate(1, "a", "b")
-    assert suppose(board.view) is None, "a round is there"
 
 
 # Nothing can be decided

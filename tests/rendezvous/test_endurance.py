@@ -12,9 +12,9 @@ from rallypoint.errors import BackendError, LeaseGone, Unavailable
 from rallypoint.events import CoordinatorDeposed, CoordinatorElected, RoundActive
 from rallypoint.kv.types import Batch, BranchOp, Compare, Put, Range, TxnResult
 from rallypoint.rendezvous import coordinator as coordinating
-from rallypoint.rendezvous.entry import DATA_TTL_S
-from rallypoint.rendezvous.mirror import Mirror
 from rallypoint.rendezvous.records import ConfigRecord
+from rallypoint.rendezvous.run_config import DATA_TTL_S
+from rallypoint.rendezvous.watched_keys import WatchedKeys
 from rallypoint.store import AsyncStore
 from rallypoint.testing import loop as virtual
 from tests.rendezvous.kit import Meddling, Town, TxnHook, now, play, wait_until
@@ -89,7 +89,7 @@ def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again() -> Non
         again = await town.gathered("a", "b")
         assert {one.number for one in again.values()} == {2}
         node = town.node("a")
-        store = AsyncStore(node.backend, node.keys, node.identity.id).place(again["a"])
+        store = AsyncStore(node.backend, node.keys, node.identity.id, again["a"])
         await store.set("k", b"v")
         assert await store.get("k") == b"v"
 
@@ -187,7 +187,7 @@ class Defective(MemoryBackend):
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
     ) -> TxnResult:
-        if isinstance(then[0], Range):  # a mirror's scan
+        if isinstance(then[0], Range):  # a watched's scan
             self.fail("scan")
         return await super().txn(compares, then, otherwise)
 
@@ -219,14 +219,14 @@ def test_defect_does_not_blind_a_mirror(where: str) -> None:
         backend = Defective(MemoryServer())
         backend.where = where
         troubles: list[BackendError | None] = []
-        mirror = Mirror(backend, ["/a/"], random.Random(1), lambda _: backend.fail("listener"), troubles.append)
+        watched = WatchedKeys(backend, ["/a/"], random.Random(1), lambda _: backend.fail("listener"), troubles.append)
         for value in (b"1", b"2"):
             await asyncio.sleep(2)
             await backend.txn([], [Put("/a/x", value)])
         await asyncio.sleep(2)
-        assert [item.value for item in mirror.items.values()] == [b"2"]
+        assert [item.value for item in watched.items.values()] == [b"2"]
         assert backend.where == ""
-        mirror.stop()
+        watched.stop()
         return troubles
 
     troubles = virtual.run(main(), limit_s=100)

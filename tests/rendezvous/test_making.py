@@ -10,7 +10,7 @@ import pytest
 from rallypoint.backends.contract import Backend
 from rallypoint.backends.memory import MemoryBackend
 from rallypoint.events import Emitter
-from rallypoint.rendezvous.candidate import Candidate
+from rallypoint.rendezvous.election import Election
 from rallypoint.rendezvous.records import CoordinatorRecord
 from tests.rendezvous.kit import Counting, Town, now, play
 
@@ -68,7 +68,7 @@ def test_run_is_made_by_another_when_the_coordinator_does_not_join() -> None:
         backend = MemoryBackend(town.server)
         session = await backend.open_session(60.0)
         record = CoordinatorRecord(id="absent", name="absent")
-        candidate = Candidate(
+        candidate = Election(
             backend, town.keys, session, record, Emitter(), random.Random(1), lambda: 0.0, lambda: True
         )
         coordinator = asyncio.create_task(candidate.run())

@@ -159,7 +159,7 @@ def test_two_runs_on_one_backend_do_not_know_of_each_other() -> None:
         assert {one.number for one in mine.values()} == {one.number for one in theirs.values()} == {1}
         await town.node("a").close_run("done")
         await asyncio.sleep(1)
-        assert not other.node("a").sight.is_closed
+        assert not other.node("a").view.is_closed
         other.crash("x")
         await asyncio.sleep(30)
         assert town.node("a").waiting_count() == 0
@@ -213,7 +213,7 @@ def test_join_under_a_config_that_is_replaced_in_this_instant_is_refused() -> No
         async def replaces(what: set[str], decision: bool, execute: Execute) -> TxnResult:
             if "join" in what and not met:
                 met.append("join")
-                await other.node._entry.check()
+                await other.node._run_config.check()
             return await execute()
 
         town._wrap = lambda name, backend: Meddling(backend, replaces)
@@ -382,14 +382,14 @@ def test_node_that_enters_when_its_session_is_over_is_told_in_its_new_world() ->
         await town.gathered("a")
         one, told = town.node("a"), []
         one.listen(lambda cause, reason: told.append(cause))
-        entered = one._presence.entered
+        entered = one._node_session.entered
 
         def too_late() -> None:
-            assert one._presence.session is not None
-            one._presence.session.lost.set("no renewal was answered in time")
+            assert one._node_session.session is not None
+            one._node_session.session.lost.set("no renewal was answered in time")
             entered()
 
-        one._presence.entered = too_late  # type: ignore[method-assign]
+        one._node_session.entered = too_late  # type: ignore[method-assign]
         joined = await town.join("a")
         assert told == []
         one.listen(lambda cause, reason: told.append(cause))
@@ -919,7 +919,7 @@ def test_drained_member_is_told_and_drained_node_that_waits_exits_gracefully() -
         await town.gathered("a", "b")
         (waiting,) = town.enter("c")
         await asyncio.sleep(5)
-        entry = town.node("a")._entry
+        entry = town.node("a")._run_config
         await entry.drain("c", "repair")
         with pytest.raises(RendezvousGracefulExitError, match="asked to go by a: repair"):
             await waiting
@@ -950,7 +950,7 @@ def test_close_ends_the_waiting_of_nodes_and_spares_each_in_its_way() -> None:
         await asyncio.sleep(60)
         assert town.of(WorldChanged) == []
         assert [town.node(name).waiting_count() for name in "ab"] == [0, 0]
-        assert town.node("b").sight.is_closed
+        assert town.node("b").view.is_closed
         (again,) = town.enter("b")
         with pytest.raises(RendezvousClosedError):
             await again
@@ -1029,7 +1029,7 @@ def test_node_that_has_not_seen_the_reopening_yet_joins_all_the_same() -> None:
             await call
         await operator.node.reopen_run("on we go")
         calls = town.enter("a", "b")
-        assert town.node("a").sight.is_closed
+        assert town.node("a").view.is_closed
         await asyncio.gather(*calls)
 
     play(scene, wrap=chaos.wrap, min_nodes=2)

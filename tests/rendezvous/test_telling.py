@@ -25,7 +25,7 @@ from rallypoint.events import (
     RoundOver,
 )
 from rallypoint.kv.types import Batch, TxnResult
-from rallypoint.rendezvous.presence import WITHDRAW_S
+from rallypoint.rendezvous.node_session import WITHDRAW_S
 from rallypoint.rendezvous.records import HistoryRecord
 from rallypoint.testing.line import Line
 from tests.rendezvous.kit import Meddling, T, Through, Town, TxnHook, now, play, wait_until
@@ -109,9 +109,9 @@ def test_whoever_closes_or_reopens_a_run_sees_it_so_at_once() -> None:
         await town.gathered("a", "b")
         node = town.node("a")
         await node.close_run("enough")
-        assert node.sight.is_closed
+        assert node.view.is_closed
         await node.reopen_run("more")
-        assert not node.sight.is_closed
+        assert not node.view.is_closed
 
     play(scene, wrap=lambda _, backend: Behind(backend), min_nodes=2, max_nodes=2)
 
@@ -258,7 +258,7 @@ def test_graceful_exit_is_a_node_that_left_and_no_failure(cause: str) -> None:
         (call,) = town.enter("c")
         await asyncio.sleep(5)
         if cause == "drained":
-            await town.node("a")._entry.drain("c", "repair")
+            await town.node("a")._run_config.drain("c", "repair")
         else:
             await town.node("a").close_run("done")
         with pytest.raises(RendezvousGracefulExitError) as caught:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from rallypoint.backends.dial import dial
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import dial
 from rallypoint.kv.types import Put
 from rallypoint.server.server import Server
 from rallypoint.wire.frames import GREETING, Framer, frame

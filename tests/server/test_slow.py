@@ -8,7 +8,7 @@ import pytest
 from rallypoint.errors import OutcomeUnknown, Rejected
 from rallypoint.events import ClientRefused, Emitter
 from rallypoint.kv.types import Get, Grant, KeepAlive, Put, Range, Txn
-from rallypoint.server import connection, gallery
+from rallypoint.server import connection, observer_watches
 from rallypoint.wire.messages import NOW, Do, Hold, WatchStart
 from tests.server.kit import Raw, client_of, eventually, port_of, put, run, serving, take
 
@@ -86,14 +86,16 @@ def test_slow_one_that_is_dropped_keeps_its_session(monkeypatch):
             raw, _ = await Raw.welcomed(server, "slow")
             raw.send(Do(1, Grant(60.0)))
             lease = (await raw.answer(1)).lease
-            raw.send(Hold(lease, 0.05), WatchStart(1, "/w/", server.hub.engine.revision), Do(2, KeepAlive(lease)))
+            raw.send(
+                Hold(lease, 0.05), WatchStart(1, "/w/", server.engine_host.engine.revision), Do(2, KeepAlive(lease))
+            )
             await raw.answer(2)
             while server.traffic.slow == 0:
                 await put(writer, "/w/a", BIG)
             await eventually(lambda: len(server.connections) == 1, "it is gone")
-            marker = server.hub.execute(Grant(0.2)).lease
-            await eventually(lambda: server.hub.engine.leases.get(marker) is None, "time passes")
-            assert server.hub.engine.leases.get(lease) is not None
+            marker = server.engine_host.execute(Grant(0.2)).lease
+            await eventually(lambda: server.engine_host.engine.leases.get(marker) is None, "time passes")
+            assert server.engine_host.engine.leases.get(lease) is not None
             raw.abort()
 
     run(main())
@@ -105,7 +107,7 @@ def test_slow_one_is_dropped_when_too_many_bytes_wait_for_it(monkeypatch):
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as writer:
             raw, _ = await Raw.welcomed(server, "slow")
-            raw.send(WatchStart(1, "/w/", server.hub.engine.revision), Do(1, KeepAlive(1)))
+            raw.send(WatchStart(1, "/w/", server.engine_host.engine.revision), Do(1, KeepAlive(1)))
             await raw.answer(1)
             for _ in range(MANY):
                 if not server.traffic.slow:
@@ -122,11 +124,11 @@ def test_slow_one_that_reads_a_little_now_and_then_is_dropped_too(monkeypatch):
     async def main():
         async with serving() as server:
             raw, _ = await Raw.welcomed(server, "slow", run="r")
-            raw.send(WatchStart(1, "/w/", server.hub.engine.revision), Do(1, KeepAlive(1)))
+            raw.send(WatchStart(1, "/w/", server.engine_host.engine.revision), Do(1, KeepAlive(1)))
             await raw.answer(1)
             for _ in range(MANY):
                 for _ in range(4):
-                    server.hub.execute(Txn((), (Put("/w/a", BIG),)))
+                    server.engine_host.execute(Txn((), (Put("/w/a", BIG),)))
                 if server.traffic.slow:
                     break
                 await raw.reader.readexactly(len(BIG))
@@ -141,12 +143,12 @@ def test_what_waits_for_a_slow_one_is_not_put_together_all_at_once(small):
     async def main():
         async with serving() as server:
             raw, _ = await Raw.welcomed(server, "slow", run="r")
-            raw.send(WatchStart(1, "/w/", server.hub.engine.revision), Do(1, KeepAlive(1)))
+            raw.send(WatchStart(1, "/w/", server.engine_host.engine.revision), Do(1, KeepAlive(1)))
             await raw.answer(1)
             (held,) = server.connections
             held.pause_writing()
             values = [b""] * small + [BIG] * MANY
-            written = [server.hub.execute(Txn((), (Put("/w/a", value),))).revision for value in values]
+            written = [server.engine_host.execute(Txn((), (Put("/w/a", value),))).revision for value in values]
             assert held.lag[0] == len(values)
             tracemalloc.start()
             try:
@@ -231,18 +233,18 @@ def test_one_who_joins_and_never_reads_the_answers_is_dropped(monkeypatch):
 
 def test_slow_one_that_looks_on_is_dropped_once(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 3)
-    monkeypatch.setattr(gallery, "GATHER_S", 3600.0)
+    monkeypatch.setattr(observer_watches, "GATHER_S", 3600.0)
 
     async def main():
         async with serving() as server:
             raw, _ = await Raw.welcomed(server, "slow")
             raw.send(WatchStart(1, "/w/", NOW))
-            await eventually(lambda: len(server.gallery) == 1, "it looks on")
+            await eventually(lambda: len(server.observer_watches) == 1, "it looks on")
             (held,) = server.connections
             held.pause_writing()
             for _ in range(10):
-                server.hub.execute(Txn((), (Put("/w/a", b""),)))
-            server.gallery.flush()
+                server.engine_host.execute(Txn((), (Put("/w/a", b""),)))
+            server.observer_watches.flush()
             assert server.traffic.slow == 1
             raw.abort()
 
@@ -308,14 +310,14 @@ def test_push_of_one_revision_to_many_watches_reaches_each():
             raw, _ = await Raw.welcomed(server, "many", run="r")
             raw.send(*(WatchStart(number, "/w/", 1 << 60) for number in range(5)), Do(1, KeepAlive(1)))
             await raw.answer(1)
-            raw.send(*(WatchStart(number, "/w/", server.hub.engine.revision) for number in range(5)))
+            raw.send(*(WatchStart(number, "/w/", server.engine_host.engine.revision) for number in range(5)))
             raw.send(Do(2, Txn((), (Put("/w/a", b"1"), Put("/w/b", b"2"), Put("/x", b"3")))))
             pushed = [await raw.next_message() for _ in range(5)]
             assert sorted(push.watch for push in pushed) == list(range(5))
             assert {tuple(change.key for change in push.batch.changes) for push in pushed} == {("/w/a", "/w/b")}
-            before = server.hub.watch_count
+            before = server.engine_host.watch_count
             raw.close()
             await put(writer, "/w/a")
-            await eventually(lambda: server.hub.watch_count == before - 5, "its watches are forgotten")
+            await eventually(lambda: server.engine_host.watch_count == before - 5, "its watches are forgotten")
 
     run(main())

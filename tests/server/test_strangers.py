@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.events import ClientRefused, Emitter
 from rallypoint.kv.types import Get, Grant, Put, Txn, TxnResult
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission.limits import ServerLimits
 from rallypoint.wire.frames import GREETING, HELLO_LIMIT, frame
 from rallypoint.wire.handshake import Versions
 from rallypoint.wire.messages import (
@@ -117,7 +117,7 @@ def test_stranger_is_told_one_line_and_closed(stranger):
             assert answer.count(b"\n") == 1
             raw.close()
             await lives_on(server)
-            assert server.traffic.refused == 1
+            assert server.describe()["refused"] == "1"
         (refused,) = [event for event in seen if isinstance(event, ClientRefused)]
         assert refused.peer.startswith("127.0.0.1:")
         assert "does not speak Rallypoint's protocol" in str(refused)
@@ -142,7 +142,7 @@ def test_random_bytes_cost_only_their_own_connections():
                 assert refused_with(await raw.rest()).code is RefusalCode.MALFORMED
                 raw.close()
             assert (await other.get("/a")).item.version == 8
-            assert server.traffic.refused == 27
+            assert server.describe()["refused"] == "27"
 
     run(main())
 
@@ -155,7 +155,7 @@ def test_connection_that_closes_without_a_word_is_forgotten():
                 raw.send_bytes(sent)
                 raw.close()
             await lives_on(server)
-            assert server.traffic.refused == 0
+            assert server.describe()["refused"] == "0"
 
     run(main())
 
@@ -178,7 +178,7 @@ def test_connection_without_a_hello_is_dropped_when_its_time_is_over():
                 assert loop.time() - began_at >= 0.19
                 raw.close()
             await put(known, "/a")  # who has said hello may be silent
-            assert server.traffic.refused == 3
+            assert server.describe()["refused"] == "3"
 
     run(main())
 
@@ -231,7 +231,7 @@ def test_frames_that_come_with_a_refused_hello_are_not_looked_at():
             raw.send(Do(1, Txn((), (Put("/a", b""),))))
             refused_with(await raw.rest())
             raw.close()
-            assert server.hub.engine.items == {}
+            assert server.engine_host.engine.items == {}
 
     run(main())
 
@@ -245,7 +245,7 @@ def test_requests_may_come_together_with_the_hello():
             raw.send_bytes(GREETING + hello + request)
             welcome_decoder.decode(await raw.next_frame())
             assert isinstance(await raw.answer(1), TxnResult)
-            assert "/a" in server.hub.engine.items
+            assert "/a" in server.engine_host.engine.items
             raw.close()
 
     run(main())
@@ -296,7 +296,7 @@ def test_frame_that_cannot_be_read_is_answered_in_one_sentence_and_closed(what):
             assert going_with(await raw.rest()).startswith("a frame could not be read: ")
             raw.close()
             await eventually(lambda: len(server.connections) == 1, "only the other one is left")
-            assert "/b" not in server.hub.engine.items
+            assert "/b" not in server.engine_host.engine.items
             await put(other, "/a")
 
     run(main())
@@ -326,7 +326,7 @@ def test_message_before_one_that_cannot_be_read_counts():
             raw.send_bytes(frame(b"\xc1"))
             await raw.rest()
             raw.close()
-            assert server.hub.engine.items["/a"].value == b"kept"
+            assert server.engine_host.engine.items["/a"].value == b"kept"
 
     run(main())
 

@@ -11,8 +11,8 @@ from rallypoint.backends.tls import TlsFiles
 from rallypoint.backends.tls_pipe import TlsPipe
 from rallypoint.errors import Rejected, Unavailable
 from rallypoint.kv.types import Put
-from rallypoint.server.limits import ServerLimits
-from rallypoint.server.refusals import Refusal
+from rallypoint.server.admission.limits import ServerLimits
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.wire.frames import GREETING, frame
 from rallypoint.wire.messages import RefusalCode, Refused, welcome_decoder
 from tests.certificates import DAY, now
@@ -37,7 +37,7 @@ async def lives_on(server, tls: TlsFiles) -> None:
     """Others come in as before, and nobody who was sent away is held on to."""
     async with tls_client_of(server.addresses[0], tls) as backend:
         await put(backend, "/lives", b"on")
-    await eventually(lambda: not server.connections and not server.door.pending, "all connections are gone")
+    await eventually(lambda: not server.connections and not server.admission.pending, "all connections are gone")
 
 
 # --- those who come in ------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_old_versions_of_tls_are_refused(town):
             context.set_ciphers("ALL:@SECLEVEL=0")
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await asyncio.open_connection("127.0.0.1", port_of(server), ssl=context)
-            await eventually(lambda: server.door.refusals.counts[Refusal.TLS] == 1, "it is counted")
+            await eventually(lambda: server.admission.refusals.counts[Refusal.TLS] == 1, "it is counted")
             (line,) = refusals
             assert "TLS failed" in str(line)
 
@@ -117,7 +117,7 @@ def test_client_that_goes_away_ends_its_session_by_the_grace(town):
             async with tls_client_of(server.addresses[0], files(town.authority.path), grace_s=0.1) as backend:
                 session = await backend.open_session(60.0)
                 await backend.txn((), (Put("/mine", b"", session.lease),))
-            await eventually(lambda: "/mine" not in server.hub.engine.items, "the session has ended")
+            await eventually(lambda: "/mine" not in server.engine_host.engine.items, "the session has ended")
 
     run(main())
 
@@ -161,11 +161,11 @@ def test_server_that_is_not_to_be_trusted_is_rejected_with_the_reason_and_nothin
             endpoint = server.addresses[0]
             said = await rejected(endpoint, files(town.authority.path), token="secret")
             assert said.startswith(f"{endpoint} is not trusted: {words}")
-            await eventually(lambda: server.door.refusals.counts[Refusal.TLS] == 1, "the server is told why")
+            await eventually(lambda: server.admission.refusals.counts[Refusal.TLS] == 1, "the server is told why")
             (line,) = refusals
             assert "does not accept this server's certificate" in str(line)
             assert server.traffic.frames_in == 0
-            await eventually(lambda: not server.door.pending, "nobody is held on to")
+            await eventually(lambda: not server.admission.pending, "nobody is held on to")
 
     run(main())
 
@@ -175,7 +175,7 @@ def test_plain_server_is_named_to_a_client_that_speaks_tls(town):
         async with serving() as server:
             said = await rejected(server.addresses[0], files(town.authority.path))
             assert "speaks plain text, not TLS: leave out tls_ca, tls_cert and tls_key" in said
-            assert server.door.refusals.counts[Refusal.STRANGER] == 1
+            assert server.admission.refusals.counts[Refusal.STRANGER] == 1
 
     run(main())
 
@@ -214,7 +214,7 @@ def test_client_without_the_right_certificate_is_told_what_is_wrong_with_it(town
             said = await rejected(server.addresses[0], files(town.authority.path, make(town)))
             assert said.startswith(f"{server.addresses[0]} refused: ")
             assert told in said
-            assert server.door.refusals.counts[Refusal.CERTIFICATE] == 1
+            assert server.admission.refusals.counts[Refusal.CERTIFICATE] == 1
             (line,) = refusals
             assert line.peer.startswith("127.0.0.1:")
             assert logged in str(line)
@@ -230,7 +230,7 @@ def test_plain_client_is_told_that_the_server_speaks_tls(town):
             async with client_of(server.addresses[0]) as backend:
                 with pytest.raises(Rejected, match="refused: this server speaks TLS only: give tls_ca"):
                     await backend.get("/a")
-            assert server.door.refusals.counts[Refusal.TLS] == 1
+            assert server.admission.refusals.counts[Refusal.TLS] == 1
             (line,) = refusals
             assert "it speaks plain text, and this server TLS only" in str(line)
             await lives_on(server, files(town.authority.path))
@@ -249,7 +249,7 @@ def test_stranger_at_a_tls_server_costs_only_its_own_connection(town, sent):
             answer = await raw.rest()
             assert answer.startswith(b"HTTP/1.1 400") == sent.startswith(b"GET")
             raw.close()
-            assert server.door.refusals.counts[Refusal.TLS] == 1
+            assert server.admission.refusals.counts[Refusal.TLS] == 1
             assert len(refusals) == 1
             await lives_on(server, files(town.authority.path))
 
@@ -292,7 +292,7 @@ def test_record_that_was_tampered_with_ends_the_connection_and_shortens_no_sessi
                 made[0].below.write(b"\x17\x03\x03\x00\x20" + bytes(32))
                 await eventually(lambda: len(made) == 2, "it comes back on another connection")
                 await backend.txn((), (Put("/mine", b"", session.lease),))
-                assert server.hub.engine.leases.get(session.lease) is not None
+                assert server.engine_host.engine.leases.get(session.lease) is not None
 
     run(main())
 
@@ -309,7 +309,7 @@ def test_handshake_that_is_not_finished_in_time_is_dropped(town):
                 raw.send_bytes(sent)
                 assert await raw.rest() == b""
                 raw.close()
-            assert server.door.refusals.counts[Refusal.SILENT] == 2
+            assert server.admission.refusals.counts[Refusal.SILENT] == 2
             assert len(refusals) == 1
 
     run(main())
@@ -324,11 +324,11 @@ def test_source_that_was_refused_too_often_is_refused_before_any_handshake(town)
             async with tls_client_of(server.addresses[0], files(town.authority.path, town.client)) as backend:
                 with pytest.raises(Unavailable, match="refuses this address for now"):
                     await backend.get("/a")
-                assert server.door.refusals.counts[Refusal.BLOCKED] >= 1
+                assert server.admission.refusals.counts[Refusal.BLOCKED] >= 1
                 loop = asyncio.get_running_loop()
 
                 def over():
-                    return server.door.logins.blocked_s("127.0.0.1", loop.time()) == 0
+                    return server.admission.logins.blocked_s("127.0.0.1", loop.time()) == 0
 
                 await eventually(over, "the block is over")
                 await backend.get("/a")
@@ -337,7 +337,7 @@ def test_source_that_was_refused_too_often_is_refused_before_any_handshake(town)
 
 
 def test_client_gives_up_on_a_handshake_that_is_never_answered_and_keeps_no_socket(town, monkeypatch):
-    monkeypatch.setattr("rallypoint.backends.tcp.CONNECT_S", 0.2)
+    monkeypatch.setattr("rallypoint.backends.tcp.client.CONNECT_S", 0.2)
 
     async def main():
         silent = []
@@ -438,7 +438,7 @@ def test_megabytes_of_junk_before_a_handshake_cost_nobody_else_anything(town):
                 raw.abort()
                 await put(honest, "/a", b"%d" % number)
             assert (await honest.get("/a")).item.version == 60
-            assert server.door.refusals.counts[Refusal.TLS] == 60
+            assert server.admission.refusals.counts[Refusal.TLS] == 60
             assert len(refusals) == 1
             assert server.traffic.bytes_in < 100_000
 

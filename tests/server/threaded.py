@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from rallypoint.backends.dial_direct import connect
-from rallypoint.backends.tcp import LIMITS
-from rallypoint.backends.tcp_direct import DirectPool
+from rallypoint.backends.tcp.client import LIMITS
+from rallypoint.backends.tcp.direct import DirectPool, connect
 from rallypoint.kv.types import Add, Op, Put, Result, Txn
 from rallypoint.server.server import Server
 from tests.patience import PATIENCE_S
@@ -22,7 +21,7 @@ from tests.server.proxy import Proxy
 T = TypeVar("T")
 
 
-class House:
+class ThreadedServer:
     """Server and proxy. `ask` runs a coroutine or a function there."""
 
     server: Server
@@ -74,11 +73,11 @@ class House:
     @property
     def items(self) -> dict[str, Any]:
         """What the server holds. Look, and copy nothing while somebody writes."""
-        return self.server.hub.engine.items
+        return self.server.engine_host.engine.items
 
     @property
     def watches(self) -> int:
-        return self.server.hub.watch_count
+        return self.server.engine_host.watch_count
 
     @property
     def awaiting(self) -> int:

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rallypoint.backends.dial import dial
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import dial
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.events import ClientRefused, Emitter
-from rallypoint.server.credentials import Credentials
+from rallypoint.server.admission.credentials import Credentials
 from rallypoint.server.server import Server
 from tests.certificates import Authority, Pair
 from tests.server.kit import serving

@@ -15,27 +15,25 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from rallypoint.backends.session import LeaseSession
-from rallypoint.backends.tcp import TcpBackend
+from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.kv import log, parts
 from rallypoint.kv.engine import Engine
 from rallypoint.rendezvous import attempt, decide, ranks
-from rallypoint.rendezvous.candidate import Candidate
 from rallypoint.rendezvous.coordinator import Coordinator
-from rallypoint.rendezvous.entry import Entry
-from rallypoint.rendezvous.fenced import FencedWriter
-from rallypoint.rendezvous.head_start import HeadStarts
+from rallypoint.rendezvous.election import Election
+from rallypoint.rendezvous.fenced_writer import FencedWriter
+from rallypoint.rendezvous.join_deadline import JoinDeadline
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.presence import Presence
-from rallypoint.rendezvous.sight import Sight
+from rallypoint.rendezvous.node_session import NodeSession
+from rallypoint.rendezvous.node_view import NodeView
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.rendezvous.view import View
 from rallypoint.server.clients import Clients
-from rallypoint.server.durable import DurableConnection
-from rallypoint.server.journal import Journal
+from rallypoint.server.durability.journal import Journal
+from rallypoint.server.durability.server import DurableConnection
 from rallypoint.store import AsyncStore
 from rallypoint.testing.exhaustive import Budget, Setup
-from rallypoint.testing.sim.lanes import WiredLane
 from tests.sim.edits import Edit, edited
 
 GUARANTEES = (
@@ -134,7 +132,7 @@ MUTANTS = (
         ("Barrier",),
         (
             Edit(
-                Presence,
+                NodeSession,
                 "write",
                 "ModRevisionIs(self._key, self.revision)",
                 'ModRevisionIs(self._key + "nowhere", 0)',
@@ -148,7 +146,7 @@ MUTANTS = (
         ("Barrier",),
         (
             Edit(
-                Presence,
+                NodeSession,
                 "write",
                 "ModRevisionIs(self._key, self.revision)",
                 'ModRevisionIs(self._key + ("" if self.revision else "nowhere"), self.revision)',
@@ -162,9 +160,9 @@ MUTANTS = (
         ("Completion", "Detection"),
         (
             Edit(
-                Presence,
+                NodeSession,
                 "end",
-                "await session.close()\n    except TimeoutError:\n        pass  # time ends the lease\n"
+                "await session.close()\n    except TimeoutError:\n        pass  # the lease ends by time\n"
                 "    finally:\n        session.abandon()",
                 "pass\n    except TimeoutError:\n        pass",
             ),
@@ -203,8 +201,8 @@ MUTANTS = (
             Edit(
                 Node,
                 "_advance",
-                "sight.closed_revision > door.closed_revision",
-                "sight.closed_revision > self._presence.revision",
+                "view.closed_revision > snapshot.closed_revision",
+                "view.closed_revision > self._node_session.revision",
             ),
         ),
         rule=8,
@@ -231,7 +229,7 @@ MUTANTS = (
         ("Completion",),
         (
             Edit(
-                Sight,
+                NodeView,
                 "what_changed",
                 "if self.round is None or self.round.number != current.number or is_forgotten:",
                 "if self.round is not None and self.round.number > current.number:",
@@ -246,8 +244,8 @@ MUTANTS = (
             Edit(
                 attempt,
                 "forms",
-                "_confirm(",
-                "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    _confirm(",
+                "return writes",
+                "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    return writes",
             ),
         ),
         rule=10,
@@ -300,9 +298,9 @@ MUTANTS = (
         (
             Edit(
                 AsyncStore,
-                "_fence",
-                "ModRevisionIs(self._keys.node(self._node_id), self.joined.own_revision)",
-                'ModRevisionIs(self._keys.control + "nowhere", 0)',
+                "__init__",
+                "ModRevisionIs(keys.node(node_id), joined.own_revision)",
+                'ModRevisionIs(keys.control + "nowhere", 0)',
             ),
         ),
     ),
@@ -314,10 +312,7 @@ MUTANTS = (
     Mutant(
         "the store of a number's earlier life is left in place",
         ("Fencing",),
-        (
-            Edit(attempt, "becomes_active", "DeleteRange(keys.store(record.number))", "DeleteRange(keys.store(0))"),
-            Edit(attempt, "at_once", "RangeEmpty(keys.store(record.number))", "RangeEmpty(keys.store(0))"),
-        ),
+        (Edit(attempt, "becomes_active", "DeleteRange(keys.store(record.number))", "DeleteRange(keys.store(0))"),),
     ),
     Mutant(
         "an attempt survives a close and a reopening",
@@ -328,7 +323,7 @@ MUTANTS = (
     Mutant(
         "those who wait are not told of a close",
         ("Finality",),
-        (Edit(Node, "_advance", "sight.closed_revision > door.closed_revision", "False"),),
+        (Edit(Node, "_advance", "view.closed_revision > snapshot.closed_revision", "False"),),
     ),
     Mutant(
         "a broken attempt is never given up",
@@ -343,7 +338,7 @@ MUTANTS = (
     Mutant(
         "nobody stands for election again",
         ("Completion", "Detection"),
-        (Edit(Candidate, "_await_vacancy", "change.item is None", "False"),),
+        (Edit(Election, "_await_vacancy", "change.item is None", "False"),),
     ),
     Mutant(
         "lost members are not counted",
@@ -358,12 +353,12 @@ MUTANTS = (
     Mutant(
         "a node has no deadline",
         ("Release",),
-        (Edit(Patience, "update", "None if is_spare else self._deadline", "None"),),
+        (Edit(JoinDeadline, "update", "None if is_spare else self._deadline", "None"),),
     ),
     Mutant(
         "a time-out does not say who is missing",
         ("Release",),
-        (Edit(Patience, "error", "reason or", '"" or'),),
+        (Edit(JoinDeadline, "error", "reason or", '"" or'),),
     ),
     Mutant(
         "one missed renewal is the end of the session",
@@ -396,7 +391,7 @@ MUTANTS = (
     Mutant(
         "the nodes of a run do not renew its lease",
         ("OutageTolerance", "Completion"),
-        (Edit(Entry, "keep_alive", "await self._backend.keep_alive(config().run_lease)", "pass"),),
+        (Edit(RunConfig, "keep_alive", "await self._backend.keep_alive(config().run_lease)", "pass"),),
     ),
     # --- the server and its client ------------------------------------------------------------------------------------
     Mutant(
@@ -405,9 +400,9 @@ MUTANTS = (
         (
             Edit(
                 Clients,
-                "came",
+                "connected",
                 "client = self._clients.get(client_id)",
-                "client = self._clients.get(client_id)\n    self._hub.engine.dedupe.clients.pop(client_id, None)",
+                "client = self._clients.get(client_id)\n    self._host.engine.dedupe.clients.pop(client_id, None)",
             ),
         ),
         is_wired=True,
@@ -428,7 +423,7 @@ MUTANTS = (
     Mutant(
         "a client that comes back does not go on with its sessions",
         ("OutageTolerance",),
-        (Edit(Clients, "came", "for session in held:", "for session in ():"),),
+        (Edit(Clients, "connected", "for session in held:", "for session in ():"),),
         is_wired=True,
     ),
     Mutant(
@@ -437,9 +432,9 @@ MUTANTS = (
         (
             Edit(
                 Clients,
-                "gone",
-                "if client.line is not line:\n        return",
-                "if client.line is not line:\n"
+                "disconnected",
+                "if client.connection is not connection:\n        return",
+                "if client.connection is not connection:\n"
                 "        for lease, grace_s in client.sessions.items():\n"
                 "            self._shorten(lease, grace_s)\n"
                 "        return",
@@ -450,7 +445,7 @@ MUTANTS = (
     Mutant(
         "a connection that the peer closed shortens nothing",
         ("Detection",),
-        (Edit(Clients, "gone", "if by_peer:", "if False:"),),
+        (Edit(Clients, "disconnected", "if by_peer:", "if False:"),),
         is_wired=True,
     ),
     Mutant(
@@ -461,7 +456,7 @@ MUTANTS = (
                 Clients,
                 "_shorten",
                 "self._begin_grace(lease, grace_s)",
-                "self._hub.execute(Shorten(lease, grace_s))",
+                "self._host.execute(Shorten(lease, grace_s))",
             ),
         ),
         is_wired=True,
@@ -476,84 +471,6 @@ MUTANTS = (
         "a server that lost its memory waits for nobody",
         ("Exclusivity",),
         (Edit(decide, "decide", "if view.returning is not None and (until", "if False and (until"),),
-        is_wired=True,
-    ),
-    # --- the shortest way into a round --------------------------------------------------------------------------------
-    Mutant(
-        "a call whose caller was released goes on to the next round",
-        ("Release",),
-        (Edit(Node, "_await_round", "if self._express.joined is not None:", "if False:"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "what was confirmed the shortest way is forgotten when the rest of the way is not",
-        ("Completion", "Release", "Admission", "Detection"),
-        (Edit(Node, "_await_round", "if confirmed is not None:", "if False:"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "whoever was released is told of those who waited in the round before",
-        ("Release",),
-        (
-            Edit(
-                Node,
-                "waiting_count",
-                "is_in = self._express.early or self._express.joined or self.current",
-                "is_in = None",
-            ),
-        ),
-        is_wired=True,
-    ),
-    Mutant(
-        "a caller that has confirmed goes on although its node did so from there",
-        (
-            "Release",
-            "Agreement",
-            "Exclusivity",
-            "Freshness",
-            "Detection",
-            "Completion",
-            "Admission",
-            "Fencing",
-            "Barrier",
-        ),
-        (Edit(WiredLane, "_enters", "if not self.seats.pop(number, False):", "if False:"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a node does not look whether its place was confirmed beforehand",
-        ("Completion", "Admission"),
-        (Edit(Presence, "find_out", "return self.record", "return None"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a node takes what was written to confirm its place for somebody else's doing",
-        ("Completion", "Admission"),
-        (Edit(Presence, "_is_pledged", "if own is None or record is None", "if True or record is None"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a round is active at once if anybody has confirmed beforehand",
-        ("Barrier",),
-        (Edit(Coordinator, "_form", "len(sure) == len(new.members)", "sure"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "who is in before it has seen the round takes what it saw before for the end of it",
-        ("Release", "Completion", "Admission", "Detection", "OutageTolerance"),
-        (Edit(Sight, "what_changed", "if not self.sees(current):", "if False:"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a node does not say that a session which its caller has opened is its own",
-        ("OutageTolerance", "Detection", "Completion", "Admission"),
-        (Edit(TcpBackend, "_take_session", "self._send(Hold(lease, self._grace_s))", "pass"),),
-        is_wired=True,
-    ),
-    Mutant(
-        "a node takes it for granted that what its caller has sent was executed",
-        ("Completion", "Admission", "Release"),
-        (Edit(HeadStarts, "take_over", "if not begun.revision:", "if False:"),),
         is_wired=True,
     ),
     # --- its data -----------------------------------------------------------------------------------------------------

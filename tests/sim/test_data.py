@@ -11,7 +11,7 @@ import pytest
 
 from rallypoint.events import Emitter
 from rallypoint.kv.types import Add
-from rallypoint.server.durable import DurableServer
+from rallypoint.server.durability.server import DurableServer
 from rallypoint.testing.loop import VirtualTimeLoop
 from rallypoint.testing.sim.data import SimData
 from rallypoint.testing.sim.plan import Action, Fault, draw
@@ -86,7 +86,7 @@ async def _live_and_die() -> None:
                 await asyncio.sleep(rng.uniform(0, 0.01))
                 if not journal.is_failing:
                     asked += 1
-                    server.hub.execute(Add("n", 1))
+                    server.engine_host.execute(Add("n", 1))
                     counted = asked
 
                     def tell(counted: int = counted) -> None:
@@ -99,6 +99,6 @@ async def _live_and_die() -> None:
             kept = told
             await server.journal.close()
             await server.runs.stop()
-            server.hub.stop()
+            server.engine_host.stop()
             assert told == kept
     assert deaths == 320

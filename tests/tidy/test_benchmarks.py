@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from rallypoint.bench.suite.pages import files, write_pages
-from rallypoint.bench.suite.results import collect, read
+from bench.suite.pages import files, write_pages
+from bench.suite.results import collect, read
 from tests.tidy.sources import ROOT
 
 RESULTS = ROOT / "bench" / "results.jsonl"

@@ -71,7 +71,7 @@ def _command_section(command: click.Command, path: str) -> str:
     text = f"\n## {' '.join([path, *arguments])}\n\n{inspect.cleandoc(command.help or '')}\n"
     rows = []
     for param in command.params:
-        if isinstance(param, click.Option):
+        if isinstance(param, click.Option) and not param.hidden:
             shown = param.metavar or ("" if param.is_flag else param.type.name.upper())
             names = ", ".join(f"`{name}`" for name in param.opts)
             default = f" *Default: {param.default}.*" if param.show_default and param.default is not None else ""

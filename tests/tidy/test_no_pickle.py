@@ -20,10 +20,9 @@ WALL_CLOCKS = frozenset(
 # Where a wall clock may be read, "module:qualified name of the function" -> reason. To show a person the time is a
 # reason; to decide anything is not. "module:" is the top of the module.
 WALL_CLOCK_ALLOWED: dict[str, str] = {
-    "rallypoint.dashboard.watching:wall": "when something was shown, for people",
+    "rallypoint.dashboard.feeds:wall": "when something was shown, for people",
     "rallypoint.cli.render:wall_clock": "what people are shown, and read in records",
     "rallypoint.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
-    "rallypoint.bench.suite.run:_begin": "the name of a run of benchmarks, which people read",
     "rallypoint.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
     "rallypoint.launcher.preflight:write_note": "a time in a note that people read",
     "rallypoint.launcher.supervisor:Supervisor.__init__": "when a run was closed, for people",

@@ -24,7 +24,7 @@ PURE = (
     "rallypoint.integrations.schedulers.*",
     "rallypoint.observe.report",
     "rallypoint.observe.report_builder",
-    "rallypoint.dashboard.tracks",
+    "rallypoint.dashboard.timeline",
     "rallypoint.dashboard.versioned",
 )
 FORBIDDEN_IMPORTS = frozenset(

@@ -33,12 +33,9 @@ from rallypoint.wire.messages import (
     Hello,
     Hold,
     MakeRun,
-    Place,
-    Pledge,
     Push,
     RefusalCode,
     Refused,
-    Stand,
     Status,
     WatchRefused,
     WatchStart,
@@ -92,8 +89,6 @@ CLIENT_MESSAGES = {
     Claim: st.builds(Claim, values),
     AskStatus: st.builds(AskStatus, numbers),
     Await: st.builds(Await, numbers, st.lists(texts, max_size=3).map(tuple), st.floats(0, 1e6)),
-    Stand: st.builds(Stand, texts, texts),
-    Pledge: st.builds(Pledge, seconds, numbers, numbers, texts, numbers, numbers, values, values),
 }
 SERVER_MESSAGES = {
     Answer: st.builds(Answer, numbers, results),
@@ -102,7 +97,6 @@ SERVER_MESSAGES = {
     Status: st.builds(Status, numbers, numbers, st.dictionaries(texts, texts, max_size=3)),
     Going: st.builds(Going, texts),
     MakeRun: st.just(MakeRun()),
-    Place: st.builds(Place, st.booleans(), numbers, numbers, texts, numbers, numbers, numbers, texts, numbers),
 }
 client_frames = st.builds(ClientFrame, numbers, st.lists(st.one_of(*CLIENT_MESSAGES.values()), max_size=4).map(tuple))
 server_frames = st.lists(st.one_of(*SERVER_MESSAGES.values()), max_size=4).map(tuple)

@@ -182,8 +182,6 @@ def test_the_numbers_of_messages_stay_what_they_are():
         "Claim": 5,
         "AskStatus": 6,
         "Await": 7,
-        "Stand": 8,
-        "Pledge": 9,
     }
     assert tags(ServerMessage) == {
         "Answer": 1,
@@ -192,7 +190,6 @@ def test_the_numbers_of_messages_stay_what_they_are():
         "Status": 4,
         "Going": 5,
         "MakeRun": 6,
-        "Place": 7,
     }
     assert tags(messages.Op) == {
         "Txn": 1,

@@ -16,14 +16,14 @@ The conformance suite in `rallypoint.testing.conformance` checks all of it on an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, TypedDict, Unpack
+from typing import Protocol
 
 from rallypoint.backends.lost import Lost
-from rallypoint.errors import BackendError, Unavailable
+from rallypoint.errors import BackendError
 from rallypoint.events import Event
-from rallypoint.kv.types import AddResult, Batch, BranchOp, Compare, Item, Op, Put, Range, Result, Txn, TxnResult
+from rallypoint.kv.types import AddResult, Batch, BranchOp, Compare, Item, Op, Range, Result, TxnResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,6 @@ class Session(ABC):
     lost: Lost
     """Await it, or ask it: when, and why, this process can no longer count on the lease. Never later than the backend
     thinks so. Closing is not losing."""
-    expires_at: float = float("-inf")
-    """When it is lost by this side's clock, the loop's, unless it is renewed; where the backend's kind knows."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -123,20 +121,8 @@ class Session(ABC):
         """
 
 
-class Renewing(TypedDict):
-    """How a session is renewed, as `Backend.open_session` is told."""
-
-    interval_s: float | None
-    renew_timeout_s: float | None
-    on_missed: Callable[[str], None] | None
-
-
 class Late(Exception):
     """The deadline of a direct request has passed; whether it was executed is not known."""
-
-
-class TooOld(Unavailable):
-    """The server does not know a direct request: ask it in the ordinary way. Nothing was executed."""
 
 
 class Direct(Protocol):
@@ -160,186 +146,6 @@ class Direct(Protocol):
         """
 
 
-OnPush: TypeAlias = Callable[[Sequence[Batch], TxnResult | None], bool]
-"""Shown what was pushed, and what was answered to what it sent: whether it has done what could not wait."""
-
-
-class Sent(Protocol):
-    """A transaction that is under way."""
-
-    async def result(self) -> TxnResult:
-        """As `Backend.txn` returns it, or raises."""
-
-
-class Done(NamedTuple):
-    """What somebody has done on a lane by itself."""
-
-    rank: int
-    """The place that it has confirmed. What was answered to that is not known, unless it has gone on since."""
-    revision: int = 0
-    """Of the confirmation, if it has; 0: it has not."""
-    number: int = 0
-    size: int = 0
-    addr: str = ""
-    port: int = 0
-
-
-class Seat(Protocol):
-    """A place in an active round."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def addr(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def revision(self) -> int:
-        """Of the confirmation."""
-
-
-class Start(Protocol):
-    """How a node joins, for a caller that does it by itself. Used once."""
-
-    lease: int
-    """Of the session to be opened."""
-    ttl_s: float
-    number: int
-    """Of the attempt that is expected."""
-    join: int
-    incarnation: str
-    held_s: float
-    """For so long the session has to last, and the call to be allowed, when a place is confirmed."""
-    join_timeout_s: float
-
-    def joins(self) -> Txn:
-        """What is sent to join now."""
-
-    def pledges(self) -> tuple[bytes, bytes]:
-        """What is written to confirm a place, and that of rank 0 (empty: it takes the ordinary way), for who says so
-        beforehand."""
-
-    def confirms(self, rank: int, revision: int) -> Txn | None:
-        """What is sent to confirm a place, on top of a join of that revision; None: that takes the ordinary way."""
-
-
-@dataclass(slots=True)
-class Begun:
-    """How far a caller has come with a start. Noted before each step: one that is interrupted may have made it."""
-
-    start: Start
-    sent_at: float = 0.0
-    """When the join was sent; 0: it was not."""
-    revision: int = 0
-    """Of the node's key as it joined, if that is known."""
-    done: Done | None = None
-    is_given_up: bool = False
-    """The caller does not want a place any more."""
-    is_taken_over: bool = False
-    """The node goes on with it, and has not seen that it was given up."""
-
-
-class Lane(Protocol):
-    """Where one who waits for a node's place may find it by itself, on its own thread."""
-
-    @property
-    def is_standing(self) -> bool:
-        """Whether it is told there already."""
-
-    def stand_by(self) -> None:
-        """Make it likely that one can `begin`. Takes as long as connecting does, a second at most."""
-
-    def begin(self, begun: Begun) -> Done | None:
-        """Join, and go on for as long as the server says at once what is next: the place, if that went to the end.
-
-        If not, what was begun is gone on with in the ordinary way; afterwards one may `wait`.
-        """
-
-    def wait(self, bell: int, within_s: float) -> object | None:
-        """Until something can be read from `bell`, or for so long: what it goes on with, if it has found it.
-
-        To be called again and again, until it has, or there is no need to; may take a second longer.
-        """
-
-    def keep_warm(self, bell: int) -> None:
-        """To be called now and then between two waits: do for practice what has to be done when the place is told.
-
-        Whoever sleeps for long does that several times as slowly, because its code is in no cache any more. Takes a
-        tenth of a millisecond, and changes nothing; ends early if something can be read from `bell`.
-        """
-
-    def leave(self) -> None:
-        """Nobody waits any more. Idempotent."""
-
-
-class Terms(NamedTuple):
-    """What one who waits on a lane waits for, and may do by itself."""
-
-    node_id: str
-    number: int
-    """Of the attempt that is expected."""
-    join: int
-    incarnation: str
-    op: Txn
-    """What is sent to confirm a place."""
-    as_zero: Txn | None
-    """The same, as rank 0; None: that takes the ordinary way."""
-    session: Session
-    """It has to last, by its own clock, and for `held_s` when a place is confirmed."""
-    held_s: float
-    deadline: float
-    """Nothing is confirmed that may be told to others only after this."""
-    enter: Callable[[Seat], object]
-    """What to go on with, in that place. Called on the thread that waits."""
-
-
-class Shortcut(Protocol):
-    """For one who waits for a certain push, and has to answer it before anything else is done about it."""
-
-    held_s: float
-    """Everybody else sees what was pushed so much later at most."""
-
-    def open(
-        self,
-        on_push: OnPush,
-        op: Txn | None,
-        terms: Terms | None = None,
-        on_done: Callable[[Done], None] | None = None,
-    ) -> Lane | None:
-        """Show it what is pushed from now on before everybody else, until `settle()` or until it is at a loss.
-
-        `op` is what it will send first, most likely: made ready while there is time. With `terms`, where that can be,
-        somebody on another thread may do it all, on the lane that is returned: `on_done` is told what was done there,
-        before anything that followed is shown to anybody.
-        """
-
-    def send(self, op: Txn) -> Sent:
-        """What `Backend.txn` does, sent before this returns. Only for the one who is shown things first."""
-
-    def settle(self) -> None:
-        """Nobody is shown anything first any more; everybody sees now what was held. Idempotent."""
-
-    def lane(self, node_id: str) -> Lane | None:
-        """Where a caller may begin by itself, if it can."""
-
-    def take_session(self, lease: int, ttl_s: float, granted_at: float, **how: Unpack[Renewing]) -> Session:
-        """One that somebody has opened on a lane: as `Backend.open_session` has it."""
-
-
-class Asked(NamedTuple):
-    """A place that is about to be given: to whom, for which of its joins, and what its key is as far as is known."""
-
-    node_id: str
-    join: int
-    rank: int
-    revision: int
-    """Of the node's key."""
-
-
 class Backend(ABC):
     """A connection to where the keys of a run live. All methods may raise the three errors of the contract."""
 
@@ -358,9 +164,6 @@ class Backend(ABC):
     gives_way_s: tuple[float, float] = (2.0, 4.0)
     """How long, at random, one that is not to make the run waits for it before it makes it all the same. Who is elected
     does not wait: where the nodes elect a coordinator, that one makes it."""
-
-    rest_s: float = 0.0
-    """When a round has become active, for how long whoever decided that leaves the processor to its members."""
 
     @abstractmethod
     async def get(self, key: str) -> Got: ...
@@ -433,18 +236,6 @@ class Backend(ABC):
     def direct(self) -> Direct | None:
         """A way to make requests that needs no event loop, if there is one. May be called from any thread."""
         return None
-
-    def shortcut(self) -> Shortcut | None:
-        """A way to answer a push with fewer steps, if there is one."""
-        return None
-
-    def confirmed(self, run_id: str, number: int, incarnation: str, asked: Iterable[Asked]) -> Sequence[Put | None]:
-        """How each of them confirms its place in that attempt, in this order; None: it has not said so beforehand.
-
-        Each is the node's own word, for that attempt and that join, under its session, and is to be written on top of
-        the revision that was named. Empty: nobody has, or it counts no more.
-        """
-        return ()
 
     @abstractmethod
     async def status(self) -> BackendStatus: ...

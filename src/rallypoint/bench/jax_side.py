@@ -1,8 +1,8 @@
 """JAX's coordination service, through the part of jaxlib that `jax.distributed.initialize` calls.
 
-Its nodes have their numbers, and the number of all of them, from outside. `connect` returns when all have come, which
-is its rendezvous; afterwards a barrier is what stands for a round. There is no other round: whoever is lost takes the
-job with it, and nobody can come late.
+Its processes get their number, and how many there are, from outside. `connect` returns when all have connected: that
+is its rendezvous. A barrier stands for a further round. There is no new membership: the loss of a process ends the job,
+and none can join later.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import socket
 from typing import Any
 
 from rallypoint.api import free_port
-from rallypoint.bench.helper import Helper
 from rallypoint.bench.plan import LIMIT_S
+from rallypoint.bench.processes import ChildProcess
 from rallypoint.bench.rallypoint_side import HOST
-from rallypoint.bench.sides import Place, Sizes
-from rallypoint.bench.torch_side import report_port, start_forked
+from rallypoint.bench.sides import Place, RunConfig
+from rallypoint.bench.torch_side import serve_forever, start_forked
 
 _MS = 1_000
 
@@ -28,20 +28,20 @@ class JaxSide:
     def load(self) -> None:
         importlib.import_module("jax._src.lib")
 
-    def start_server(self, nodes: int) -> tuple[Helper, int]:
+    def start_server(self, nodes: int) -> tuple[ChildProcess, int]:
         def host(sock: socket.socket) -> None:
             port = free_port()
             service = _serve(port, nodes)
-            report_port(sock, port)
+            serve_forever(sock, port)
             del service
 
         return start_forked(host)
 
-    def client(self, port: int, sizes: Sizes) -> JaxClient:
-        return JaxClient(port, sizes)
+    def client(self, port: int, config: RunConfig) -> JaxClient:
+        return JaxClient(port, config)
 
-    def store(self, port: int, sizes: Sizes) -> Any:
-        client = JaxClient(port, sizes)
+    def store(self, port: int, config: RunConfig) -> Any:
+        client = JaxClient(port, config)
         client.connect()
         return JaxStore(client)
 
@@ -49,18 +49,18 @@ class JaxSide:
 class JaxClient:
     """One process of a JAX job."""
 
-    def __init__(self, port: int, sizes: Sizes) -> None:
+    def __init__(self, port: int, config: RunConfig) -> None:
         self._port = port
-        self._sizes = sizes
+        self._config = config
         self._is_connected = False
         self._barriers = itertools.count()
         self.client: Any = None
 
-    def rehearse(self) -> None:
-        """With a service of its own: one that waits for all has nothing for one."""
+    def warm_up(self) -> None:
+        """With a service of its own: the measured one waits for all processes."""
         port = free_port()
         service = _serve(port, 1)
-        alone = JaxClient(port, Sizes("rehearsal", 1, 1, join_timeout_s=int(LIMIT_S)))
+        alone = JaxClient(port, RunConfig("warm-up", 1, 1, join_timeout_s=int(LIMIT_S)))
         alone.create()
         alone.join()
         alone.join()
@@ -68,15 +68,15 @@ class JaxClient:
         del alone, service
 
     def create(self) -> None:
-        """Connects nothing: the first call does."""
+        """Does not connect: the first call does."""
         if self.client is None:
-            limit_s = self._sizes.join_timeout_s
+            limit_s = self._config.join_timeout_s
             self.client = _module().get_distributed_runtime_client(
-                f"{HOST}:{self._port}", self._sizes.number, init_timeout=limit_s, shutdown_on_destruction=False
+                f"{HOST}:{self._port}", self._config.node, init_timeout=limit_s, shutdown_on_destruction=False
             )
 
     def connect(self) -> None:
-        """Returns when all have done so."""
+        """Returns when all processes have connected."""
         self.create()
         if not self._is_connected:
             self.client.connect()
@@ -84,17 +84,17 @@ class JaxClient:
 
     def join(self) -> Place:
         if self._is_connected:
-            self.client.wait_at_barrier(f"round-{next(self._barriers)}", self._sizes.join_timeout_s * _MS)
+            self.client.wait_at_barrier(f"round-{next(self._barriers)}", self._config.join_timeout_s * _MS)
         else:
             self.connect()
-        return Place(self._sizes.number, self._sizes.most)
+        return Place(self._config.node, self._config.max_nodes)
 
-    def wait_told(self) -> None:
-        raise NotImplementedError("JAX tells nobody anything: its jobs have one round")
+    def wait_changed(self) -> None:
+        raise NotImplementedError("a JAX job has one round")
 
 
 class JaxStore:
-    """Its keys with the calls that the measurement makes; it has no others (see `plan.LACKING`)."""
+    """Its key-value store with the names of torch's calls, as far as it has them (see `plan.UNSUPPORTED_OPS`)."""
 
     def __init__(self, client: JaxClient) -> None:
         self._client = client.client

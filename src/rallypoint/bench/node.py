@@ -1,62 +1,62 @@
-"""A node that is a process of its own: it does what it is told, and reports the instant of each thing."""
+"""A node that is a process of its own: it carries out commands and reports the instant of each step."""
 
 from __future__ import annotations
 
 import socket
 import time
 
-from rallypoint.bench.crew import REPORT_S, Command, Do, Report, What
-from rallypoint.bench.helper import Gone, Line, own_memory
-from rallypoint.bench.plan import OWN_MEMORY_UP_TO
+from rallypoint.bench.node_pool import REPORT_DELAY_S, Action, Command, Event, Report
+from rallypoint.bench.plan import COPY_MEMORY_UP_TO
+from rallypoint.bench.processes import MessageSocket, PeerClosed, copy_shared_memory
 from rallypoint.bench.sides import Client
 
 LONGEST_ERROR = 300
 
 
-def be_node(sock: socket.socket, number: int, client: Client, most: int) -> None:
-    """Until the other end is gone, or a call fails. `most`: the size of a whole world."""
-    line = Line(sock, Command)
+def run_node(sock: socket.socket, number: int, client: Client, most: int) -> None:
+    """Until the other end is closed, or a call fails. `most`: the size of a complete world."""
+    messages = MessageSocket(sock, Command)
     try:
-        if most <= OWN_MEMORY_UP_TO:
-            own_memory()
-        client.rehearse()
-        line.send([Report(number, What.READY, time.monotonic())])
+        if most <= COPY_MEMORY_UP_TO:
+            copy_shared_memory()
+        client.warm_up()
+        messages.send([Report(number, Event.READY, time.monotonic())])
         while True:
-            for command in line.receive():
-                wait_until(command.at)
-                _obey(command.do, number, client, most, line)
-    except Gone:
+            for command in messages.receive():
+                sleep_until(command.at)
+                _carry_out(command.action, number, client, most, messages)
+    except PeerClosed:
         return
     except Exception as error:
-        line.send([failure(number, error)])
+        messages.send([failure(number, error)])
 
 
-def _obey(do: Do, number: int, client: Client, most: int, line: Line[Command]) -> None:
-    match do:
-        case Do.CONNECT:
+def _carry_out(action: Action, number: int, client: Client, most: int, messages: MessageSocket[Command]) -> None:
+    match action:
+        case Action.CONNECT:
             client.connect()
-            line.send([Report(number, What.CONNECTED, time.monotonic())])
-        case Do.JOIN:
-            _join(number, client, most, line)
-        case Do.FOLLOW:
-            client.wait_told()
-            _join(number, client, most, line)
-        case Do.ABANDON:
+            messages.send([Report(number, Event.CONNECTED, time.monotonic())])
+        case Action.JOIN:
+            _join(number, client, most, messages)
+        case Action.FOLLOW:
+            client.wait_changed()
+            _join(number, client, most, messages)
+        case Action.ABANDON:
             raise RuntimeError("a node with a process of its own is killed, not told to abandon its handler")
 
 
-def _join(number: int, client: Client, most: int, line: Line[Command]) -> None:
+def _join(number: int, client: Client, most: int, messages: MessageSocket[Command]) -> None:
     client.create()
-    line.send([Report(number, What.INSIDE, time.monotonic())])
+    messages.send([Report(number, Event.CALLING, time.monotonic())])
     called_at = time.monotonic()
     place = client.join()
     at = time.monotonic()
     if place.size == most:
-        time.sleep(REPORT_S)
-    line.send([Report(number, What.RELEASED, at, place.rank, place.size, called_at)])
+        time.sleep(REPORT_DELAY_S)
+    messages.send([Report(number, Event.RELEASED, at, place.rank, place.size, called_at)])
 
 
-def wait_until(at: float) -> None:
+def sleep_until(at: float) -> None:
     """Sleep until that instant of the monotonic clock."""
     left_s = at - time.monotonic()
     if left_s > 0:
@@ -64,6 +64,6 @@ def wait_until(at: float) -> None:
 
 
 def failure(number: int, error: BaseException) -> Report:
-    """What a node says of a call that raised."""
+    """The report of a call that raised."""
     text = f"{type(error).__name__}: {error}"
-    return Report(number, What.FAILED, time.monotonic(), text=text[:LONGEST_ERROR])
+    return Report(number, Event.FAILED, time.monotonic(), error=text[:LONGEST_ERROR])

@@ -1,17 +1,18 @@
-"""What is to be measured, and the records that travel between the command and the processes of a case. Pure."""
+"""What is measured, and the messages between the command and the process of a case. Pure."""
 
 from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Sequence
 
 import msgspec
 
 MOST_PROCESSES = 128
-"""Up to here every node is a process of its own; above, four drivers share the nodes."""
-OWN_MEMORY_UP_TO = 33
-"""Up to here each of them has a copy of all its memory: of more there would not be room for every side's."""
-DRIVERS = 4
+"""Up to here every node is a process of its own; above, `SHARED_PROCESSES` processes share the nodes."""
+SHARED_PROCESSES = 4
+COPY_MEMORY_UP_TO = 33
+"""Up to here each node process copies the memory it shares with its parent; for more there is not enough memory."""
 LIMIT_S = 60.0
 """How long one sample may take before it counts as none."""
 IDLE_AFTER_S = 2.0
@@ -19,16 +20,16 @@ IDLE_AFTER_S = 2.0
 LAST_CALL_S = 1
 POLL_S = 0.1
 """How often torch's agent asks for waiting nodes."""
-MOST_PHASE_S = 1.0
+MAX_PHASE_S = 1.0
 """Nodes that poll have a phase: a random part of the settle time keeps it out of the figures."""
-TRIPS_REST_S = 3.0
-"""How much longer nodes settle that are far away."""
-CALM_CORES = 0.5
-"""Nodes and server have settled when they use less of a core than this together."""
+DELAYED_SETTLE_S = 3.0
+"""How much longer nodes settle whose messages are delayed."""
+SETTLED_CORES = 0.5
+"""Nodes and server have settled when together they use less of a core than this."""
 
 
 class Bench(enum.Enum):
-    """What is measured."""
+    """What is measured: a command of `rallypoint bench`."""
 
     RENDEZVOUS = "rendezvous"
     RECOVERY = "recovery"
@@ -39,8 +40,8 @@ class Bench(enum.Enum):
     TRIPS = "trips"
 
 
-class Against(enum.Enum):
-    """Whom Rallypoint can be measured against."""
+class Competitor(enum.Enum):
+    """A system that Rallypoint can be compared with."""
 
     TORCH = "torch"
     TORCHFT = "torchft"
@@ -49,7 +50,7 @@ class Against(enum.Enum):
 
 
 class Side(enum.Enum):
-    """One column: whose rendezvous, and in which variant. The value is its name in commands and JSON."""
+    """One side of a comparison: a system in one variant. The value is its name in commands and JSON."""
 
     RALLYPOINT = "rallypoint"
     TORCH_STOCK = "torch-stock"
@@ -81,11 +82,12 @@ TITLES = {
 }
 
 LAST_ARRIVAL = "last arrival until all released"
-TOGETHER = "all together, connections included"
+COLD_START = "cold start"
 LOSS_TOLD = "loss, survivors told by the rendezvous"
-LOSS_NOTICED = "loss, survivors re-join at once"
+LOSS_REJOIN = "loss, survivors re-join at once"
 LATE_NODE = "late node"
 CPU = "server CPU"
+CPU_PER_NODE = "server CPU per node"
 RSS = "server RSS"
 RSS_PER_NODE = "server RSS growth per node"
 BYTES = "payload"
@@ -104,35 +106,34 @@ ROUND_NODES_CPU = "CPU of all nodes of a round"
 ROUND_FRAMES_IN = "frames to the server in a round"
 ROUND_FRAMES_OUT = "frames from the server in a round"
 ROUND_BYTES = "payload of a round"
-KEPT_RATE = "keep-alives while idle"
-KEPT_BYTES = "payload while idle"
-KEPT_CPU = "server CPU while idle"
+KEEP_ALIVE_RATE = "keep-alives while idle"
+IDLE_BYTES = "payload while idle"
+IDLE_CPU = "server CPU while idle"
 MEMORY = "server RSS growth"
 TRIPS_LAST = "round trips from the last call until all are released"
 TRIPS_COLD = "round trips from nothing until all are released"
 TRIPS_LATE = "round trips from a late node's call until it is in"
-TRIPS_OF = {TRIPS_LAST: LAST_ARRIVAL, TRIPS_COLD: TOGETHER, TRIPS_LATE: LATE_NODE}
+TRIPS_OF = {TRIPS_LAST: LAST_ARRIVAL, TRIPS_COLD: COLD_START, TRIPS_LATE: LATE_NODE}
 
 STORE_OPS = ("get", "wait", "check", "add", "compare_set", "multi_get of 16", "set", "multi_set of 16")
 
-LACKING = {Side.JAX: ("wait", "check", "compare_set", "multi_get of 16", "multi_set of 16")}
-"""What a store does not have."""
+UNSUPPORTED_OPS = {Side.JAX: ("wait", "check", "compare_set", "multi_get of 16", "multi_set of 16")}
 
 
 def per_call(op: str) -> str:
-    """The median of what a call of the store takes."""
+    """The measure "median of the time that one call of the store takes"."""
     return op
 
 
 def per_second(op: str) -> str:
-    """How many such calls all processes make together."""
+    """The measure "such calls that all processes together make in a second"."""
     return f"{op}, in all"
 
 
 MEASURES: dict[Bench, tuple[str, ...]] = {
-    Bench.RENDEZVOUS: (LAST_ARRIVAL, TOGETHER),
-    Bench.RECOVERY: (LOSS_TOLD, LOSS_NOTICED, LATE_NODE),
-    Bench.IDLE: (CPU, RSS, RSS_PER_NODE, BYTES, BYTES_PER_NODE),
+    Bench.RENDEZVOUS: (LAST_ARRIVAL, COLD_START),
+    Bench.RECOVERY: (LOSS_TOLD, LOSS_REJOIN, LATE_NODE),
+    Bench.IDLE: (CPU, CPU_PER_NODE, RSS, RSS_PER_NODE, BYTES, BYTES_PER_NODE),
     Bench.STORE: tuple(measure for op in STORE_OPS for measure in (per_call(op), per_second(op))),
     Bench.RESTART: (
         *(FROM_SNAPSHOT, FROM_LOG, RATE_NONE, RATE_OS, RATE_ALWAYS),
@@ -140,13 +141,14 @@ MEASURES: dict[Bench, tuple[str, ...]] = {
     ),
     Bench.SCALE: (
         *(ROUND_CPU, ROUND_NODES_CPU, ROUND_FRAMES_IN, ROUND_FRAMES_OUT, ROUND_BYTES),
-        *(KEPT_RATE, KEPT_BYTES, KEPT_CPU, MEMORY),
+        *(KEEP_ALIVE_RATE, IDLE_BYTES, IDLE_CPU, MEMORY),
     ),
     Bench.TRIPS: tuple(TRIPS_OF),
 }
 RATE = "calls/s"
 UNITS = {
     CPU: "% of a core",
+    CPU_PER_NODE: "µs/s",
     RSS: "MiB",
     RSS_PER_NODE: "KiB",
     BYTES: "B/s",
@@ -156,24 +158,24 @@ UNITS = {
     **dict.fromkeys((RATE_NONE, RATE_OS, RATE_ALWAYS), "/s"),
     **dict.fromkeys((ROUND_FRAMES_IN, ROUND_FRAMES_OUT), "frames"),
     ROUND_BYTES: "B",
-    KEPT_RATE: "/s",
-    KEPT_BYTES: "B/s",
-    KEPT_CPU: "% of a core",
+    KEEP_ALIVE_RATE: "/s",
+    IDLE_BYTES: "B/s",
+    IDLE_CPU: "% of a core",
     MEMORY: "MiB",
     **dict.fromkeys(TRIPS_OF, "trips"),
 }
 SECONDS = "s"
 
-_RIVALS = {
-    (Bench.RENDEZVOUS, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_LEAN),
-    (Bench.RENDEZVOUS, Against.TORCHFT): (Side.TORCHFT, Side.TORCHFT_TWICE),
-    (Bench.RENDEZVOUS, Against.TORCH_ETCD): (Side.TORCH_ETCD, Side.TORCH_ETCD_V2),
-    (Bench.RECOVERY, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_UNSHARED),
-    (Bench.IDLE, Against.TORCH): (Side.TORCH_STOCK, Side.TORCH_POLLING),
-    (Bench.STORE, Against.TORCH): (Side.TORCH_STOCK,),
-    (Bench.RENDEZVOUS, Against.JAX): (Side.JAX,),
-    (Bench.IDLE, Against.JAX): (Side.JAX,),
-    (Bench.STORE, Against.JAX): (Side.JAX,),
+_SIDES = {
+    (Bench.RENDEZVOUS, Competitor.TORCH): (Side.TORCH_STOCK, Side.TORCH_LEAN),
+    (Bench.RENDEZVOUS, Competitor.TORCHFT): (Side.TORCHFT, Side.TORCHFT_TWICE),
+    (Bench.RENDEZVOUS, Competitor.TORCH_ETCD): (Side.TORCH_ETCD, Side.TORCH_ETCD_V2),
+    (Bench.RECOVERY, Competitor.TORCH): (Side.TORCH_STOCK, Side.TORCH_UNSHARED),
+    (Bench.IDLE, Competitor.TORCH): (Side.TORCH_STOCK, Side.TORCH_POLLING),
+    (Bench.STORE, Competitor.TORCH): (Side.TORCH_STOCK,),
+    (Bench.RENDEZVOUS, Competitor.JAX): (Side.JAX,),
+    (Bench.IDLE, Competitor.JAX): (Side.JAX,),
+    (Bench.STORE, Competitor.JAX): (Side.JAX,),
 }
 
 
@@ -187,20 +189,35 @@ class Case(msgspec.Struct, frozen=True):
     seconds: float = 30.0
     limit_s: float = LIMIT_S
     keys: int = 0
-    """Of a restart; its nodes are sessions."""
+    """With RESTART, where `nodes` is the number of sessions."""
     only: str = ""
     """One measure of a rendezvous or a recovery; empty: all of them."""
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What a rendezvous or a recovery measures here."""
+        """The measures of a rendezvous or a recovery that this case takes."""
         return (self.only,) if self.only else MEASURES[self.bench]
 
     @property
-    def patience_s(self) -> float:
-        """How long the whole case may take: what every sample may, and as much again for starting and ending them."""
+    def timeout_s(self) -> float:
+        """How long all its turns may take: the limit of every sample, and as much again to start and end them."""
         samples = self.repeat * (1 if self.bench in (Bench.IDLE, Bench.SCALE) else len(self.measures))
         return 60.0 + samples * (2 * self.limit_s + 20.0 + 0.1 * self.nodes) + samples * self.seconds
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A repetition of one measure; of all measures of the case together if `measure` is empty."""
+
+    measure: str
+    repetition: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """The process of a case has imported what it needs, and waits for its first turn."""
+
+
+FAILED = "failed"
+"""How the reason of a sample begins that has no value because a node failed, not because time ran out."""
 
 
 class Sample(msgspec.Struct, frozen=True, tag="sample"):
@@ -211,10 +228,14 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     why_none: str = ""
 
 
-class Doing(msgspec.Struct, frozen=True, tag="doing"):
-    """What a case is at, for who watches."""
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """The current step of a turn, for display."""
 
     text: str
+
+
+class TurnEnded(msgspec.Struct, frozen=True, tag="turn ended"):
+    """All samples of the turn have been sent."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -223,43 +244,70 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     why: str
 
 
-Line = Sample | Doing | Failed
-"""What the process of a case writes, one JSON document a line."""
+Message = Loaded | Sample | Progress | TurnEnded | Failed
+"""Written by the process of a case, one JSON document a line. It reads turns."""
 
 
-def columns(bench: Bench, against: Against | None, backend: str = "tcp") -> tuple[Side, ...]:
-    """The sides of a table, Rallypoint first. KeyError if there is nothing to compare: see `comparable`."""
-    ours = Side.RALLYPOINT_ETCD if backend == "etcd" or against is Against.TORCH_ETCD else Side.RALLYPOINT
-    return (ours, *(_RIVALS[bench, against] if against is not None else ()))
+def columns(bench: Bench, competitors: Sequence[Competitor], backend: str = "tcp") -> tuple[Side, ...]:
+    """The sides of a comparison, Rallypoint first. KeyError if one cannot be compared: see `comparable`."""
+    on_etcd = backend == "etcd" or Competitor.TORCH_ETCD in competitors
+    ours = Side.RALLYPOINT_ETCD if on_etcd else Side.RALLYPOINT
+    return (ours, *(side for competitor in competitors for side in _SIDES[bench, competitor]))
 
 
-def comparable(bench: Bench, against: Against) -> bool:
-    """Whether that side can do the work of that measurement."""
-    return (bench, against) in _RIVALS
+def comparable(bench: Bench, competitor: Competitor) -> bool:
+    """Whether the competitor can do the work of that measurement."""
+    return (bench, competitor) in _SIDES
 
 
-def cases(
-    bench: Bench,
-    against: Against | None,
-    nodes: tuple[int, ...],
-    repeat: int,
-    seconds: float,
-    backend: str = "tcp",
-) -> tuple[Case, ...]:
-    """All cases in the order in which they are run. Competitors run as processes only, so not above that number."""
+def comparisons(
+    bench: Bench, sides: Sequence[Side], nodes: Sequence[int], repeat: int, seconds: float
+) -> tuple[tuple[Case, ...], ...]:
+    """For each number of nodes, the cases that take turns. Only Rallypoint runs more nodes than processes."""
     return tuple(
-        Case(bench, side, count, repeat, seconds)
+        tuple(
+            Case(bench, side, count, repeat, seconds)
+            for side in sides
+            if side is Side.RALLYPOINT or count <= MOST_PROCESSES
+        )
         for count in nodes
-        for side in columns(bench, against, backend)
-        if side is Side.RALLYPOINT or count <= MOST_PROCESSES
     )
 
 
+def turns(case: Case) -> list[Turn]:
+    """The turns of one case, in order."""
+    if case.bench in (Bench.RENDEZVOUS, Bench.RECOVERY):
+        return [Turn(measure, repetition) for measure in case.measures for repetition in range(case.repeat)]
+    if case.bench is Bench.RESTART:
+        return [Turn("", 0)]  # it repeats by itself: its data is written once
+    return [Turn("", repetition) for repetition in range(case.repeat)]
+
+
+def schedule(cases: Sequence[Case]) -> list[tuple[int, Turn]]:
+    """The turns of cases that are compared, each with the index of its case: one sample of each side, then the next.
+
+    Every repetition begins with another side, so that none always comes first.
+    """
+    takers: dict[Turn, list[int]] = {}
+    for index, case in enumerate(cases):
+        for turn in turns(case):
+            takers.setdefault(turn, []).append(index)
+    found = []
+    for turn in sorted(takers, key=lambda turn: (_place(cases[0].bench, turn.measure), turn.repetition)):
+        first = turn.repetition % len(takers[turn])
+        found += [(index, turn) for index in (*takers[turn][first:], *takers[turn][:first])]
+    return found
+
+
+def _place(bench: Bench, measure: str) -> int:
+    return MEASURES[bench].index(measure) if measure else 0
+
+
 def least_settle_s(nodes: int) -> float:
-    """How long nodes that are inside their call are given at least to be noted by the server."""
+    """The least time that the server is given to note the calls of all nodes."""
     return 0.5 + 0.01 * min(nodes, MOST_PROCESSES)
 
 
 def phase_s(nodes: int, repetition: int) -> float:
-    """How much longer, at random: the same on all sides of a comparison."""
-    return random.Random(f"{nodes}/{repetition}").uniform(0.0, MOST_PHASE_S)
+    """A random addition to the settle time: the same for all sides of a comparison."""
+    return random.Random(f"{nodes}/{repetition}").uniform(0.0, MAX_PHASE_S)

@@ -1,4 +1,4 @@
-"""From samples to figures: medians, ratios, rows for people, and one JSON document for machines. Pure."""
+"""From samples to figures: medians, ratios, rows of a table, one JSON document. Pure."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def figure(measure: str, samples: Iterable[Sample]) -> Figure:
     return Figure(UNITS.get(measure, SECONDS), values, next((s.why_none for s in of_it if s.value is None), ""))
 
 
-def ratio(rival: Figure, ours: Figure) -> float | None:
-    """How many times better we are: what the rival needs by what we do, or what we achieve by what the rival does.
+def ratio(competitor: Figure, ours: Figure) -> float | None:
+    """How many times better Rallypoint is: what the competitor needs by what it needs; of rates, the other way round.
 
     None where one of them has no figure, or it is not above zero.
     """
-    if rival.median is None or ours.median is None or min(rival.median, ours.median) <= 0.0:
+    if competitor.median is None or ours.median is None or min(competitor.median, ours.median) <= 0.0:
         return None
-    return ours.median / rival.median if ours.unit == RATE else rival.median / ours.median
+    return ours.median / competitor.median if ours.unit == RATE else competitor.median / ours.median
 
 
 def quantity(value: float, unit: str) -> str:
@@ -71,7 +71,7 @@ def _digits(value: float) -> str:
 
 
 class Table:
-    """The outcomes of one measurement, by side and number of nodes."""
+    """The outcomes of one bench, by side and number of nodes. The first side is Rallypoint."""
 
     def __init__(self, bench: Bench, sides: Sequence[Side], outcomes: Iterable[Outcome]) -> None:
         self._bench = bench
@@ -80,36 +80,43 @@ class Table:
         self._nodes = sorted({nodes for _, nodes in self._outcomes})
 
     def heads(self) -> list[str]:
-        """The titles of the columns."""
-        ours, *rivals = self._sides
-        return ["", "N", TITLES[ours], *(text for side in rivals for text in (TITLES[side], "ratio")), "runs"]
+        """The titles of the columns; those of a comparison only if there is one."""
+        figures = ["median (least to most)", "samples"]
+        return ["", "N", "", figures[0], "ratio", figures[1]] if len(self._sides) > 1 else ["", "N", *figures]
 
     def rows(self) -> list[list[str]]:
-        """One for each measure and number of nodes."""
-        return [self._row(measure, nodes) for measure in MEASURES[self._bench] for nodes in self._nodes]
+        """One for each measure, number of nodes and side that was run with that number."""
+        return [
+            self._row(measure, nodes, side)
+            for measure in MEASURES[self._bench]
+            for nodes in self._nodes
+            for side in self._sides
+            if (side, nodes) in self._outcomes
+        ]
 
-    def _row(self, measure: str, nodes: int) -> list[str]:
-        ours, *theirs = (self._figure(side, nodes, measure) for side in self._sides)
-        cells = [measure, str(nodes), ours.in_words()]
-        for rival in theirs:
-            times = ratio(rival, ours)
-            cells += [rival.in_words(), "-" if times is None else f"{_digits(times)}×"]
-        return [*cells, " / ".join(str(len(one.values)) for one in (ours, *theirs))]
+    def _row(self, measure: str, nodes: int, side: Side) -> list[str]:
+        found, ours = self._figure(side, nodes, measure), self._figure(self._sides[0], nodes, measure)
+        row = [measure, f"{nodes:,}", found.in_words(), str(len(found.values))]
+        if len(self._sides) > 1:
+            times = ratio(found, ours) if side is not self._sides[0] else None
+            row[3:3] = ["" if times is None else f"{_digits(times)}×"]
+            row[2:2] = [TITLES[side]]
+        return row
 
     def _figure(self, side: Side, nodes: int, measure: str) -> Figure:
         outcome = self._outcomes.get((side, nodes))
         return figure(measure, outcome.samples) if outcome is not None else NOTHING
 
     def remarks(self) -> list[str]:
-        """What ended early and why, and what was left out."""
-        said = [
+        """Cases that ended early and why, and what was left out."""
+        remarks = [
             f"{TITLES[side]}, {nodes} nodes: {outcome.failed}"
             for (side, nodes), outcome in self._outcomes.items()
             if outcome.failed
         ]
         if len(self._sides) > 1 and any(nodes > MOST_PROCESSES for nodes in self._nodes):
-            said.append(f"competitors run as one process a node, and so with at most {MOST_PROCESSES} nodes")
-        return said
+            remarks.append(f"competitors run as one process a node, and so with at most {MOST_PROCESSES} nodes")
+        return remarks
 
     def as_json(self) -> dict[str, Any]:
         """All samples, their medians, and the ratios."""

@@ -1,7 +1,7 @@
-"""What keeping data costs: how long a server takes to go on from it, and what a write takes with and without.
+"""What `--data` costs: how long a server takes to restart from its data, and what a write takes with and without it.
 
-The directory is made here, by the code that a server writes it with: all in a snapshot, or all in the log, which is the
-most that a log holds before a snapshot takes its place.
+The data directory is written here with the server's own code: everything in a snapshot, or everything in the log, which
+is the most that a log holds before a snapshot replaces it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from rallypoint.backends.dial import dial
 from rallypoint.backends.session import FIRST_DRAWN
-from rallypoint.backends.tcp import TcpBackend
-from rallypoint.bench.helper import end_all
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import dial
 from rallypoint.bench.plan import (
     FROM_LOG,
     FROM_SNAPSHOT,
@@ -29,24 +28,24 @@ from rallypoint.bench.plan import (
     RATE_NONE,
     RATE_OS,
     Case,
-    Doing,
+    Progress,
     Sample,
 )
+from rallypoint.bench.processes import kill_all
 from rallypoint.bench.rallypoint_side import HOST, serve
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.log import Entry, encode_entries
 from rallypoint.kv.parts import capture
 from rallypoint.kv.types import Grant, Origin, Put, Txn
-from rallypoint.server.disk import Directory
-from rallypoint.server.files import begin_log, write_snapshot
+from rallypoint.server.durability.disk import Directory
+from rallypoint.server.durability.files import begin_log, write_snapshot
 
 GENERATION = "be" * 8
 VALUE = b"v" * 64
 TTL_S = 3600.0
 IN_FLIGHT = 64
 CONNECTIONS = 8
-TOGETHER = 50
-"""So many entries were committed together."""
+COMMIT_ENTRIES = 50
 MODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (RATE_NONE, LATENCY_NONE, ()),
     (RATE_OS, LATENCY_OS, ("--sync", "os")),
@@ -54,26 +53,26 @@ MODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
-def restart(case: Case) -> Iterator[Sample | Doing]:
-    """All measures, so many times."""
-    with tempfile.TemporaryDirectory(prefix="rallypoint-bench-") as place:
-        yield Doing(f"writing {case.keys} keys of {case.nodes} sessions")
-        whole, logged = Path(place) / "snapshot", Path(place) / "log"
+def restart(case: Case) -> Iterator[Sample | Progress]:
+    """All measures, `case.repeat` times."""
+    with tempfile.TemporaryDirectory(prefix="rallypoint-bench-") as folder:
+        yield Progress(f"writing {case.keys} keys of {case.nodes} sessions")
+        whole, logged = Path(folder) / "snapshot", Path(folder) / "log"
         entries = _entries(case.nodes, case.keys)
         _write_as_snapshot(whole, entries)
         _write_as_log(logged, entries)
         for repetition in range(case.repeat):
             for measure, data in ((FROM_SNAPSHOT, whole), (FROM_LOG, logged)):
-                yield Doing(f"{measure}, {repetition + 1} of {case.repeat}")
+                yield Progress(f"{measure}, {repetition + 1} of {case.repeat}")
                 yield Sample(measure, _ready_s(data, case.keys))
             for rate, latency, options in MODES:
-                yield Doing(f"{rate}, {repetition + 1} of {case.repeat}")
-                data = Path(place) / f"writes {repetition} {rate}"
+                yield Progress(f"{rate}, {repetition + 1} of {case.repeat}")
+                data = Path(folder) / f"writes {repetition} {rate}"
                 yield from _writes(rate, latency, ("--data", str(data), *options) if options else (), case.seconds)
 
 
 def _entries(sessions: int, keys: int) -> list[Entry]:
-    """What made the store: a lease for each session, then keys under them in turn."""
+    """The requests that fill the store: a lease for each session, then keys under the leases in turn."""
     clients = [f"{number:024x}" for number in range(sessions)]
     entries = [Entry(Grant(TTL_S, FIRST_DRAWN + number), Origin(client, 1)) for number, client in enumerate(clients)]
     for number in range(keys):
@@ -102,13 +101,13 @@ def _write_as_log(path: Path, entries: list[Entry]) -> None:
     disk = Directory(path)
     disk.lock()
     write_snapshot(disk, 1, 0, GENERATION, capture(Engine()))
-    frames = [encode_entries(at, entries[at : at + TOGETHER]) for at in range(0, len(entries), TOGETHER)]
+    frames = [encode_entries(at, entries[at : at + COMMIT_ENTRIES]) for at in range(0, len(entries), COMMIT_ENTRIES)]
     begin_log(disk, 1, 0, GENERATION, b"".join(frames)).close()
     disk.close()
 
 
 def _ready_s(data: Path, keys: int) -> float:
-    """From the start of the process until it has answered, with what was the last key."""
+    """From the start of the process until it has answered a read of the last key."""
     began_at = time.monotonic()
     with _serving("--data", str(data)) as endpoint:
         return asyncio.run(_first_answer(endpoint, _key(keys - 1))) - began_at
@@ -134,7 +133,7 @@ def _writes(rate: str, latency: str, options: tuple[str, ...], seconds: float) -
 
 
 async def _write(endpoint: str, seconds: float) -> tuple[float, float]:
-    """How many writes a second are acknowledged with many in flight; and what one takes, one after the other."""
+    """Acknowledged writes a second with many in flight; and the median time of one, one after the other."""
     backends = [TcpBackend(endpoint, dial(endpoint, 1)) for _ in range(CONNECTIONS)]
     loop = asyncio.get_running_loop()
     numbers = count()
@@ -170,4 +169,4 @@ def _serving(*options: str) -> Iterator[str]:
     try:
         yield f"{HOST}:{port}"
     finally:
-        end_all([server])
+        kill_all([server])

@@ -1,4 +1,4 @@
-"""What every side of a comparison can do. A side is a server and the client that a node is; both are made in a case."""
+"""The interface of a side: how it starts a server, and what a node does. Both are made in the process of a case."""
 
 from __future__ import annotations
 
@@ -6,66 +6,66 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rallypoint.bench.helper import Helper
 from rallypoint.bench.plan import Side
+from rallypoint.bench.processes import ChildProcess
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a node got from its call."""
+    """What the call of a node returned."""
 
     rank: int
     size: int
 
 
-class Sizes(msgspec.Struct, frozen=True):
-    """What the nodes of a run ask for."""
+class RunConfig(msgspec.Struct, frozen=True):
+    """What a node asks for."""
 
     run_id: str
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     join_timeout_s: int
-    number: int = 0
-    """Of the node that asks: some are told from outside which one they are."""
+    node: int = 0
+    """Its number; some systems need it from outside."""
 
 
 class Client(Protocol):
     """One node, in its own process. Every call blocks."""
 
-    def rehearse(self) -> None:
-        """Go through a round of its own once. A process that was forked from another pays for each page of memory when
-        it first writes to it, which no node on a machine of its own does."""
+    def warm_up(self) -> None:
+        """Go through a round alone. A forked process pays for each page of memory at its first write to it, which no
+        node on a machine of its own does."""
 
     def create(self) -> None:
-        """Make the client, if that has not happened, as a user would: some connect with it, others with their call."""
+        """Make the client, if there is none yet, as a user would. Some connect here, others in their first call."""
 
     def connect(self) -> None:
-        """Make the client, and see to it that it is connected."""
+        """Make the client and connect it."""
 
     def join(self) -> Place:
         """Leave the round, if any, and wait for a place in the next."""
 
-    def wait_told(self) -> None:
+    def wait_changed(self) -> None:
         """Return when the rendezvous says that it is time to join again."""
 
 
-class Contender(Protocol):
+class Implementation(Protocol):
     """A side, in the process of a case."""
 
     def load(self) -> None:
-        """Import all that a node or the server needs, and start no thread."""
+        """Import all that a node or the server needs. Starts no thread."""
 
-    def start_server(self, nodes: int) -> tuple[Helper, int]:
+    def start_server(self, nodes: int) -> tuple[ChildProcess, int]:
         """A server for one sample, in a process of its own, and its port."""
 
-    def client(self, port: int, sizes: Sizes) -> Client:
-        """The node of this process. Connects nothing yet."""
+    def client(self, port: int, config: RunConfig) -> Client:
+        """The node of this process, not yet connected."""
 
-    def store(self, port: int, sizes: Sizes) -> Any:
-        """A store that all nodes share, connected; it has the calls of `torch.distributed.Store`."""
+    def store(self, port: int, config: RunConfig) -> Any:
+        """A connected store that all nodes share, with the calls of `torch.distributed.Store`."""
 
 
-def contender(side: Side) -> Contender:
-    """The side of that name."""
+def implementation(side: Side) -> Implementation:
+    """The implementation of a side. Imports no competitor: see `load`."""
     if side is Side.RALLYPOINT:
         from rallypoint.bench.rallypoint_side import RallypointSide
 
@@ -81,7 +81,7 @@ def contender(side: Side) -> Contender:
     if side in (Side.TORCHFT, Side.TORCHFT_TWICE):
         from rallypoint.bench.torchft_side import TorchftSide
 
-        return TorchftSide(trips=2 if side is Side.TORCHFT_TWICE else 1)
+        return TorchftSide(quorums=2 if side is Side.TORCHFT_TWICE else 1)
     if side is Side.JAX:
         from rallypoint.bench.jax_side import JaxSide
 

@@ -1,7 +1,7 @@
 """How many round trips a rendezvous takes: the same sample with and without a delay on the wire.
 
-A forwarder stands before the server and keeps every piece of data back for a while, in both directions. What a sample
-takes longer, by what a round trip takes longer, is the number of trips. Opening a TCP connection is not delayed.
+A forwarder in front of the server delays all data in both directions. The additional time of a sample, divided by that
+of a round trip, is the number of round trips. Opening a TCP connection is not delayed.
 """
 
 from __future__ import annotations
@@ -11,47 +11,47 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from rallypoint.bench.crew import NodeFailed, NoneInTime
-from rallypoint.bench.helper import Helper, end_all
 from rallypoint.bench.measures import TIMED
+from rallypoint.bench.node_pool import DeadlinePassed, NodeFailed
 from rallypoint.bench.plan import TRIPS_OF, Case, Sample
+from rallypoint.bench.processes import ChildProcess, kill_all
 from rallypoint.bench.rallypoint_side import HOST
-from rallypoint.bench.sides import Client, Contender, Sizes
-from rallypoint.bench.torch_side import say_port, start_forked
+from rallypoint.bench.sides import Client, Implementation, RunConfig
+from rallypoint.bench.torch_side import send_port, start_forked
 
 DELAY_S = 0.1
-"""One way. Much more than what anything else takes, so that a busy machine does not matter."""
+"""One way. Much longer than everything else takes, so that a busy machine does not matter."""
 
 
 class _Delayed:
-    """A server that is far away."""
+    """A side whose server is behind the forwarder."""
 
-    def __init__(self, side: Contender) -> None:
+    def __init__(self, side: Implementation) -> None:
         self._side = side
 
     def load(self) -> None:
         self._side.load()
 
-    def start_server(self, nodes: int) -> tuple[Helper, int]:
+    def start_server(self, nodes: int) -> tuple[ChildProcess, int]:
         server, port = self._side.start_server(nodes)
         try:
-            forwarder, far = start_forked(lambda sock: asyncio.run(_forward(sock, port)))
+            forwarder, delayed_port = start_forked(lambda sock: asyncio.run(_forward(sock, port)))
         except BaseException:
-            end_all([server])
+            kill_all([server])
             raise
-        return _Pair(server, forwarder), far
+        return _Pair(server, forwarder), delayed_port
 
-    def client(self, port: int, sizes: Sizes) -> Client:
-        return self._side.client(port, sizes)
+    def client(self, port: int, config: RunConfig) -> Client:
+        return self._side.client(port, config)
 
-    def store(self, port: int, sizes: Sizes) -> Any:
-        return self._side.store(port, sizes)
+    def store(self, port: int, config: RunConfig) -> Any:
+        return self._side.store(port, config)
 
 
-class _Pair(Helper):
-    """A server, and what stands before it."""
+class _Pair(ChildProcess):
+    """A server and its forwarder."""
 
-    def __init__(self, server: Helper, forwarder: Helper) -> None:
+    def __init__(self, server: ChildProcess, forwarder: ChildProcess) -> None:
         super().__init__(server.pid, server.sock)
         self._forwarder = forwarder
 
@@ -64,31 +64,32 @@ class _Pair(Helper):
         self._forwarder.reap()
 
 
-def trips(side: Contender, case: Case) -> Iterator[Sample]:
-    """A sample of each kind near and far. NodeFailed."""
-    far = _Delayed(side)
+def trips(side: Implementation, case: Case) -> Iterator[Sample]:
+    """A sample of each kind, without and with the delay. NodeFailed."""
+    delayed = _Delayed(side)
     for measure, timed in TRIPS_OF.items():
         try:
-            near_s, far_s = (TIMED[timed](one, case, 0) for one in (side, far))
-        except NoneInTime as error:
+            plain_s, delayed_s = (TIMED[timed](one, case, 0) for one in (side, delayed))
+        except DeadlinePassed as error:
             raise NodeFailed(f"no round in {case.limit_s:g} s ({error})") from error
-        yield Sample(measure, (far_s - near_s) / (2 * DELAY_S))
+        yield Sample(measure, (delayed_s - plain_s) / (2 * DELAY_S))
 
 
 async def _forward(sock: socket.socket, port: int) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Near(port), HOST, 0)
-    say_port(sock, server.sockets[0].getsockname()[1])
+    server = await loop.create_server(lambda: _FromNode(port), HOST, 0)
+    send_port(sock, server.sockets[0].getsockname()[1])
     await server.serve_forever()
 
 
 class _Pipe(asyncio.Protocol):
-    """One end; what it gets is written to the other a while later."""
+    """One of two connections; received data is written to the other after the delay."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.other: _Pipe | None = None
         self._early: list[bytes] = []
+        """Data that was due before the other connection was open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -103,8 +104,7 @@ class _Pipe(asyncio.Protocol):
         else:
             self.other.transport.write(data)
 
-    def meet(self, other: _Pipe) -> None:
-        """From now on there is somebody to pass on to."""
+    def pair_with(self, other: _Pipe) -> None:
         self.other = other
         early, self._early = self._early, []
         for data in early:
@@ -115,8 +115,8 @@ class _Pipe(asyncio.Protocol):
             self.other.transport.close()
 
 
-class _Near(_Pipe):
-    """The end of a node; it connects to the server for it."""
+class _FromNode(_Pipe):
+    """The connection of a node; it opens the one to the server."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -128,6 +128,6 @@ class _Near(_Pipe):
         self._task = asyncio.create_task(self._connect(), name="forwarder")
 
     async def _connect(self) -> None:
-        _, far = await asyncio.get_running_loop().create_connection(_Pipe, HOST, self._port)
-        far.meet(self)
-        self.meet(far)
+        _, to_server = await asyncio.get_running_loop().create_connection(_Pipe, HOST, self._port)
+        to_server.pair_with(self)
+        self.pair_with(to_server)

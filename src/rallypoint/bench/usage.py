@@ -1,4 +1,4 @@
-"""What a process costs: its time on a processor, its memory, and the payload of its connections. Linux only."""
+"""CPU time and memory of a process, and the payload of its connections. Linux only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-PATIENCE_S = 20.0
-WINDOW_S = 0.3
+SS_TIMEOUT_S = 20.0
+INTERVAL_S = 0.3
 _COUNTERS = re.compile(r"\bbytes_(sent|received|retrans):(\d+)")
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of processor time so far, in user and in kernel mode, of all its threads."""
+    """Seconds of CPU time so far, in user and kernel mode, of all its threads."""
     try:
-        # Nanoseconds; `stat` counts ticks of 10 ms, too coarse for a server that idles.
+        # Nanoseconds; `stat` counts ticks of 10 ms, too coarse for an idle server.
         threads = [path.read_text(encoding="utf-8") for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     except OSError:
         threads = []
@@ -31,14 +31,14 @@ def cpu_s(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def wait_calm(pids: Sequence[int], cores: float, patience_s: float) -> None:
-    """Until these processes together use less of a core than that, or patience ends. Returns at once without /proc."""
+def wait_until_idle(pids: Sequence[int], cores: float, timeout_s: float) -> None:
+    """Until these processes together use less than `cores`, or time is up. Returns at once without /proc."""
     if sys.platform != "linux":
         return
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         before, before_at = _cpu_of_all(pids), time.monotonic()
-        time.sleep(WINDOW_S)
+        time.sleep(INTERVAL_S)
         if _cpu_of_all(pids) - before < cores * (time.monotonic() - before_at):
             return
 
@@ -58,9 +58,9 @@ def rss_bytes(pid: int) -> int:
 
 
 def payload(port: int) -> dict[str, int] | None:
-    """Bytes sent and received so far on each open connection of a server, by the peer; None without `ss`.
+    """Bytes sent and received so far on each open connection of a server, by peer address; None without `ss`.
 
-    Payload only, without the headers of TCP and IP, and without what was sent again.
+    Without the headers of TCP and IP, and without retransmissions.
     """
     program = shutil.which("ss")
     if program is None:
@@ -69,14 +69,14 @@ def payload(port: int) -> dict[str, int] | None:
         [program, "-tniOH", "state", "established", f"sport = :{port}"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=SS_TIMEOUT_S,
         check=True,
     )
     return counted(done.stdout)
 
 
 def counted(listing: str) -> dict[str, int]:
-    """The sums in a listing of `ss -tniOH`, which has a line for each connection, by the peer's address."""
+    """The sums in the output of `ss -tniOH`, one line a connection, by peer address."""
     found = {}
     for line in listing.splitlines():
         counters = {name: int(number) for name, number in _COUNTERS.findall(line)}
@@ -86,5 +86,5 @@ def counted(listing: str) -> dict[str, int]:
 
 
 def grown(before: dict[str, int], after: dict[str, int]) -> int:
-    """Bytes moved between two looks: on connections that are new as well, not on those that are gone."""
+    """Bytes between two countings: also on new connections, not on those that have closed."""
     return sum(total - before.get(peer, 0) for peer, total in after.items())

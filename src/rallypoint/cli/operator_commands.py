@@ -93,7 +93,7 @@ def _operate(target: Target, timeout_s: float, act: Callable[[Operator], Any]) -
 
 
 def _print_closing(target: Target, done: Any, as_json: bool, changed: str, unchanged: str) -> None:
-    closed = done.door.closed
+    closed = done.run.closed
     if as_json:
         closing = {"is_closed": closed.closed, "by": closed.by, "why": closed.why, "changed_at": closed.at or None}
         print_json({"schema": 1, "run_id": target.settings.run_id, "changed": done.changed, "closing": closing})

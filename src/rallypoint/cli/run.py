@@ -13,7 +13,7 @@ import click
 
 from rallypoint.cli.common import Failed
 from rallypoint.cli.run_settings import FLAGS, SettingValue, Values, collect, job_of, needs_detection, settings_of
-from rallypoint.cli.serve_watching import metrics_address
+from rallypoint.cli.serve_observing import metrics_address
 
 if TYPE_CHECKING:
     from rallypoint.aio import AsyncHandler

@@ -1,4 +1,4 @@
-"""`rallypoint serve`: the embedded server as a process of its own, or a real etcd member."""
+"""`rallypoint serve`: the embedded server, or a real etcd member, as a process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import click
 from click.core import ParameterSource
 
 from rallypoint.cli.serve_limits import limit_options
-from rallypoint.cli.serve_watching import watched, watching_options
+from rallypoint.cli.serve_observing import observed, observing_options
 from rallypoint.settings import DEFAULT_PORTS
 
 _FILE = click.Path(exists=True, dir_okay=False)
-_BOTH = frozenset({"engine", "bind", "data", "events_file", "events_size"})
+_COMMON = frozenset({"engine", "bind", "data", "events_file", "events_size"})
 _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_options"})
 
 
@@ -22,7 +22,7 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
     type=click.Choice(["embedded", "etcd"]),
     default="embedded",
     show_default=True,
-    help="What holds the runs: our own server, or a real etcd member that is started and looked after.",
+    help="What holds the runs: the embedded server, or a real etcd member that is started and supervised.",
 )
 @click.option(
     "--bind",
@@ -33,7 +33,8 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
 @click.option(
     "--token-file",
     type=_FILE,
-    help="A file with the token that every client must give; of several, one a line, any. Read again when it changes.",
+    help="A file with the token that every client must give; with several, one a line, any of them. "
+    "Read again when it changes.",
 )
 @click.option("--tls-cert", type=_FILE, help="A PEM file with this server's certificate: speak TLS only.")
 @click.option("--tls-key", type=_FILE, help="A PEM file with the key of --tls-cert, if it is not in the same file.")
@@ -44,36 +45,33 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
     "--data",
     type=click.Path(),
     metavar="DIR",
-    help="Keep everything in this directory, and go on from it. Without it, a restart ends all rounds.",
+    help="Keep all state in this directory, and continue from it. Without it, a restart ends all rounds.",
 )
 @click.option(
     "--sync",
     type=click.Choice(["always", "os"]),
-    help="With --data: what must have survived before anything is acknowledged. always (the default): a loss of power; "
-    "os: the end of the process, but not of the machine.",
+    help="With --data: what acknowledged writes survive. always (the default): a loss of power; os: the end of the "
+    "process, but not of the machine.",
 )
 @click.option(
     "--http",
     metavar="ADDR:PORT",
-    help="Serve the web page here, too, with the same token and certificates (docs/dashboard.md); port 0 takes a free "
-    "one. Needs the extra rallypoint[dashboard].",
+    help="Serve the web page there, in a child process with the same token and certificates (docs/dashboard.md); port "
+    "0 takes a free one. Needs the extra rallypoint[dashboard].",
 )
 @click.option(
     "--http-name",
     "http_names",
     multiple=True,
     metavar="NAME",
-    help="With --http: a name that the page may be asked for by, besides addresses and this machine's.",
+    help="With --http: a host name that the page is served under, besides addresses and this machine's. May be "
+    "repeated.",
 )
 @click.option(
-    "--nice",
-    type=click.IntRange(-20, 19),
-    help="How this process is to be scheduled: below 0 before others, which takes the right to it.  "
-    "[default: -10 where that is allowed and nobody has chosen otherwise]",
+    "--insecure", is_flag=True, help="Serve an address that other machines can reach without a token or mutual TLS."
 )
-@click.option("--insecure", is_flag=True, help="Serve an address that others can reach without asking who they are.")
-@watching_options
-@limit_options
+@observing_options
+@limit_options()
 @click.option("--peers", metavar="A,B,C", help="etcd: the machines of the cluster, the same list on each of them.")
 @click.option("--member", metavar="A", help="etcd: which of --peers this one is, if that cannot be seen.")
 @click.option("--etcd-binary", metavar="PATH", help="etcd: the program, if it is not in PATH.")
@@ -82,8 +80,8 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
 def serve(engine: str, bind: str | None, data: str | None, **options: Any) -> None:
     """Serve any number of runs from this machine.
 
-    Nodes reach it with tcp://ADDR:PORT/run-id?min_nodes=...; it stops in good order on SIGTERM and Ctrl-C. Everything
-    it knows is in memory, and with --data also on disk: started again, it goes on where it was.
+    Nodes reach it with tcp://ADDR:PORT/run-id?min_nodes=...; it stops in good order on SIGTERM and Ctrl-C. Its state
+    is in memory, and with --data also on disk: started again, it continues from there.
 
     With --engine etcd it is a real etcd member; the same command on three machines is a cluster that survives the loss
     of one, and nodes reach it with etcd://A,B,C/run-id?min_nodes=...
@@ -96,21 +94,21 @@ def serve(engine: str, bind: str | None, data: str | None, **options: Any) -> No
     """
     from rallypoint.errors import RallypointError
 
-    _refuse_options_of_the_other(click.get_current_context(), engine)
-    of_etcd = {name: value for name, value in options.items() if name in _ETCD | _BOTH}
-    of_ours = {name: value for name, value in options.items() if name not in _ETCD}
+    _check_engine_options(click.get_current_context(), engine)
+    of_etcd = {name: value for name, value in options.items() if name in _ETCD | _COMMON}
+    of_embedded = {name: value for name, value in options.items() if name not in _ETCD}
     try:
         if engine == "etcd":
             _serve_etcd(bind, data, **of_etcd)
         else:
-            _serve_ours(bind or f"127.0.0.1:{DEFAULT_PORTS['tcp']}", data, **of_ours)
+            _serve_embedded(bind or f"127.0.0.1:{DEFAULT_PORTS['tcp']}", data, **of_embedded)
     except RallypointError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _refuse_options_of_the_other(context: click.Context, engine: str) -> None:
+def _check_engine_options(context: click.Context, engine: str) -> None:
     for name in context.params:
-        if name in _BOTH or (name in _ETCD) == (engine == "etcd"):
+        if name in _COMMON or (name in _ETCD) == (engine == "etcd"):
             continue
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             option = "what follows --" if name == "etcd_options" else f"--{name.replace('_', '-')}"
@@ -122,7 +120,7 @@ def _refuse_options_of_the_other(context: click.Context, engine: str) -> None:
             raise click.UsageError(f"{option} is for --engine etcd: give that too, or leave it out")
 
 
-def _serve_ours(
+def _serve_embedded(
     bind: str,
     data: str | None,
     *,
@@ -133,7 +131,6 @@ def _serve_ours(
     sync: str | None,
     http: str | None,
     http_names: tuple[str, ...],
-    nice: int | None,
     insecure: bool,
     metrics: str | None,
     metrics_runs: int,
@@ -142,8 +139,9 @@ def _serve_ours(
     **limits: float,
 ) -> None:
     from rallypoint.backends.tls import TlsFiles
+    from rallypoint.cli.dashboard import check_installed
     from rallypoint.cli.serve_limits import limits_of
-    from rallypoint.server.process import go_first, run_loop, serve_until_told
+    from rallypoint.server.process import run_loop, serve_until_told
 
     if tls_cert is None and (tls_key is not None or tls_ca is not None):
         raise click.UsageError("--tls-key and --tls-ca need --tls-cert, the certificate of this server")
@@ -151,22 +149,21 @@ def _serve_ours(
         raise click.UsageError("--sync says how data are kept: give the directory with --data, too")
     if http_names and http is None:
         raise click.UsageError("--http-name is for the page: give its address with --http, too")
+    if http is not None:
+        check_installed()
     tls = TlsFiles.given(tls_ca, tls_cert, tls_key)
-    go_first(nice)
-    with watched(metrics, metrics_runs, events_file, events_size, has_page=http is not None) as watch:
-        beside = None
+    with observed(metrics, metrics_runs, events_file, events_size, has_page=http is not None) as observers:
+        page = None
         if http is not None:
-            from rallypoint.cli.dashboard import dashboard_code
+            from rallypoint.dashboard.child import prepare_page
 
-            prepare = dashboard_code().prepare_beside
-            beside = prepare(
+            page = prepare_page(
                 http,
                 names=http_names,
                 token_file=token_file,
                 tls=tls,
                 insecure=insecure,
-                metrics=lambda _: watch.metrics,
-                draws_apart=True,
+                exposition=observers.exposition,
             )
         run_loop(
             serve_until_told(
@@ -177,9 +174,9 @@ def _serve_ours(
                 insecure=insecure,
                 data=data,
                 sync=sync or "always",
-                sinks=watch.sinks,
-                attach=watch.attach,
-                beside=beside,
+                sinks=observers.sinks,
+                attach=observers.attach,
+                page=page,
             )
         )
 
@@ -202,7 +199,7 @@ def _serve_etcd(
     from rallypoint.server.etcd_member import serve_etcd_until_told
     from rallypoint.server.process import print_event
 
-    with watched(None, 0, events_file, events_size) as watch:
+    with observed(None, 0, events_file, events_size) as observers:
         asyncio.run(
             serve_etcd_until_told(
                 bind=bind,
@@ -212,6 +209,6 @@ def _serve_etcd(
                 binary=etcd_binary,
                 any_version=any_version,
                 more=etcd_options,
-                emit=Emitter(print_event, *watch.sinks),
+                emit=Emitter(print_event, *observers.sinks),
             )
         )

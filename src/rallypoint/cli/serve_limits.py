@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rallypoint.server.limits import ServerLimits
+    from rallypoint.server.admission.limits import ServerLimits
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -57,17 +57,23 @@ _OPTIONS: tuple[tuple[str, Any, str, str], ...] = (
 _IN_SECONDS = frozenset(name for name, kind, *_ in _OPTIONS if kind is _SECONDS)
 
 
-def limit_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each limit."""
-    for name, kind, default, text in reversed(_OPTIONS):
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, type=kind, default=default, show_default=True, help=text)(command)
-    return command
+def limit_options(*names: str, hidden: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add an option for each limit, or for those named."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for name, kind, default, text in reversed(_OPTIONS):
+            if not names or name in names:
+                flag = f"--{name.replace('_', '-')}"
+                option = click.option(flag, type=kind, default=default, show_default=True, help=text, hidden=hidden)
+                command = option(command)
+        return command
+
+    return add
 
 
 def limits_of(given: Mapping[str, float]) -> ServerLimits:
-    """The limits that the options say."""
-    from rallypoint.server.limits import ServerLimits
+    """The limits from the values of the options."""
+    from rallypoint.server.admission.limits import ServerLimits
 
     fields: dict[str, Any] = {f"{name}_s" if name in _IN_SECONDS else name: value for name, value in given.items()}
     return ServerLimits(**fields)

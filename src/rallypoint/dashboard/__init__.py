@@ -1,8 +1,7 @@
-"""The web page: what the commands of `rallypoint` show, for people who would rather look than ask.
+"""The web page: runs live in a browser, and their operating commands.
 
-It reads runs through the backend contract as every observer does, so it works on any backend and can do no harm; it
-acts (close, reopen, drain) only for those who may. One follower a run serves all who look at it, is started when
-somebody does and stopped afterwards. `picture.py` and `tracks.py` are what is shown, `watching.py` keeps it up to date,
-`access.py` and `guard.py` are who may see it, `app.py` the routes, `serving.py` the port. `page/` is what the browser
-gets: plain HTML, CSS and JavaScript modules, nothing from elsewhere.
+It reads runs through the backend contract, as every observer does, so it works on any backend and makes no run; it
+closes, reopens and drains only for viewers who may. It is always a process of its own: `rallypoint dashboard URL`
+(`process.py`), which `rallypoint serve --http` starts as a child (`child.py`, `server_link.py`). `page/` is for the
+browser: plain HTML, CSS and JavaScript modules, and nothing from elsewhere.
 """

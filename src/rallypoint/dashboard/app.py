@@ -1,4 +1,4 @@
-"""The routes of the page. Everything but the page itself and logging in is for those who may look."""
+"""The routes of the page. All but its static files and the login need a logged-in viewer, if a token is needed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import hashlib
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,14 +18,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rallypoint.dashboard.access import LASTS_S, Access, Blocked, How, Viewer
-from rallypoint.dashboard.guard import Guard, is_same_origin
+from rallypoint.dashboard.access import SESSION_S, Access, LoginBlocked, LoginMethod, Viewer
+from rallypoint.dashboard.feeds import Feeds, TooManyRuns, wall
+from rallypoint.dashboard.http_security import HttpSecurity, is_same_origin
 from rallypoint.dashboard.streams import EventStream
-from rallypoint.dashboard.watching import Crowded, Watching, wall
 from rallypoint.errors import OutcomeUnknown, Rejected, RendezvousStateError, SettingsError, Unavailable
 from rallypoint.observe.operator_actions import NoSuchKey, NoSuchRun, Operator
 
-Metrics = Callable[[], tuple[bytes, str]]
+Metrics: TypeAlias = Callable[[], Awaitable[tuple[bytes, str]]]
+"""The text of the metrics and its content type. OSError, TimeoutError."""
 Body = TypeVar("Body")
 
 PAGE = Path(__file__).parent / "page"
@@ -35,17 +36,17 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-LONGEST_BODY = 16 * 1024
-LONGEST_WHY = 500
+MOST_BODY_BYTES = 16 * 1024
+MOST_REASON_CHARACTERS = 500
 BODY_S = 10.0
 ACT_S = 10.0
 MOST_STREAMS = 128
 MOST_STREAMS_EACH = 24
-"""Of one session, or one address where nobody logs in."""
+"""Of one session; without a login, of one address."""
 
 
-class Refuse(Exception):
-    """An answer that is a sentence."""
+class HttpError(Exception):
+    """An error response with a sentence for the user."""
 
     def __init__(self, status: int, why: str, **headers: str) -> None:
         super().__init__(why)
@@ -53,29 +54,29 @@ class Refuse(Exception):
         self.headers = headers
 
 
-class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LoginBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str
 
 
-class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ActionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: str
     why: str = ""
     node: str = ""
 
 
 class Dashboard:
-    """The application; `app` is what a web server is given. `close` ends its streams and followers."""
+    """The ASGI application `app`. `names` are those in `own_names`. `close` ends all streams and feeds."""
 
     def __init__(
         self,
-        watching: Watching,
+        feeds: Feeds,
         access: Access,
         *,
         names: frozenset[str],
         port: int,
         metrics: Metrics | None = None,
     ) -> None:
-        self._watching = watching
+        self._feeds = feeds
         self._access = access
         self._metrics = metrics
         self._port = port
@@ -93,14 +94,14 @@ class Dashboard:
             Route("/api/run", self._run),
             Route("/metrics", self._exposition),
         ]
-        handlers: Any = {Refuse: _refused, Blocked: _blocked}
-        self.app: ASGIApp = Guard(Starlette(routes=routes, exception_handlers=handlers), names)
+        handlers: Any = {HttpError: _error_response, LoginBlocked: _blocked_response}
+        self.app: ASGIApp = HttpSecurity(Starlette(routes=routes, exception_handlers=handlers), names)
 
     async def close(self) -> None:
         self._stopping.set()
-        await self._watching.close()
+        await self._feeds.close()
 
-    # --- the page -----------------------------------------------------------------------------------------------------
+    # --- static files -------------------------------------------------------------------------------------------------
 
     async def _index(self, request: Request) -> Response:
         return self._asset(request, "index.html")
@@ -108,7 +109,7 @@ class Dashboard:
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self._files:
-            raise Refuse(404, "there is no such file")
+            raise HttpError(404, "there is no such file")
         return self._asset(request, name)
 
     def _asset(self, request: Request, name: str) -> Response:
@@ -119,10 +120,10 @@ class Dashboard:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type=kind)
 
-    # --- who is it ----------------------------------------------------------------------------------------------------
+    # --- login --------------------------------------------------------------------------------------------------------
 
     def _cookie_name(self, request: Request) -> str:
-        """Cookies know no ports: another page on this machine must not overwrite it."""
+        """With the port: cookies do not tell ports apart, and another page on this machine must not overwrite it."""
         name = f"rallypoint-{self._port}"
         return f"__Host-{name}" if request.url.scheme == "https" else name
 
@@ -130,42 +131,42 @@ class Dashboard:
         cookie = request.cookies.get(self._cookie_name(request), "")
         return self._access.viewer(cookie, request.headers.get("authorization", ""), _peer(request))
 
-    def _allowed(self, request: Request) -> Viewer:
+    def _require_viewer(self, request: Request) -> Viewer:
         viewer = self._viewer(request)
         if viewer is None:
-            raise Refuse(401, "log in with the server's token first", **{"www-authenticate": "Bearer"})
+            raise HttpError(401, "log in with the server's token first", **{"www-authenticate": "Bearer"})
         return viewer
 
     async def _me(self, request: Request) -> Response:
         viewer = self._viewer(request)
-        place = self._watching.place
+        source = self._feeds.source
         if viewer is None:
             return _json({"logged_in": False})
         return _json(
             {
                 "logged_in": True,
-                "asks": self._access.asks,
-                "how": viewer.how.value,
+                "asks": self._access.needs_login,
+                "how": viewer.method.value,
                 "csrf": viewer.csrf,
                 "may_act": viewer.may_act,
-                "where": place.where,
-                "only": place.only,
+                "where": source.where,
+                "only": source.only,
             }
         )
 
     async def _login(self, request: Request) -> Response:
         _check_origin(request)
-        body = await _read(request, Login)
-        if not self._access.asks:
-            raise Refuse(409, "no token is asked for here")
+        body = await _read(request, LoginBody)
+        if not self._access.needs_login:
+            raise HttpError(409, "no token is asked for here")
         cookie = self._access.login(body.token.strip(), _peer(request))
         if cookie is None:
-            raise Refuse(403, "this is not the server's token: give what is in its --token-file")
+            raise HttpError(403, "this is not the server's token: give what is in its --token-file")
         answer = _json({"logged_in": True})
         answer.set_cookie(
             self._cookie_name(request),
             cookie,
-            max_age=int(LASTS_S),
+            max_age=int(SESSION_S),
             path="/",
             secure=request.url.scheme == "https",
             httponly=True,
@@ -174,7 +175,7 @@ class Dashboard:
         return answer
 
     async def _logout(self, request: Request) -> Response:
-        viewer = self._allowed(request)
+        viewer = self._require_viewer(request)
         self._check_intent(request, viewer)
         self._access.logout(request.cookies.get(self._cookie_name(request), ""))
         answer = _json({"logged_in": False})
@@ -188,82 +189,85 @@ class Dashboard:
         return answer
 
     def _check_intent(self, request: Request, viewer: Viewer) -> None:
-        """A request that changes something was made by our own page, not by another one in the same browser."""
-        if viewer.how is How.TOKEN:
-            return  # no browser adds that by itself
+        """Refuse a change that another site in the same browser asked for (CSRF)."""
+        if viewer.method is LoginMethod.TOKEN:
+            return  # a browser does not add a token by itself
         _check_origin(request)
         if not self._access.is_current(request.headers.get("x-rallypoint-csrf", ""), viewer):
-            raise Refuse(403, "the page is not the one that was loaded last: load it again")
+            raise HttpError(403, "the page is not the one that was loaded last: load it again")
 
-    # --- looking ------------------------------------------------------------------------------------------------------
+    # --- streams and metrics ------------------------------------------------------------------------------------------
 
     async def _run_list(self, request: Request) -> Response:
         return self._stream(request, None)
 
     async def _run(self, request: Request) -> Response:
-        self._allowed(request)  # what is here and what is not is for those who may look
+        self._require_viewer(request)  # first: others do not learn which runs there are
         run_id = request.query_params.get("id", "")
         try:
-            self._watching.place.target(run_id)
+            self._feeds.source.target(run_id)
         except SettingsError as error:
-            raise Refuse(404, str(error)) from None
+            raise HttpError(404, str(error)) from None
         return self._stream(request, run_id)
 
     def _stream(self, request: Request, run_id: str | None) -> Response:
-        viewer = self._allowed(request)
+        viewer = self._require_viewer(request)
         if self._streams.total() >= MOST_STREAMS or self._streams[viewer.key] >= MOST_STREAMS_EACH:
             why = "too many pages look at this already: close some"
-            raise Refuse(503, why, **{"retry-after": "5"})
-        last = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        return _Lent(self._reading(viewer, run_id, last))
+            raise HttpError(503, why, **{"retry-after": "5"})
+        last_id = request.headers.get("last-event-id") or request.query_params.get("after", "")
+        return _ContextResponse(self._reading(viewer, run_id, last_id))
 
     @asynccontextmanager
-    async def _reading(self, viewer: Viewer, run_id: str | None, last: str) -> AsyncIterator[ASGIApp]:
+    async def _reading(self, viewer: Viewer, run_id: str | None, last_id: str) -> AsyncIterator[ASGIApp]:
         self._streams[viewer.key] += 1
         try:
-            async with self._watching.reading(run_id) as channel:
-                yield EventStream(channel, last, viewer.is_valid, stopping=self._stopping)
-        except Crowded as error:
+            async with self._feeds.reading(run_id) as feed:
+                yield EventStream(feed, last_id, viewer.is_valid, stopping=self._stopping)
+        except TooManyRuns as error:
             yield PlainTextResponse(f"{error}\n", 503)
         finally:
             self._streams[viewer.key] -= 1
-            self._streams += Counter()  # without those that have none
+            self._streams += Counter()  # drops the keys without streams
 
     async def _exposition(self, request: Request) -> Response:
-        self._allowed(request)
+        self._require_viewer(request)
         if self._metrics is None:
-            raise Refuse(404, "there are no metrics here: they are at the /metrics of `rallypoint serve --http`")
-        content, kind = self._metrics()
+            raise HttpError(404, "there are no metrics here: they are at the /metrics of `rallypoint serve --http`")
+        try:
+            content, kind = await self._metrics()
+        except (OSError, TimeoutError) as error:
+            raise HttpError(503, f"the server gave no metrics: {str(error) or 'no answer'}") from None
         return Response(content, headers={"content-type": kind})
 
-    # --- acting -------------------------------------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------------------------------
 
     async def _act(self, request: Request) -> Response:
-        viewer = self._allowed(request)
+        viewer = self._require_viewer(request)
         self._check_intent(request, viewer)
         name = request.path_params["act"]
         if name not in ("close", "reopen", "drain"):
-            raise Refuse(404, "there is no such thing to do: close, reopen and drain are")
+            raise HttpError(404, "there is no such thing to do: close, reopen and drain are")
         if not viewer.may_act:
-            raise Refuse(403, "this page only shows: serve it with a token for those who may act")
-        wanted = await _read(request, Act)
-        if len(wanted.why) > LONGEST_WHY:
-            raise Refuse(400, f"the reason has more than {LONGEST_WHY} characters")
+            raise HttpError(403, "this page only shows: serve it with a token for those who may act")
+        wanted = await _read(request, ActionBody)
+        if len(wanted.why) > MOST_REASON_CHARACTERS:
+            raise HttpError(400, f"the reason has more than {MOST_REASON_CHARACTERS} characters")
         by = f"dashboard on {socket.gethostname()}, for {_peer(request)[0]}"
         try:
-            target = self._watching.place.target(wanted.run)
-            async with asyncio.timeout(ACT_S), self._watching.place.open(target) as backend:
+            target = self._feeds.source.target(wanted.run)
+            async with asyncio.timeout(ACT_S), self._feeds.source.open(target) as backend:
                 said = await _do(name, wanted, Operator(backend, target, by, wall))
         except (NoSuchRun, NoSuchKey, SettingsError) as error:
-            raise Refuse(404, str(error)) from None
+            raise HttpError(404, str(error)) from None
         except (TimeoutError, OutcomeUnknown):
-            raise Refuse(504, f"no answer within {ACT_S:g} s: look whether it was done") from None
+            raise HttpError(504, f"no answer within {ACT_S:g} s: look whether it was done") from None
         except (Unavailable, Rejected, RendezvousStateError) as error:
-            raise Refuse(502, str(error)) from None
+            raise HttpError(502, str(error)) from None
         return _json({"said": said})
 
 
-async def _do(name: str, wanted: Act, operator: Operator) -> str:
+async def _do(name: str, wanted: ActionBody, operator: Operator) -> str:
     why = wanted.why.strip()
     if name == "drain":
         ids = await operator.drain(wanted.node, why)
@@ -273,19 +277,19 @@ async def _do(name: str, wanted: Act, operator: Operator) -> str:
     return f"Run {wanted.run!r} {words[0] if done.changed else words[1]}."
 
 
-class _Lent(Response):
-    """An answer that holds something for as long as it is sent."""
+class _ContextResponse(Response):
+    """Sends the response that a context manager yields, inside of it."""
 
-    def __init__(self, lending: Any) -> None:
+    def __init__(self, context: AbstractAsyncContextManager[ASGIApp]) -> None:
         super().__init__()
-        self._lending = lending
+        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._lending as app:
+        async with self._context as app:
             await app(scope, receive, send)
 
 
-# --- requests and answers ---------------------------------------------------------------------------------------------
+# --- requests and responses -------------------------------------------------------------------------------------------
 
 
 def _peer(request: Request) -> tuple[str, int]:
@@ -294,36 +298,36 @@ def _peer(request: Request) -> tuple[str, int]:
 
 def _check_origin(request: Request) -> None:
     if not is_same_origin(request.headers):
-        raise Refuse(403, "this was not asked by the page itself (its Origin is another, or missing)")
+        raise HttpError(403, "this was not asked by the page itself (its Origin is another, or missing)")
 
 
 async def _read(request: Request, kind: type[Body]) -> Body:
-    """A small JSON body, in bounded time."""
+    """A JSON body of bounded size, received in bounded time. HttpError."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refuse(415, "send JSON (content-type application/json)")
+        raise HttpError(415, "send JSON (content-type application/json)")
     body = b""
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > LONGEST_BODY:
-                    raise Refuse(413, f"the body has more than {LONGEST_BODY} bytes")
+                if len(body) > MOST_BODY_BYTES:
+                    raise HttpError(413, f"the body has more than {MOST_BODY_BYTES} bytes")
         return msgspec.json.decode(body, type=kind)
     except TimeoutError:
-        raise Refuse(408, f"the body did not come within {BODY_S:g} s") from None
+        raise HttpError(408, f"the body did not come within {BODY_S:g} s") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refuse(400, f"the body is not what is expected here: {error}") from None
+        raise HttpError(400, f"the body is not what is expected here: {error}") from None
 
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def _refused(request: Request, error: Refuse) -> Response:
+async def _error_response(request: Request, error: HttpError) -> Response:
     body = msgspec.json.encode({"error": str(error)})
     return Response(body, error.status, error.headers, "application/json")
 
 
-async def _blocked(request: Request, error: Blocked) -> Response:
+async def _blocked_response(request: Request, error: LoginBlocked) -> Response:
     body = msgspec.json.encode({"error": str(error)})
     return Response(body, 429, {"retry-after": str(int(error.for_s) + 1)}, "application/json")

@@ -1,7 +1,7 @@
-"""Server-sent events: differences as they come, to each browser as fast as it reads and no faster.
+"""Server-sent events: the updates of a feed, to each browser as fast as it reads.
 
-The id of an event is the version it leads to; a browser that comes back says the last it had and gets the difference.
-Every few seconds there is a word even if nothing happens, so that both sides notice when the other is gone.
+The id of an event is the version it leads to. A browser that comes back sends the last id it had, and gets the
+difference. A heartbeat every few seconds lets both sides notice when the other is gone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
 
-from rallypoint.dashboard.watching import Readable
+from rallypoint.dashboard.feeds import Feed
 
-BEAT_S = 5.0
+HEARTBEAT_S = 5.0
 SEND_S = 20.0
-"""A browser that takes nothing for so long is gone."""
+"""A browser that reads nothing for so long is disconnected."""
 RETRY_MS = 1_000
 
 
@@ -26,73 +26,71 @@ def event(kind: str, data: bytes, event_id: str = "") -> bytes:
     return head.encode() + b"data: " + data + b"\n\n"
 
 
-def resume_version(last: str, epoch: str) -> int:
-    """The version of a `Last-Event-ID` of this channel; 0: it is of another, or of none."""
-    told, _, version = last.partition(".")
+def resume_version(last_id: str, epoch: str) -> int:
+    """The version in a `Last-Event-ID`; 0 if it is not of this epoch, or no id of ours."""
+    told, _, version = last_id.partition(".")
     return int(version) if told == epoch and version.isascii() and version.isdecimal() and len(version) < 16 else 0
 
 
 class EventStream:
-    """The answer to one reader of a channel, as an ASGI application."""
+    """The answer to one reader of a feed, as an ASGI application. Ends when `is_valid` says no, or on `stopping`."""
 
     def __init__(
         self,
-        channel: Readable,
-        last: str,
+        feed: Feed,
+        last_id: str,
         is_valid: Callable[[], bool],
         *,
-        beat_s: float = BEAT_S,
+        heartbeat_s: float = HEARTBEAT_S,
         send_s: float = SEND_S,
         stopping: asyncio.Event,
     ) -> None:
-        self._channel = channel
-        self._version = resume_version(last, channel.epoch)
+        self._feed = feed
+        self._version = resume_version(last_id, feed.epoch)
         self._is_valid = is_valid
-        self._beat_s = beat_s
+        self._heartbeat_s = heartbeat_s
         self._send_s = send_s
         self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        gone = asyncio.create_task(_wait_gone(receive), name="end of a stream")
+        gone = asyncio.create_task(_wait_disconnected(receive), name="end of a stream")
         stops = asyncio.create_task(self._stopping.wait(), name="end of all streams")
         try:
-            with suppress(TimeoutError):  # it takes nothing: it is gone
-                await self._tell(send, gone, stops)
+            with suppress(TimeoutError):  # the browser does not read
+                await self._stream(send, gone, stops)
         finally:
             gone.cancel()
             stops.cancel()
             await asyncio.gather(gone, stops, return_exceptions=True)
 
-    async def _tell(self, send: Send, gone: asyncio.Task[None], stops: asyncio.Task[bool]) -> None:
+    async def _stream(self, send: Send, gone: asyncio.Task[None], stops: asyncio.Task[bool]) -> None:
         await self._send(send, f": rallypoint\nretry: {RETRY_MS}\n\n".encode())
-        channel = self._channel
+        feed = self._feed
         while True:
-            news = channel.news
-            if channel.version != self._version and channel.version > 0:
-                told = await channel.tell(self._version)
-                if told is not None:
-                    self._version, data = told
-                    await self._send(send, event("picture", data, f"{channel.epoch}.{self._version}"))
-                    continue
-            if channel.is_over or stops.done():
-                await self._send(send, event("bye", b'"ends"'), more=False)
+            news = feed.news
+            if feed.version != self._version and feed.version > 0:
+                self._version, data = feed.message(self._version)
+                await self._send(send, event("update", data, f"{feed.epoch}.{self._version}"))
+                continue
+            if feed.is_over or stops.done():
+                await self._send(send, event("end", b'"ends"'), more=False)
                 return
             if not self._is_valid():
-                await self._send(send, event("bye", b'"signed out"'), more=False)
+                await self._send(send, event("end", b'"signed out"'), more=False)
                 return
             waiting = asyncio.create_task(news.wait(), name="news for a stream")
             try:
                 done, _ = await asyncio.wait(
-                    {waiting, gone, stops}, timeout=self._beat_s, return_when=asyncio.FIRST_COMPLETED
+                    {waiting, gone, stops}, timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED
                 )
             finally:
                 waiting.cancel()
             if gone in done:
                 return
             if not done:
-                await self._send(send, b": keep-alive\nevent: beat\ndata: {}\n\n")
+                await self._send(send, b": keep-alive\nevent: heartbeat\ndata: {}\n\n")
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         """Waits while the browser does not read. TimeoutError."""
@@ -100,6 +98,6 @@ class EventStream:
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _wait_gone(receive: Receive) -> None:
+async def _wait_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

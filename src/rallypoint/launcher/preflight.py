@@ -21,8 +21,8 @@ from rallypoint.backends.schemes import backend_opener
 from rallypoint.errors import BackendError, RendezvousError
 from rallypoint.launcher import worker_guardian
 from rallypoint.launcher.console import Console
-from rallypoint.rendezvous.entry import Entry
 from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 
 NOTE_S = 5.0
@@ -99,6 +99,6 @@ async def write_note(settings: Settings, name: str, why: str) -> None:
             backend = await backend_opener(settings.scheme)(not_hosting)
             try:
                 keys = RunKeys(settings.etcd_prefix, settings.run_id)
-                await Entry(backend, keys, settings, name, lambda: os.urandom(8).hex(), time.time).note_unfit(why)
+                await RunConfig(backend, keys, settings, name, lambda: os.urandom(8).hex(), time.time).note_unfit(why)
             finally:
                 await backend.close()

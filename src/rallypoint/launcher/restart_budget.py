@@ -15,9 +15,9 @@ from rallypoint.backends.contract import Backend
 from rallypoint.errors import LeaseGone, OutcomeUnknown, RendezvousError, Unavailable
 from rallypoint.kv.types import BranchOp, Compare, ModRevisionIs, Put
 from rallypoint.launcher.policy import BUDGET_USED_UP
-from rallypoint.rendezvous.entry import Door, Entry
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import ClosedRecord, Record, decode, encode
+from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot
 
 RETRY_S = 0.2
 
@@ -53,7 +53,7 @@ class RestartBudget:
         self,
         backend: Callable[[], Backend],
         keys: RunKeys,
-        entry: Callable[[Backend], Entry],
+        entry: Callable[[Backend], RunConfig],
         *,
         by: str,
         limit: int,
@@ -62,7 +62,7 @@ class RestartBudget:
     ) -> None:
         self._backend = backend
         self._keys = keys
-        self._entry = entry
+        self._run_config = entry
         self._by = by
         self._limit = limit
         self._closes = closes
@@ -71,11 +71,11 @@ class RestartBudget:
     async def begin(self) -> BudgetRecord:
         """The current record. Creates it if there is none, or if the existing one belongs to a run that has ended."""
         while True:
-            door, record, revision = await self._read()
+            run, record, revision = await self._read()
             if record is not None and record.outcome is None:
                 return record
-            fresh = self._fresh(door)
-            if await self._write(door, revision, fresh):
+            fresh = self._fresh(run)
+            if await self._write(run, revision, fresh):
                 return fresh
 
     async def spend(self, round: int, why: str, code: int) -> Verdict:
@@ -84,8 +84,8 @@ class RestartBudget:
         If no restart is left, the same transaction records the outcome and closes the run.
         """
         while True:
-            door, found, revision = await self._read()
-            record = found or self._fresh(door)
+            run, found, revision = await self._read()
+            record = found or self._fresh(run)
             if record.outcome is not None:
                 return Verdict(False, record.outcome, record.why)
             if record.round >= round:
@@ -93,24 +93,24 @@ class RestartBudget:
             if record.used < record.limit:
                 text = f"{why} (restart {record.used + 1} of {record.limit})"
                 spent = self._changed(record, used=record.used + 1, round=round, why=text)
-                if await self._write(door, revision, spent):
+                if await self._write(run, revision, spent):
                     return Verdict(True, 0, text)
                 continue
             outcome = code if record.limit == 0 else BUDGET_USED_UP
             text = f"{why}, and {_used_up(record.limit)}"
             failed = self._changed(record, round=round, why=text, outcome=outcome)
-            if await self._write(door, revision, failed, close=text):
+            if await self._write(run, revision, failed, close=text):
                 return Verdict(False, outcome, text)
 
     async def finish(self) -> None:
         """Record that the run has finished, and close it. Idempotent."""
         while True:
-            door, found, revision = await self._read()
-            record = found or self._fresh(door)
+            run, found, revision = await self._read()
+            record = found or self._fresh(run)
             if record.outcome is not None:
                 return
             text = "all workers have finished"
-            if await self._write(door, revision, self._changed(record, outcome=0, why=text), close=text):
+            if await self._write(run, revision, self._changed(record, outcome=0, why=text), close=text):
                 return
 
     async def outcome(self) -> BudgetRecord | None:
@@ -120,8 +120,8 @@ class RestartBudget:
 
     # --- one read, one write ------------------------------------------------------------------------------------------
 
-    def _fresh(self, door: Door) -> BudgetRecord:
-        return BudgetRecord(incarnation=door.config.incarnation, used=0, limit=self._limit, by=self._by)
+    def _fresh(self, run: RunSnapshot) -> BudgetRecord:
+        return BudgetRecord(incarnation=run.config.incarnation, used=0, limit=self._limit, by=self._by)
 
     def _changed(
         self,
@@ -142,36 +142,36 @@ class RestartBudget:
             outcome=outcome,
         )
 
-    async def _read(self) -> tuple[Door, BudgetRecord | None, int]:
+    async def _read(self) -> tuple[RunSnapshot, BudgetRecord | None, int]:
         """The run, the record if it belongs to this incarnation, and the key's revision (0: no key)."""
         while True:
             try:
                 backend = self._backend()
-                door = await self._entry(backend).read()
+                run = await self._run_config(backend).read()
                 item = (await backend.get(self._keys.budget)).item
             except (Unavailable, OutcomeUnknown):
                 await asyncio.sleep(RETRY_S)
                 continue
-            if door is None:
+            if run is None:
                 raise RendezvousError(f"run {self._keys.run_id!r} no longer exists")
             record = decode(BudgetRecord, item) if item is not None else None
-            if record is not None and record.incarnation != door.config.incarnation:
+            if record is not None and record.incarnation != run.config.incarnation:
                 record = None
-            return door, record, item.mod_revision if item is not None else 0
+            return run, record, item.mod_revision if item is not None else 0
 
-    async def _write(self, door: Door, revision: int, record: BudgetRecord, close: str | None = None) -> bool:
+    async def _write(self, run: RunSnapshot, revision: int, record: BudgetRecord, close: str | None = None) -> bool:
         """Whether the record was written. On False the caller reads again; an unknown outcome also returns False.
 
         That is safe because a round is counted once.
         """
-        lease = door.config.run_lease
+        lease = run.config.run_lease
         compares: list[Compare] = [
             ModRevisionIs(self._keys.budget, revision),
-            ModRevisionIs(self._keys.config, door.config_revision),
+            ModRevisionIs(self._keys.config, run.config_revision),
         ]
         ops: list[BranchOp] = [Put(self._keys.budget, encode(record), lease)]
-        if close is not None and self._closes and not door.closed.closed:
-            compares.append(ModRevisionIs(self._keys.closed, door.closed_revision))
+        if close is not None and self._closes and not run.closed.closed:
+            compares.append(ModRevisionIs(self._keys.closed, run.closed_revision))
             closed = ClosedRecord(closed=True, by=self._by, why=close, at=self._wall())
             ops.append(Put(self._keys.closed, encode(closed), lease))
         try:

@@ -44,9 +44,9 @@ from rallypoint.launcher.restart_budget import RestartBudget, Verdict
 from rallypoint.launcher.round_outcome import Proposal
 from rallypoint.launcher.worker_group import Worker, WorkerGroup
 from rallypoint.launcher.worker_ranks import NodeShare, RankPlan, agree
-from rallypoint.rendezvous.entry import Entry
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.static import SCHEME as STATIC
 from rallypoint.static import handler_for
@@ -93,7 +93,7 @@ class Supervisor:
         self._budget = RestartBudget(
             self._opened_backend,
             keys,
-            lambda backend: Entry(backend, keys, settings, self._name, lambda: secrets.token_hex(8), time.time),
+            lambda backend: RunConfig(backend, keys, settings, self._name, lambda: secrets.token_hex(8), time.time),
             by=self._name,
             limit=job.max_restarts,
             closes=settings.scheme != STATIC,

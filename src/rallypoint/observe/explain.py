@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from rallypoint.observe.report import Phase, Refusal, Report, Standing
 from rallypoint.rendezvous.decide import active_sentence
-from rallypoint.rendezvous.entry import Differences, closed_sentence, differences_sentence, drain_sentence
 from rallypoint.rendezvous.records import ClosedRecord, DrainRecord
+from rallypoint.rendezvous.run_config import Differences, closed_sentence, differences_sentence, drain_sentence
 from rallypoint.rendezvous.view import FEW
 
 NO_ACTION = "No action is needed"

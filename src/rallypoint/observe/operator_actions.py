@@ -16,8 +16,8 @@ from rallypoint.backends.contract import Backend
 from rallypoint.errors import HistoryGone, OutcomeUnknown, RallypointError, RendezvousError, Unavailable
 from rallypoint.kv.types import Exists, Item, ModRevisionIs, Put
 from rallypoint.observe.target import Target
-from rallypoint.rendezvous.entry import Door, Entry
 from rallypoint.rendezvous.records import ConfigRecord, RoundPhase, RoundRecord, decode
+from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Done:
     """Whether the action changed anything, and the run's state afterwards."""
 
     changed: bool
-    door: Door
+    run: RunSnapshot
 
 
 class Operator:
@@ -44,36 +44,36 @@ class Operator:
     def __init__(self, backend: Backend, target: Target, by: str, wall: Callable[[], float]) -> None:
         self._backend = backend
         self._target = target
-        self._entry = Entry(backend, target.keys, target.settings, by, lambda: "", wall)
+        self._run_config = RunConfig(backend, target.keys, target.settings, by, lambda: "", wall)
         self._backoff = Backoff(random.Random())
 
-    async def door(self) -> Door:
+    async def snapshot(self) -> RunSnapshot:
         """The current state of the run. Raises NoSuchRun."""
-        door = await self._entry.read()
-        if door is None:
+        run = await self._run_config.read()
+        if run is None:
             raise no_such_run(self._target)
-        return door
+        return run
 
     async def close(self, why: str) -> Done:
         """Close the run. Raises NoSuchRun. Retries while the backend is unavailable: the caller sets a time limit."""
-        await self.door()
-        changed = await self._retry(lambda: self._entry.close(why, make=False))
-        return Done(changed, await self.door())
+        await self.snapshot()
+        changed = await self._retry(lambda: self._run_config.close(why, make=False))
+        return Done(changed, await self.snapshot())
 
     async def reopen(self, why: str) -> Done:
         """Reopen the run. Raises and retries as `close`."""
-        await self.door()
-        changed = await self._retry(lambda: self._entry.reopen(why))
-        return Done(changed, await self.door())
+        await self.snapshot()
+        changed = await self._retry(lambda: self._run_config.reopen(why))
+        return Done(changed, await self.snapshot())
 
     async def drain(self, node: str, why: str) -> list[str]:
         """Ask all nodes with this id or name to go. Returns their ids. Raises NoSuchRun, or NoSuchKey without a node.
 
         Retries as `close`.
         """
-        await self.door()
+        await self.snapshot()
         try:
-            return await self._retry(lambda: self._entry.drain(node, why))
+            return await self._retry(lambda: self._run_config.drain(node, why))
         except RendezvousError as error:
             raise NoSuchKey(str(error)) from error
 

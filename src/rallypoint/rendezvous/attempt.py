@@ -1,22 +1,14 @@
-"""What a coordinator writes of an attempt: when it forms one, and when that becomes active. Pure.
-
-A member may have said beforehand how it confirms. Then that is written with the attempt, in one transaction, as the
-node's own step right behind it: what the node would have compared is compared. Where all members have, the attempt is
-written as it stands after the last step, active (`at_once`): steps with nothing in between, which compare what each of
-them would have compared and leave what they would have left.
-"""
+"""What a coordinator writes of an attempt: when it forms one, and when that becomes active. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from rallypoint.backends.contract import Asked
-from rallypoint.kv.types import DeleteRange, Item, ModRevisionIs, Put, RangeEmpty
+from rallypoint.kv.types import DeleteRange, Put
 from rallypoint.rendezvous.decide import Form, active_sentence, forming_sentence
-from rallypoint.rendezvous.fenced import Writes
+from rallypoint.rendezvous.fenced_writer import Writes
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
     AssignRecord,
@@ -26,7 +18,6 @@ from rallypoint.rendezvous.records import (
     RoundPhase,
     RoundRecord,
     WaitingRecord,
-    decode,
     encode,
     roster_digest,
     split_roster,
@@ -52,11 +43,6 @@ class Attempt:
             started_at=now,
             why=self.record.why,
         )
-
-    def asked(self, view: View) -> Iterator[Asked]:
-        """The places that it has to give."""
-        nodes = view.nodes
-        return (Asked(one.id, one.join, rank, nodes[one.id].mod_revision) for rank, one in enumerate(self.members))
 
 
 def attempt(view: View, decision: Form, term: int) -> Attempt:
@@ -119,15 +105,12 @@ class Leases:
     data: int
 
 
-def forms(
-    keys: RunKeys, new: Attempt, said: Sequence[Put | None], words: WaitingRecord, view: View, leases: Leases
-) -> Writes:
-    """The roster, then `state/round`, then the assignments, and how those confirm who have `said` so beforehand."""
+def forms(keys: RunKeys, new: Attempt, words: WaitingRecord, view: View, leases: Leases) -> Writes:
+    """The roster, then `state/round`, then the assignments."""
     writes = Writes(_roster(keys, new, leases))
     writes.marker = len(writes.ops)
     writes.ops += [Put(keys.round, encode(new.record), leases.run), Put(keys.waiting, encode(words), leases.run)]
     writes.ops += _assignments(keys, new, view)
-    _confirm(writes, new, said, view)
     return writes
 
 
@@ -137,39 +120,6 @@ def becomes_active(
     """What is written when all have confirmed."""
     store = DeleteRange(keys.store(record.number))  # of an earlier life that had the number, too
     return Writes([store, *_active(keys, record, words, report, leases)], marker=1)
-
-
-def at_once(
-    keys: RunKeys,
-    new: Attempt,
-    said: Sequence[Put | None],
-    view: View,
-    record: RoundRecord,
-    words: WaitingRecord,
-    report: HistoryRecord,
-    leases: Leases,
-) -> Writes:
-    """What is written when all have `said` so before: what `forms` and `becomes_active` write, as one."""
-    writes = Writes(_roster(keys, new, leases))
-    _confirm(writes, new, said, view)  # whoever is told sees the members before the round that they are in
-    writes.marker = len(writes.ops)
-    writes.ops += _active(keys, record, words, report, leases)
-    writes.ops += _assignments(keys, new, view)
-    writes.compares.append(RangeEmpty(keys.store(record.number)))  # else it is cleared step by step
-    return writes
-
-
-def how_first_confirms(put: Put) -> NodeRecord:
-    """What rank 0 says. RendezvousStateError."""
-    return decode(NodeRecord, Item(put.key, put.value, 0, 0, 0, put.lease))
-
-
-def _confirm(writes: Writes, new: Attempt, said: Sequence[Put | None], view: View) -> None:
-    """Write what was said beforehand, if the keys of those who said it are as they were then."""
-    for put, member in zip(said, new.members if said else (), strict=True):
-        if put is not None:
-            writes.ops.append(put)
-            writes.compares.append(ModRevisionIs(put.key, view.nodes[member.id].mod_revision))
 
 
 def _roster(keys: RunKeys, new: Attempt, leases: Leases) -> list[Put | DeleteRange]:

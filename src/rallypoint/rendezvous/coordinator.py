@@ -6,8 +6,7 @@ revision of the `coordinator` key (its term) and the revision of `state/round` t
 
 Order within an attempt: the roster whole, then `state/round` forming, then the assignments; when all have confirmed,
 `state/round` active, in one transaction with the compare that every member's key is still the confirmation that was
-seen (as far as the backend's limit on compares allows). What members have confirmed beforehand is written with the
-attempt, and the whole of one that all of them have as an active round (`attempt.py`).
+seen (as far as the backend's limit on compares allows).
 """
 
 from __future__ import annotations
@@ -30,18 +29,15 @@ from rallypoint.events import (
     RoundGivenUp,
     RoundOver,
 )
-from rallypoint.kv.types import Batch, BranchOp, Compare, Delete, DeleteRange, ModRevisionIs, Put, TxnResult
+from rallypoint.kv.types import BranchOp, Compare, Delete, DeleteRange, ModRevisionIs, Put, TxnResult
 from rallypoint.rendezvous.attempt import (
-    Attempt,
     Leases,
     active,
     active_words,
-    at_once,
     attempt,
     becomes_active,
     forming_words,
     forms,
-    how_first_confirms,
 )
 from rallypoint.rendezvous.decide import (
     Activate,
@@ -53,10 +49,8 @@ from rallypoint.rendezvous.decide import (
     Wait,
     decide,
     summarise,
-    suppose,
 )
-from rallypoint.rendezvous.feed import Feed
-from rallypoint.rendezvous.fenced import OTHER_COMPARES, Deposed, FencedWriter, LookAgain, Writes
+from rallypoint.rendezvous.fenced_writer import OTHER_COMPARES, Deposed, FencedWriter, LookAgain, Writes
 from rallypoint.rendezvous.history import Reports
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
@@ -69,16 +63,15 @@ from rallypoint.rendezvous.records import (
     encode,
     join_roster,
 )
-from rallypoint.rendezvous.returning import Returning
+from rallypoint.rendezvous.returning_nodes import ReturningNodes
 from rallypoint.rendezvous.view import Departure, View
+from rallypoint.rendezvous.watch_reader import WatchReader
 
 TELL_EVERY_S = 0.25
 RETELL_EVERY_S = 1.0
 """How often the nodes may be told at most: that a count changed, and that only the sentence changed."""
 MANY_NODES = 1_000
 """From so many nodes on they are told less often, a loss excepted."""
-MOST_PRACTISED = 32
-"""With more nodes it takes too long to put together for practice what they wait for."""
 MOST_COLLECTED = 100
 """Old rounds whose data is removed at a time; what is left of more goes with its lease."""
 CATCH_UP_S = 5.0
@@ -97,7 +90,7 @@ class Coordinator:
         emit: Emitter,
         backoff: Backoff,
         wall: Callable[[], float],
-        returning: Returning | None = None,
+        returning: ReturningNodes | None = None,
     ) -> None:
         self._backend = backend
         self._keys = keys
@@ -109,7 +102,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._view = View(keys, self._loop.time())
         self._view.returning = returning
-        self._feed: Feed | None = None
+        self._feed: WatchReader | None = None
         self._writer = FencedWriter(backend, keys, term)
         self._told: WaitingRecord | None = None
         self._told_revision = 0
@@ -117,8 +110,6 @@ class Coordinator:
         self._noticed_end_of = 0
         self._announced = 0
         self._knows_the_past = False
-        self._took_at_their_word = 0
-        """In which attempt members were, who had confirmed beforehand."""
 
     @property
     def view(self) -> View:
@@ -160,7 +151,7 @@ class Coordinator:
         scanned = await self._backend.scan(self._keys.control)
         self._view.load(scanned.items, scanned.revision, self._loop.time())
         watch = self._backend.watch(self._keys.control, scanned.revision)
-        self._feed = Feed(watch, f"coordinator watch of {self._keys.run_id}")
+        self._feed = WatchReader(watch, f"coordinator watch of {self._keys.run_id}")
         await self._load_roster()
         self._announce(self._view.round)
         if not self._knows_the_past:
@@ -217,18 +208,10 @@ class Coordinator:
         while (batch := self._feed.ready()) is not None:
             self._view.apply(batch.changes, batch.revision, self._loop.time())
 
-    def _takes(self, batch: Batch) -> bool:
-        """Take in a batch while an attempt waits; whether it only confirms: then the attempt waits on, as it did."""
-        view, plan = self._view, self._view.plan
-        due = len(plan.pending) if plan is not None else 0
-        view.apply(batch.changes, batch.revision, self._loop.time())
-        left = len(plan.pending) if plan is not None and view.plan is plan else 0
-        return 0 < left == due - len(batch.changes) and not view.facts
-
     async def _await_change(self, until: float | None) -> None:
-        """Until there is a batch to take in, or a moment. Confirmations are taken in meanwhile, but for the last."""
+        """Until there is a batch to take in, or a moment."""
         assert self._feed is not None
-        await self._feed.wait(until, self._takes if self._view.plan is not None else None)
+        await self._feed.wait(until)
 
     # --- deciding and acting ------------------------------------------------------------------------------------------
 
@@ -274,16 +257,8 @@ class Coordinator:
     async def _form(self, decision: Form, now: float) -> None:
         view, keys = self._view, self._keys
         new = attempt(view, decision, self._term)
-        said = self._said(new) if new.record.number != self._took_at_their_word else ()
-        sure = [put for put in said if put is not None]
-        if sure:
-            self._took_at_their_word = new.record.number  # once: if that does not hold, all are told
-        if len(sure) == len(new.members) and await self._formed_at_once(new, said, sure[0], now):
-            return
         waiting = forming_words(new.record)
-        writes = forms(keys, new, said, waiting, view, self._leases)
-        if sure and not self._writer.is_one(writes):
-            writes = forms(keys, new, (), waiting, view, self._leases)
+        writes = forms(keys, new, waiting, view, self._leases)
 
         def formed(revision: int) -> None:  # when the nodes know: they wait for what comes before this
             plan = new.plan(now)
@@ -304,11 +279,6 @@ class Coordinator:
         view.plan.started_at = self._loop.time()
         await self._catch_up()
 
-    def _said(self, new: Attempt) -> Sequence[Put | None]:
-        """How its members have confirmed their places beforehand."""
-        record = new.record
-        return self._backend.confirmed(self._keys.run_id, record.number, record.incarnation, new.asked(self._view))
-
     def _formed(self, record: RoundRecord, waiting: WaitingRecord, revision: int) -> None:
         """The attempt is committed (its assignments may still be on their way)."""
         self._note_told(waiting, revision)
@@ -317,43 +287,6 @@ class Coordinator:
                 run_id=self._keys.run_id, by=self._name, round=record.number, size=record.size, reason=record.why
             )
         )
-
-    async def _formed_at_once(self, new: Attempt, said: Sequence[Put | None], first: Put, now: float) -> bool:
-        """All members have confirmed beforehand, rank 0 `first`: the round is active, if that can be written as one."""
-        forming = new.record
-        record, waiting, writes = self._at_once(new, said, first, now, self._reports)
-        if not self._writer.is_one(writes):
-            return False
-
-        def activated(revision: int) -> None:
-            self._formed(forming, waiting, revision)
-            self._activated(record, new.members, waiting, revision)
-
-        mark("coordinator.at_once")
-        await self._write_round(writes, activated, self._backend.rest_s)
-        await self._catch_up()
-        await self._collect(forming)
-        return True
-
-    def _at_once(
-        self, new: Attempt, said: Sequence[Put | None], first: Put, now: float, reports: Reports
-    ) -> tuple[RoundRecord, WaitingRecord, Writes]:
-        view, plan = self._view, new.plan(now)
-        record = active(new.record, how_first_confirms(first), new.record.why)
-        waiting = active_words(view, new.record)
-        reports.formed(plan, view)
-        report = reports.activated(plan, record, now)
-        return record, waiting, at_once(self._keys, new, said, view, record, waiting, report, self._leases)
-
-    def practise(self) -> Writes | None:
-        """Put together what would be written if all were there who are to come: who has just done so does it faster."""
-        form = suppose(self._view) if len(self._view.candidates) <= MOST_PRACTISED else None
-        if form is None:
-            return None
-        new = attempt(self._view, form, self._term)
-        said = self._said(new)
-        first = next((put for put in said if put is not None), None)
-        return self._at_once(new, said, first, self._loop.time(), Reports(float))[-1] if first is not None else None
 
     async def _activate(self, decision: Activate, now: float) -> None:
         view, keys = self._view, self._keys
@@ -374,7 +307,7 @@ class Coordinator:
 
         writes = becomes_active(keys, record, waiting, report, self._leases)
         writes.compares = still_confirmed[:room]
-        await self._write_round(writes, activated, self._backend.rest_s)
+        await self._write_round(writes, activated)
         await self._catch_up()
         await self._collect(forming)
 
@@ -480,9 +413,9 @@ class Coordinator:
     def _data_lease(self) -> int:
         return self._view.config.data_lease if self._view.config else 0
 
-    async def _write_round(self, writes: Writes, on_marker: Callable[[int], None], rest_s: float = 0.0) -> None:
+    async def _write_round(self, writes: Writes, on_marker: Callable[[int], None]) -> None:
         view = self._view
-        await self._writer.write_round(view.round_revision, view.closed_revision, writes, on_marker, rest_s)
+        await self._writer.write_round(view.round_revision, view.closed_revision, writes, on_marker)
 
     async def _write(self, *ops: BranchOp) -> TxnResult:
         return await self._writer.write(self._view.round_revision, ops)

@@ -149,13 +149,6 @@ def _gather(view: View, rules: Rules, now: float) -> Decision:
     return Wait(why, until=_earliest(ends_at, view, now))
 
 
-def suppose(view: View) -> Form | None:
-    """What would be decided now if nobody were to come any more; None: nothing."""
-    if view.rules is None or not view.is_gathering or not view.candidates:
-        return None
-    return _form(view, view.rules, len(view.candidates), "")
-
-
 def _form(view: View, rules: Rules, size: int, why: str) -> Form:
     pool = [_candidate(view, node) for node in view.candidates.values()]
     ranked = rank(choose(pool, size) if size < len(pool) else pool, rules.ranks, rules.rank0)

@@ -32,9 +32,9 @@ class RunKeys:
         "coordinator",
         "data",
         "drains",
-        "entry",
         "healths",
         "histories",
+        "listed_run",
         "nodes",
         "prefix",
         "refusals",
@@ -52,7 +52,7 @@ class RunKeys:
         self.run_id = run_id
         self.control = f"/{prefix}/{quote(run_id, safe='')}/"
         """The range that the coordinator watches."""
-        self.entry = runs_index(prefix) + quote(run_id, safe="")
+        self.listed_run = runs_index(prefix) + quote(run_id, safe="")
         """There as long as `config` is: lets a tool list the runs without reading all of their keys."""
         self.returned = f"/{prefix}/:returned/{quote(run_id, safe='')}"
         """What nodes told a server that had lost its memory, for one time to live: see `returning.py`."""

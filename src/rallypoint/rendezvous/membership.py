@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import msgspec
 
@@ -56,22 +56,6 @@ class Cause(enum.Enum):
 
 Bootstrap: TypeAlias = Callable[[int, int], Awaitable[tuple[str, int]]]
 """Called on the node that is to be rank 0 of a round, with its number and size: the address and port to publish."""
-
-
-@runtime_checkable
-class HeldZero(Protocol):
-    """A `Bootstrap` that can say beforehand what it will publish, and keeps that free until the round is there."""
-
-    def hold(self) -> tuple[str, int]:
-        """The address and port, from now on until they are let go. The same ones if they are held already."""
-
-    def let_go(self) -> None:
-        """Whoever needs the port may have it. Idempotent; from any thread."""
-
-
-def held_zero(bootstrap: object) -> HeldZero | None:
-    """The same, if it can."""
-    return bootstrap if isinstance(bootstrap, HeldZero) else None
 
 
 def goodbye(error: RendezvousError) -> str:

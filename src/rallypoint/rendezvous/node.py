@@ -1,8 +1,9 @@
-"""The node driver: gets one node into rounds and tells it when its round is no longer what it was.
+"""The node driver: takes one node into rounds, and reports when its round has changed.
 
-It writes one key, its own, and compares that key's revision each time, so that no write of its past (an earlier join,
-a request sent again, an earlier session) can pass. It decides nothing about rounds: it follows `state/` and its own
-`assign/` key, confirms, and returns when its confirmed round is active.
+A call of `next_round` writes the node's key as joining, waits for an assignment, confirms it by rewriting the key, and
+returns when `state/round` says that the confirmed round is active. The node never decides about rounds: it follows
+`state/` and its own `assign/` key. Of the keys of the algorithm it writes only its own (`node_session.py`), and
+`config` and `state/closed` where the rules of a run allow it (`run_config.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import suppress
 
 from rallypoint._marks import mark
 from rallypoint.backends.backoff import Backoff
-from rallypoint.backends.contract import Backend, Begun, Session
+from rallypoint.backends.contract import Backend, Session
 from rallypoint.errors import (
     BackendError,
     LeaseGone,
@@ -29,19 +30,17 @@ from rallypoint.errors import (
 )
 from rallypoint.events import Emitter
 from rallypoint.kv.types import ModRevisionIs
-from rallypoint.rendezvous.duties import Duties
-from rallypoint.rendezvous.entry import Door, Entry, closed_sentence, drain_sentence
-from rallypoint.rendezvous.express import Express, Released
-from rallypoint.rendezvous.head_start import HeadStarts
-from rallypoint.rendezvous.insist import Insistence
+from rallypoint.rendezvous.join_deadline import JoinDeadline
 from rallypoint.rendezvous.keys import RunKeys
-from rallypoint.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye, held_zero
-from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.presence import JoinAnew, Presence
-from rallypoint.rendezvous.reach import Reach
+from rallypoint.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye
+from rallypoint.rendezvous.node_events import NodeEvents
+from rallypoint.rendezvous.node_session import JoinAnew, NodeSession
+from rallypoint.rendezvous.node_tasks import NodeTasks
+from rallypoint.rendezvous.node_view import NodeView
+from rallypoint.rendezvous.reachability import Reachability
 from rallypoint.rendezvous.records import ConfigRecord, NodePhase, NodeRecord, RosterMember, RoundPhase, encode
-from rallypoint.rendezvous.sight import Sight
-from rallypoint.rendezvous.voice import Voice
+from rallypoint.rendezvous.retry import Retry
+from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot, closed_sentence, drain_sentence
 from rallypoint.settings import Settings
 
 _MEMBER, _FORMING, _ACTIVE = NodePhase.MEMBER, RoundPhase.FORMING, RoundPhase.ACTIVE  # as in `view.py`
@@ -70,345 +69,310 @@ class Node:
         self.current: Joined | None = None
         """The round that the node last returned from and has not left; its session may be lost."""
         self._was_in: Joined | None = None
-        """The same, also when it has left it since: until it opens another session, and so enters another life."""
+        """The last round that it returned from, also after leaving it; cleared when it opens a new session."""
         self._listener: ChangeListener | None = None
         self._bootstrap = bootstrap
-        self._voice = Voice(emit, settings.run_id, identity.name)
+        self._node_events = NodeEvents(emit, settings.run_id, identity.name)
         self._rng = rng
         self._wall = wall
         self._loop = asyncio.get_running_loop()
-        self._entry = Entry(backend, self.keys, settings, identity.name, lambda: f"{rng.getrandbits(64):016x}", wall)
-        self._reach = Reach(emit, settings.run_id, identity.name)
+        self._run_config = RunConfig(
+            backend, self.keys, settings, identity.name, lambda: f"{rng.getrandbits(64):016x}", wall
+        )
+        self._reachability = Reachability(emit, settings.run_id, identity.name)
         self._backoff = Backoff(rng)
-        self._insist = Insistence(settings, self._reach, self._backoff)
+        self._retry = Retry(settings, self._reachability, self._backoff)
         self._wake = asyncio.Event()
-        self.sight = Sight(backend, self.keys, identity.id, rng, self._look_up, self._reach)
-        self._presence = Presence(
+        self.view = NodeView(backend, self.keys, identity.id, rng, self._look_up, self._reachability)
+        self._node_session = NodeSession(
             backend,
             self.keys,
             settings,
             identity,
             emit=emit,
             rng=rng,
-            reach=self._reach,
+            reachability=self._reachability,
             wall=wall,
             while_open=self._opened,
             on_lost=self._look_up,
         )
-        zero, shortcut = held_zero(bootstrap), backend.shortcut()
-        early = (self._is_in_early, zero, self._wake.set)
-        self._express = Express(shortcut, self.keys, identity.id, self._presence, *early)
-        self.starts = HeadStarts(
-            shortcut, self.keys, settings, self._presence, self._entry, self.sight, self._reach, zero, rng, wall
-        )
-        """What a caller that has looked may do by itself before it asks for a round."""
         backend.listen(self._reached)
         backend.claim_by(self._claim)
-        self._door: Door | None = None
-        self._duties = Duties(
-            backend, self.keys, identity, self._entry, emit, rng, wall, self._config, self._reach, self._first_in_line
+        self._snapshot: RunSnapshot | None = None
+        self._node_tasks = NodeTasks(
+            backend,
+            self.keys,
+            identity,
+            self._run_config,
+            emit,
+            rng,
+            wall,
+            self._config,
+            self._reachability,
+            self._first_in_line,
         )
-        self._duties.on_elected = self._wake.set
+        self._node_tasks.on_elected = self._wake.set
         self._told_cause: Cause | None = None
         self._told_reason = ""
         self.is_joining = False
         self._shown_up_for = 0
         self.left_because: str | None = None
-        """Why a call that is under way is to end, if somebody has said so."""
+        """Why the running call must end; None: it may go on."""
 
     # --- the public verbs ---------------------------------------------------------------------------------------------
 
-    async def next_round(
-        self, started_at: float | None = None, released: Released | None = None, begun: Begun | None = None
-    ) -> Joined:
-        """Leave the current round, if any, and wait for a place in the next, from `started_at` (now) on.
+    async def next_round(self, started_at: float | None = None) -> Joined:
+        """Leave the current round, if any, and wait for a place in the next. Time counts from `started_at` (now).
 
-        `begun` is what the caller has done of that by itself, with a start that it was given (`starts`). `released`
-        may be called with the place as soon as the node has it, in time for somebody who waits elsewhere; this call
-        returns the same soon after, or when it is told to `settle()`. Until then nothing else may be asked.
-
-        Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or asked to go),
+        Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or a drained node),
         RendezvousTimeoutError, RendezvousConnectionError, SettingsMismatchError, RendezvousStateError. After any of
-        them, and when it is cancelled, the node has withdrawn.
+        them, and after a cancellation, the session of the node has ended (rule 5).
         """
         if self.is_joining:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.is_joining = True
         self.current = None
-        self._reach.restart()
-        patience = Patience(self.settings, started_at)
-        self.starts.stop()
-        self._express.begin(released)
+        self._reachability.restart()
+        deadline = JoinDeadline(self.settings, started_at)
         try:
-            try:
-                async with patience.scope:
-                    return await self._join_until_in(patience, begun)
-            finally:
-                self._express.close()  # whoever says goodbye has to know what was confirmed
+            async with deadline.scope:
+                return await self._join_until_in(deadline)
         except TimeoutError:
-            if self._express.joined is not None:  # it has what it wanted
-                return self._go_on(self._express.joined)
-            if not patience.scope.expired():  # not ours: something that the call used has given up
-                await self._presence.end("its call was interrupted (TimeoutError)")
+            if not deadline.scope.expired():  # not the deadline of this call: a time-out inside bootstrap, for example
+                await self._node_session.end("its call was interrupted (TimeoutError)")
                 raise
-            raise await self._failed(patience.error(self._reach, self.sight.reason(), self.settings.where)) from None
+            raise await self._failed(
+                deadline.error(self._reachability, self.view.reason(), self.settings.where)
+            ) from None
         except RendezvousError as error:
             await self._failed(error)
             raise
         except BaseException as error:
             self.current = None
-            await self._presence.end(self.left_because or f"its call was interrupted ({type(error).__name__})")
+            await self._node_session.end(self.left_because or f"its call was interrupted ({type(error).__name__})")
             raise
         finally:
-            self._express.end()
             self.is_joining = False
             self.left_because = None
-            patience.end()
-
-    def settle(self) -> None:
-        self._express.settle()  # whoever was `released` wants to go on: the call returns in the next turn of the loop
+            deadline.end()
 
     async def leave(self, why: str) -> None:
-        """Go, without closing the run. The node may join again. Takes at most a few seconds, whatever the backend.
+        """Leave the run without closing it. The node may join again. Bounded to a few seconds on every backend.
 
-        A call of `next_round` that is under way ends with an error that says so.
+        A running call of `next_round` raises RendezvousError, which says that the node left.
         """
         self.current = None
         if self.is_joining:
-            self._express.settle()
             self.left_because = why
             self._wake.set()
-        if await self._presence.end(why):
-            self._voice.left(why)
+        if await self._node_session.end(why):
+            self._node_events.left(why)
 
     async def close_run(self, why: str, started_at: float | None = None) -> None:
-        """Close the run for everybody. RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
-        if await self._insist(lambda: self._entry.close(why), "closed", started_at):
-            await self.sight.wait_door(is_closed=True)
-            self._voice.closed(why)
+        """Close the run for all nodes. Raises RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
+        if await self._retry(lambda: self._run_config.close(why), "closed", started_at):
+            await self.view.wait_closed(is_closed=True)
+            self._node_events.closed(why)
 
     async def reopen_run(self, why: str, started_at: float | None = None) -> bool:
         """Reopen a closed run; False if it is not closed. Time-out as in `close_run`."""
-        reopened = await self._insist(lambda: self._entry.reopen(why), "reopened", started_at)
+        reopened = await self._retry(lambda: self._run_config.reopen(why), "reopened", started_at)
         if reopened:
-            await self.sight.wait_door(is_closed=False)
-            self._voice.reopened(why)
+            await self.view.wait_closed(is_closed=False)
+            self._node_events.reopened(why)
         return reopened
 
     async def stop(self) -> None:
-        try:  # end the session if there is one, and everything that runs for this node; idempotent
+        """Leave the run and stop all tasks of this node. Idempotent."""
+        try:
             await self.leave("the process let go of it")
         finally:
-            self.starts.end()
-            self.sight.stop()
+            self.view.stop()
 
     def abandon(self) -> None:
-        """Stop everything without a word: what a dead process does. The backend learns of it by time alone."""
+        """Stop all tasks without writing anything, as a dead process does. The session ends when its lease does."""
         self.current = None
-        self._presence.abandon()
-        self.starts.end()
-        self.sight.stop()
+        self._node_session.abandon()
+        self.view.stop()
 
     async def roster(self, joined: Joined) -> tuple[RosterMember, ...]:
-        """The members of a round that this node returned from, in rank order. Read when asked for."""
-        return await self.sight.read_roster(joined, self._presence.lost_reason if self._presence.session else None)
+        """The members of a round that this node returned from, in rank order. Reads the backend."""
+        return await self.view.read_roster(
+            joined, self._node_session.lost_reason if self._node_session.session else None
+        )
 
     def observe(self) -> None:
-        """Begin to follow the run without joining it."""
-        self.sight.start()
-
-    def entered_early(self, joined: Joined) -> None:
-        """The caller is in by itself. From its thread."""
-        self._express.early = joined
+        """Follow the run without joining it."""
+        self.view.start()
 
     def listen(self, listener: ChangeListener) -> None:
-        """Call when the round that the node is in changes, and at once if it has. One listener; the last one counts."""
+        """Call `listener` when the node's current round changes, at once if it has already. Replaces the listener."""
         self._listener = listener
         if self.current is not None and self._told_cause is not None:
             listener(self._told_cause, self._told_reason)
 
     def waiting_count(self) -> int:
-        """What `num_nodes_waiting()` answers, from what was pushed last."""
-        if self.sight.is_closed:
+        """The result of `num_nodes_waiting()`, from the last known values."""
+        if self.view.is_closed:
             return 0
         if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
-            return 1  # whoever polls this has to join again to learn more
-        # Perhaps the caller, or the shortest way, is in before the rest of the node has seen it.
-        is_in = self._express.early or self._express.joined or self.current
-        return self.sight.count_waiting(self.settings.min_nodes) if is_in is None or self.sight.sees(is_in) else 0
+            return 1  # a caller that polls this must see a reason to join again
+        return self.view.count_waiting(self.settings.min_nodes)
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    async def _join_until_in(self, patience: Patience, begun: Begun | None) -> Joined:
-        asked = 0
+    async def _join_until_in(self, deadline: JoinDeadline) -> Joined:
+        announced = 0
         while True:
             self._raise_if_left()
-            patience.is_spare_no_more()
-            if (join := self._presence.new_join() if begun is None else begun.start.join) != asked:
-                asked = join
-                self._voice.joins(join)
+            deadline.is_spare_no_more()
+            if (join := self._node_session.new_join()) != announced:
+                announced = join
+                self._node_events.joins(join)
             try:
-                if begun is not None:
-                    by_caller, begun = begun, None
-                    session, joined = await self._take_over(by_caller, patience)
-                    if joined is not None:
-                        return self._go_on(joined)
-                else:
-                    session = await self._come()
-                    self._raise_if_left()
-                    await self._write_join()
-                return await self._await_round(session, patience)
+                session = await self._come()
+                self._raise_if_left()
+                await self._write_join()
+                return await self._await_round(session, deadline)
             except JoinAnew:
                 continue
             except (Unavailable, OutcomeUnknown) as error:
-                self._reach.failed(error)
+                self._reachability.failed(error)
                 await self._backoff.sleep()
             except LeaseGone:
-                await self._presence.drop("its lease had ended")
+                await self._node_session.drop("its lease had ended")
             except UnreadableState:
                 raise
             except Rejected as error:
                 raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
 
-    async def _take_over(self, begun: Begun, patience: Patience) -> tuple[Session, Joined | None]:
-        """Go on with what the caller has begun; where it is, if it is in. Then nothing is waited for."""
-        self._door = self.starts.door_of(begun)
-        session, joined = await self.starts.take_over(begun, self._write_join, self._write_confirmation)
-        self._duties.joined.set()
-        if joined is not None:
-            self._is_in_early(joined)
-        elif begun.done is not None:
-            patience.confirmed()
-        return session, joined
-
     async def _come(self) -> Session:
-        """A session; meanwhile, the run is looked at."""
-        self._door = self._door or self._entry.guess(*self.sight.door())
-        self.sight.start()
-        session = await self._presence.ensure()
-        if self._door is None:
-            await self.sight.wait_seen()
+        """A live session; the first scan of the run runs at the same time."""
+        self._snapshot = self._snapshot or self._run_config.guess(*self.view.snapshot())
+        self.view.start()
+        session = await self._node_session.ensure()
+        if self._snapshot is None:
+            await self.view.wait_seen()
         return session
 
     async def _write_join(self) -> None:
-        """Write the node's key as joining, through a door that is as it was checked, or as it seems to be."""
-        door = self._door or self._entry.guess(*self.sight.door())
-        if door is None and not self.backend.makes_run:
+        """Write the node's key as joining, on a snapshot of the run that this node may join.
+
+        The watched `config` and `state/closed` are tried first. If the write is refused, or they do not allow a join,
+        the run is read, made or reopened (`RunConfig.check`) until a write succeeds.
+        """
+        snapshot = self._snapshot or self._run_config.guess(*self.view.snapshot())
+        if snapshot is None and not self.backend.makes_run:
             await self._give_way()
-            door = self._entry.guess(*self.sight.door())
-        while door is None or not await self._enter_by(door):
-            door = await self._entry.check()
-            self._reach.succeeded()
+            snapshot = self._run_config.guess(*self.view.snapshot())
+        while snapshot is None or not await self._enter_by(snapshot):
+            is_absent = snapshot is None and self.view.is_synced and None in self.view.snapshot()
+            snapshot = await self._run_config.check(is_absent=is_absent)
+            self._reachability.succeeded()
 
     async def _give_way(self) -> None:
-        """If the run does not exist, somebody else, or the coordinator, is about to make it: wait a moment for it."""
-        backend, sight = self.backend, self.sight
+        """If the run does not exist, the coordinator or another process is about to make it: wait a moment for it."""
+        backend, view = self.backend, self.view
         with suppress(TimeoutError):
             async with asyncio.timeout(self._rng.uniform(*backend.gives_way_s)):
-                while not (self._duties.is_elected or backend.makes_run) and sight.is_synced and None in sight.door():
+                while (
+                    not (self._node_tasks.is_elected or backend.makes_run)
+                    and view.is_synced
+                    and None in view.snapshot()
+                ):
                     self._wake.clear()
                     await self._wake.wait()
 
-    async def _enter_by(self, door: Door) -> bool:
-        """Join if the door is still as it was checked."""
-        self._door = door
+    async def _enter_by(self, snapshot: RunSnapshot) -> bool:
+        """Join, if `config` and `state/closed` still have the revisions of the snapshot (rule 8)."""
+        self._snapshot = snapshot
         compares = (
-            ModRevisionIs(self.keys.config, door.config_revision),
-            ModRevisionIs(self.keys.closed, door.closed_revision),
+            ModRevisionIs(self.keys.config, snapshot.config_revision),
+            ModRevisionIs(self.keys.closed, snapshot.closed_revision),
         )
-        written = await self._presence.write(NodePhase.JOINING, compares=compares)
+        written = await self._node_session.write(NodePhase.JOINING, compares=compares)
         if written:
-            self._duties.joined.set()
+            self._node_tasks.joined.set()
         return written
 
     # --- waiting for a round ------------------------------------------------------------------------------------------
 
-    async def _await_round(self, session: Session, patience: Patience) -> Joined:
+    async def _await_round(self, session: Session, deadline: JoinDeadline) -> Joined:
         while True:
-            confirmed = self._express.close()
-            if self._express.joined is not None:
-                return self._go_on(self._express.joined)
             self._wake.clear()
-            if session.lost.is_set() or session is not self._presence.session:
+            if session.lost.is_set() or session is not self._node_session.session:
                 raise JoinAnew
-            if confirmed is not None:
-                place, record = confirmed
-                await self._write_confirmation(place.number, place.rank, (record.addr0, record.port0))
-                patience.confirmed()
-                continue  # it may have lost its session meanwhile, or left
-            if (joined := await self._advance(patience)) is not None:
+            if (joined := await self._advance(deadline)) is not None:
                 return joined
             if self._wake.is_set():
-                continue  # there is more to see: most often the end
-            is_spare, in_attempt = self.sight.standing(self._presence.record)
-            patience.update(is_spare=is_spare, in_attempt=in_attempt)
-            self._voice.waits(self.sight.reason())
-            self.sight.raise_if_unreadable()  # what is only read to be said
-            if self._door is not None and self.sight.closed is not None:
-                self._express.open(session, self._door, self._config().data_lease, patience, self.sight.round)
+                continue  # something changed meanwhile, most often to active
+            is_spare, in_attempt = self.view.standing(self._node_session.record)
+            deadline.update(is_spare=is_spare, in_attempt=in_attempt)
+            self._node_events.waits(self.view.reason())
+            self.view.raise_if_unreadable()  # again: `state/waiting` is decoded only by the lines above
             await self._wake.wait()
 
-    async def _advance(self, patience: Patience) -> Joined | None:
-        """Do what is to be done on what is seen now: return, confirm, give up, or nothing."""
-        sight, own, door = self.sight, self._presence.record, self._door
+    async def _advance(self, deadline: JoinDeadline) -> Joined | None:
+        """One step on the current view: the round if it can be entered, None after a confirmation or if nothing is due.
+
+        Raises JoinAnew when this join is void, and the errors of `next_round` when the run is closed or the node is
+        drained.
+        """
+        view, own, snapshot = self.view, self._node_session.record, self._snapshot
         assert own is not None
-        assert door is not None
-        sight.raise_if_unreadable()
-        record, assign = sight.round, sight.assign
-        if own.phase is _MEMBER and sight.is_synced and self._is_forgotten(own.round):
+        assert snapshot is not None
+        view.raise_if_unreadable()
+        record, assign = view.round, view.assign
+        if own.phase is _MEMBER and view.is_synced and self._is_forgotten(own.round):  # rule 9
             mark("node.forgotten")
-            await self._presence.drop("the run's state was lost")
+            await self._node_session.drop("the run's state was lost")
             raise JoinAnew
-        if sight.has_vanished(door.closed_revision):
+        if view.has_vanished(snapshot.closed_revision):
             raise JoinAnew
-        if assign is not None and assign.join != own.join:
+        if assign is not None and assign.join != own.join:  # rule 2: it answers an earlier join
             assign = None
         if record is not None and assign is not None and record.number == assign.number:
-            if assign.number > own.round and (found := await self._presence.find_out(assign.number)) is not None:
-                own = found
-                patience.confirmed()
-                self._voice.confirmed(assign.number, assign.rank)
             if own.phase is _MEMBER and own.round == record.number and record.phase is _ACTIVE:
-                return self._go_on(self._enter(assign.rank))
+                return self._enter(assign.rank)
             if record.phase is _FORMING and assign.number > own.round:
                 await self._confirm(assign.number, assign.rank, record.size)
-                patience.confirmed()
+                deadline.confirmed()
                 return None
         elif record is not None and assign is not None and own.round < assign.number < record.number:
             await self._show_up(assign.number, own)
-        if sight.closed is not None and sight.closed.closed and sight.closed_revision > door.closed_revision:
+        if view.closed is not None and view.closed.closed and view.closed_revision > snapshot.closed_revision:
             mark("node.closed")
-            text = closed_sentence(self.settings.run_id, sight.closed, self.settings.reopen_after_s)
-            raise RendezvousGracefulExitError(text) if patience.is_spare else RendezvousClosedError(text)
-        if sight.drain is not None:
-            raise RendezvousGracefulExitError(drain_sentence(sight.drain))
+            text = closed_sentence(self.settings.run_id, view.closed, self.settings.reopen_after_s)
+            raise RendezvousGracefulExitError(text) if deadline.is_spare else RendezvousClosedError(text)
+        if view.drain is not None:
+            raise RendezvousGracefulExitError(drain_sentence(view.drain))
         return None
 
     def _is_forgotten(self, number: int) -> bool:
-        """Whether the run no longer knows a round that this node confirmed: the backend lost its memory."""
-        record, door = self.sight.round, self._door
+        """Whether the run no longer knows round `number`, which this node confirmed: the backend lost its data."""
+        record, snapshot = self.view.round, self._snapshot
         if record is None or record.number < number:
             return True
-        return door is not None and record.incarnation != door.config.incarnation
+        return snapshot is not None and record.incarnation != snapshot.config.incarnation
 
     async def _show_up(self, number: int, own: NodeRecord) -> None:
-        """The node missed its place in an attempt that is over, and was left out: it writes its key, to count again."""
+        """Rewrite the key once after missing attempt `number`.
+
+        The coordinator leaves a node that did not confirm in time out of further attempts until its key changes.
+        """
         if self._shown_up_for < number:
             mark("node.showed_up")
             self._shown_up_for = number
-            await self._presence.write(own.phase, own.round, (own.addr0, own.port0))
+            await self._node_session.write(own.phase, own.round, (own.addr0, own.port0))
 
     async def _confirm(self, number: int, rank: int, size: int) -> None:
         zero = await self._bootstrap(number, size) if rank == 0 else ("", 0)
-        await self._write_confirmation(number, rank, zero)
-
-    async def _write_confirmation(self, number: int, rank: int, zero: tuple[str, int]) -> None:
-        if await self._presence.write(NodePhase.MEMBER, number, zero):
-            self._voice.confirmed(number, rank)
+        if await self._node_session.write(NodePhase.MEMBER, number, zero):
+            self._node_events.confirmed(number, rank)
         self._wake.set()
 
     def _enter(self, rank: int) -> Joined:
-        record = self.sight.round
+        record = self.view.round
         assert record is not None
         joined = Joined(
             number=record.number,
@@ -416,47 +380,32 @@ class Node:
             size=record.size,
             addr=record.addr,
             port=record.port,
-            own_revision=self._presence.revision,
+            own_revision=self._node_session.revision,
             data_lease=self._config().data_lease,
         )
-        self._entered(joined)
-        self._voice.entered(joined)
-        return joined
-
-    def _entered(self, joined: Joined) -> None:
         self.current = self._was_in = joined
         self._told_cause = None
-        self._voice.waits_no_more()
-
-    def _is_in_early(self, joined: Joined) -> None:
-        """By the shortest way: what follows from it is done when the call returns."""
-        self._listener = None
-        self._entered(joined)
-        if self._voice.is_heard:
-            self._voice.confirmed(joined.number, joined.rank)
-            self._voice.entered(joined)
-
-    def _go_on(self, joined: Joined) -> Joined:
-        """What is new since is said when the caller has its place, which it has in the next turn."""
-        self._loop.call_soon(self._loop.call_soon, self._presence.entered)
+        self._node_events.waits_no_more()
+        self._node_events.entered(joined)
+        # Later changes are reported after the caller has its result, which it gets in the next turn of the loop.
+        self._loop.call_soon(self._loop.call_soon, self._node_session.entered)
         self._loop.call_soon(self._loop.call_soon, self._look_up)
         return joined
 
-    # --- what is pushed -----------------------------------------------------------------------------------------------
+    # --- changes of the view ------------------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
-        """Something was pushed: wake whoever waits, and tell a member once what changed (again if it gets worse)."""
+        """The view or the session changed: wake a waiting call. Report a change of the round once, again if graver."""
         self._wake.set()
-        self.starts.refresh()
         if self.current is None:
             return
-        lost = self._presence.lost_reason
-        cause, reason = self.sight.what_changed(self.current, lost, self._is_forgotten(self.current.number))
-        told = self._told_cause
-        if cause is None or (told is not None and list(Cause).index(cause) >= list(Cause).index(told)):
+        lost = self._node_session.lost_reason
+        cause, reason = self.view.what_changed(self.current, lost, self._is_forgotten(self.current.number))
+        reported, gravity = self._told_cause, list(Cause).index
+        if cause is None or (reported is not None and gravity(cause) >= gravity(reported)):
             return
         self._told_cause, self._told_reason = cause, reason
-        self._voice.changed(self.current.number, cause, reason)
+        self._node_events.changed(self.current.number, cause, reason)
         if self._listener is not None:
             self._listener(cause, reason)
 
@@ -464,32 +413,32 @@ class Node:
 
     def _opened(self, session: Session) -> list[asyncio.Task[None]]:
         self._was_in = None
-        return self._duties.start(session)
+        return self._node_tasks.start(session)
 
     def _first_in_line(self) -> bool:
         return self.current is not None and self.current.rank < 3
 
     def _config(self) -> ConfigRecord:
-        assert self._door is not None
-        return self.sight.config_since(self._door.config, self._door.config_revision)
+        assert self._snapshot is not None
+        return self.view.config_since(self._snapshot.config, self._snapshot.config_revision)
 
     def _reached(self, error: BackendError | None) -> None:
         if error is None:
-            self._reach.succeeded()
-            self._wake.set()  # it may have said that the run is to be made
+            self._reachability.succeeded()
+            self._wake.set()  # `backend.makes_run` may have become true
         else:
-            self._reach.failed(error)
+            self._reachability.failed(error)
 
     def _claim(self) -> bytes:
-        floor, ttl_s = self._presence.floor, self.settings.session_ttl_s
-        return encode(claim_of(self.identity, self._was_in, self.sight.last_active, floor, ttl_s))
+        floor, ttl_s = self._node_session.floor, self.settings.session_ttl_s
+        return encode(claim_of(self.identity, self._was_in, self.view.last_active, floor, ttl_s))
 
     def _raise_if_left(self) -> None:
         if self.left_because is not None:
             raise RendezvousError(f"this node left the run while it was joining: {self.left_because}")
 
     async def _failed(self, error: RendezvousError) -> RendezvousError:
-        """Withdraw because of an error, and say so; the error, to be raised."""
-        await self._presence.end(goodbye(error))
-        self._voice.failed(error)
+        """End the session because of an error and report it; returns the error, for `raise`."""
+        await self._node_session.end(goodbye(error))
+        self._node_events.failed(error)
         return error

@@ -64,12 +64,6 @@ def natural_key(text: str) -> NaturalKey:
     return tuple((word, len(number), number) for word, number in runs), text
 
 
-def get_ready(*texts: str) -> None:
-    """These will be ranked by: their keys are made now, and not when everybody waits for the ranks."""
-    for text in texts:
-        natural_key(text)
-
-
 def choose(candidates: Iterable[Candidate], places: int) -> list[Candidate]:
     """The candidates that get the places: members of the last active round first, then by order of joining.
 

@@ -49,7 +49,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     v: int = SCHEMA
 
 
-class EntryRecord(Record, frozen=True, kw_only=True):
+class ListedRunRecord(Record, frozen=True, kw_only=True):
     """A line of the list of runs: its key says it all."""
 
 

@@ -24,7 +24,6 @@ from rallypoint.errors import RendezvousStateError
 from rallypoint.kv.types import Change, Item
 from rallypoint.rendezvous.holdback import HoldBack
 from rallypoint.rendezvous.keys import RunKeys
-from rallypoint.rendezvous.ranks import get_ready
 from rallypoint.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
@@ -39,7 +38,7 @@ from rallypoint.rendezvous.records import (
     WaitingRecord,
     decode,
 )
-from rallypoint.rendezvous.returning import Returning
+from rallypoint.rendezvous.returning_nodes import ReturningNodes
 from rallypoint.rendezvous.rules import Rules
 
 FEW = 5
@@ -136,7 +135,7 @@ class View:
         self.roster_number = 0
         self.last_ranks: dict[str, tuple[int, str]] = {}
         """name -> (rank, id) in the last active round"""
-        self.returning: Returning | None = None
+        self.returning: ReturningNodes | None = None
         """Whoever comes back to a server that has lost its memory."""
         self.plan: Plan | None = None
         self.minimum_since: float | None = None
@@ -266,8 +265,6 @@ class View:
         seen = SeenNode(record, item.lease, item.mod_revision, order, joined_at)
         self.nodes[node_id] = seen
         self._ids_of.setdefault(record.name, {})[node_id] = None
-        if before is None:
-            get_ready(record.name, record.addr)
         if record.phase is _LEFT and (before is None or before.record.phase is not _LEFT):
             self._note_departure(before or seen, record.why or "it said goodbye", left=True, now=now)
         if self.plan is not None:

@@ -1,10 +1,13 @@
-"""The embedded server: the engine behind our wire protocol, with the coordinator of each of its runs inside.
+"""The embedded server: the engine behind the TCP protocol, and the coordinators of its runs.
 
-- `hub`: the engine on this process's clock, and who is told of changes.
-- `clients`: which client has which sessions on which connection; what a closed connection means for them.
-- `connection`: one TCP connection: handshake, frames, bounded buffers.
-- `local`: the backend contract inside the server's own process, for its coordinators.
-- `runs`: the coordinators, and what is done for a run while its sessions live.
-- `server`: all of it together, on a listening socket.
-- `hosting`: who serves when nobody was told to: whoever can bind the endpoint.
+- `server`: all parts together, behind listening sockets. `process`: a server as a process of its own.
+- `acceptor`, `connection`, `outbox`, `frame_splitting`: connections and their buffers.
+- `admission/`: authentication of peers, limits, quotas.
+- `clients`: clients with their sessions, and what the end of a connection means for them.
+- `engine_host`: the engine on the clock of the event loop. `key_waits`, `observer_watches`: requests that wait for
+  changes.
+- `runs`, `local_backend`: the coordinators, and the backend that they use.
+- `durability/`: a server that keeps its data on disk.
+- `hosting`: a node that serves its run itself.
+- `etcd_member`, `etcd_binary`: `rallypoint serve --engine etcd`.
 """

@@ -1,10 +1,16 @@
-"""Clients, their sessions and the connections they have now: what it means for a session that a connection closed.
+"""The clients of a server, their sessions and connections, and what the end of a connection means for a session.
 
-A connection that the *peer* closed (it ended, or its machine said so) shortens the sessions of its client to their
-grace: a dead process is seen in about a second, and a client that reconnects within the grace goes on as if nothing had
-been. A connection that this side dropped, or that broke without a word, shortens nothing. Nor does a closed connection
-when many close at once: that is a switch or a proxy that died, not the nodes. A grace that was over while this process
-stood still (stopped, starved, busy) begins again: whoever came back meanwhile could not be heard.
+A connection that the peer closed shortens the sessions of its client to their disconnect grace: a dead process is
+detected in about a second, and a client that reconnects within the grace resumes its sessions with their full time.
+
+A closed connection must not shorten sessions when the process may be alive:
+
+- when this side closed it, or it failed without a message from the peer;
+- when many connections close at once: a switch or a proxy failed, not the nodes;
+- when it is not the current connection of its client.
+
+A grace that ends while this process is suspended or overloaded starts again, because clients that reconnected in the
+meantime could not be served.
 """
 
 from __future__ import annotations
@@ -14,19 +20,23 @@ import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rallypoint._marks import mark
 from rallypoint.kv.types import KeepAlive, LeaseResult, Shorten, Tick
-from rallypoint.server.hub import Hub
+from rallypoint.server.engine_host import EngineHost
 from rallypoint.wire.messages import Held
+
+if TYPE_CHECKING:
+    from rallypoint.server.connection import Connection
 
 MASS_SESSIONS = 20
 MASS_SHARE = 0.1
 MASS_WINDOW_S = 1.0
-"""More than so many sessions, and more than this share of all, within this time: not the nodes died."""
+"""If more sessions than `MASS_SESSIONS`, and more than this share of all, are disconnected within this time, none of
+them is shortened."""
 LATE_S = 0.1
-"""A grace whose end is noticed later than this was over while nobody here could hear anything."""
+"""If the timer of a grace fires later than this, the process was not running, and the grace starts again."""
 
 
 class Ended(enum.Enum):
@@ -35,53 +45,46 @@ class Ended(enum.Enum):
     LEFT = "left"
     """Its client ended it."""
     DISCONNECTED = "disconnected"
-    """The connection was closed by the peer, and the grace is over: the process died."""
+    """The peer closed the connection and did not reconnect within the grace: the process died."""
     SILENT = "silent"
-    """It was not renewed in time: paused, starved, or cut off."""
-
-
-class Line(Protocol):
-    """A connection, as far as its client is concerned."""
-
-    def replaced(self) -> None:
-        """The client has come back on another connection: deliver nothing more, close."""
+    """It was not renewed in time: the process was paused or overloaded, or the network failed."""
 
 
 @dataclass(slots=True)
 class Client:
-    """One client, for as long as it is connected or has sessions."""
+    """A client that is connected or has sessions."""
 
     id: str
     run: str
-    line: Line | None = None
+    connection: Connection | None = None
     sessions: dict[int, float] = field(default_factory=dict)
-    """Lease to grace."""
+    """Lease -> disconnect grace in seconds."""
 
 
 class Clients:
     """All clients of a server."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, engine_host: EngineHost) -> None:
+        self._host = engine_host
         self._loop = asyncio.get_running_loop()
         self._clients: dict[str, Client] = {}
         self._session_count = 0
         self._closed: deque[tuple[float, int]] = deque()
-        """When the connections of which sessions were closed, within the window."""
+        """Time and lease of the disconnects within `MASS_WINDOW_S`."""
         self._is_mass = False
         self._graces: dict[int, tuple[float, asyncio.TimerHandle]] = {}
-        """The sessions that end soon, and when."""
+        """Lease -> end of its running grace, and the timer for it."""
         self.runs_alive: set[str] = set()
-        """The runs in which some session lived when that was last looked at, and those that had one since."""
-        self.on_alive: Callable[[], None] = lambda: None
-        """Called when a run that had no session gets one."""
+        """The result of the last `live_runs`, and the runs that got a session since."""
+        self.on_run_alive: Callable[[], None] = lambda: None
+        """Called when a run that had no live session gets one."""
         self.ended: dict[Ended, int] = dict.fromkeys(Ended, 0)
-        """How many sessions ended how; counted when that is noticed, at most some seconds later."""
+        """Number of ended sessions by cause. Updated when the end is noticed, up to some seconds later."""
         self.reconnects = 0
-        """Clients that came back: those that were known, or that had sessions to go on with."""
-        self._how: dict[int, Ended] = {}
-        """How leases ended that may be sessions, until the next sweep."""
-        hub.on_revoked = self._revoked
+        """Connections of clients that were known already or presented sessions."""
+        self._causes: dict[int, Ended] = {}
+        """Why leases ended that may be sessions, until the next sweep."""
+        engine_host.on_revoked = self._revoked
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -91,26 +94,28 @@ class Clients:
 
     @property
     def session_count(self) -> int:
-        """Sessions that were not seen to end: an upper bound, brought down whenever a client comes or goes."""
+        """Sessions whose end was not noticed yet: an upper bound, corrected when a client connects or disconnects."""
         return self._session_count
 
-    def came(self, client_id: str, run: str, line: Line, held: Sequence[Held]) -> tuple[Client, tuple[int, ...]]:
-        """A client connected, perhaps again: its sessions go on with their full time. Those that have ended are told.
+    def connected(
+        self, client_id: str, run: str, connection: Connection, held: Sequence[Held]
+    ) -> tuple[Client, tuple[int, ...]]:
+        """A client connected or reconnected. Renews the sessions it holds; returns those that have ended.
 
-        Its earlier connection, if there still is one, is replaced: what that had not delivered yet never counts.
+        An earlier connection of the client is closed, and requests that it has not delivered are never executed.
         """
         client = self._clients.get(client_id)
         self.reconnects += client is not None or bool(held)
         if client is None:
             client = self._clients[client_id] = Client(client_id, run)
-        elif client.line is not None:
+        elif client.connection is not None:
             mark("server.replaced")
-            client.line.replaced()
-        client.line, client.run = line, run
+            client.connection.abort()
+        client.connection, client.run = connection, run
         ended = []
         for session in held:
-            self._lift(session.lease)
-            result = self._hub.execute(KeepAlive(session.lease))
+            self._cancel_grace(session.lease)
+            result = self._host.execute(KeepAlive(session.lease))
             assert isinstance(result, LeaseResult)
             if result.alive:
                 self.hold(client, session.lease, session.grace_s)
@@ -120,24 +125,22 @@ class Clients:
         return client, tuple(ended)
 
     def hold(self, client: Client, lease: int, grace_s: float) -> bool:
-        """The lease is a session of this client; False: it has ended, or never was."""
-        if self._hub.engine.leases.get(lease) is None:
+        """Register a lease as a session of this client; False if the lease has ended or never existed."""
+        if self._host.engine.leases.get(lease) is None:
             return False
-        if client.line is not None:
-            self._lift(lease)  # that somebody may have opened for a client that was away: `Stands.holds_for_another`
         if lease not in client.sessions:
             self._session_count += 1
         client.sessions[lease] = max(0.0, grace_s)
         if client.run not in self.runs_alive:
             self.runs_alive.add(client.run)
-            self.on_alive()
+            self.on_run_alive()
         return True
 
-    def gone(self, client: Client, line: Line, by_peer: bool) -> None:
-        """A connection of this client is closed. Only its current one matters."""
-        if client.line is not line:
+    def disconnected(self, client: Client, connection: Connection, by_peer: bool) -> None:
+        """A connection of this client closed. Ignored unless it is the current one."""
+        if client.connection is not connection:
             return
-        client.line = None
+        client.connection = None
         self._forget_ended(client)
         if by_peer:
             for lease, grace_s in client.sessions.items():
@@ -146,32 +149,17 @@ class Clients:
             del self._clients[client.id]
 
     def stop(self) -> None:
-        """Nobody's session is cut short any more."""
+        """Cancel all running graces."""
         for lease in list(self._graces):
-            self._lift(lease)
+            self._cancel_grace(lease)
 
-    def ends_at(self, lease: int) -> float:
-        """When a session that lives will end, unless its client comes back or renews it."""
-        alive, grace = self._hub.engine.leases.get(lease), self._graces.get(lease)
-        assert alive is not None
-        return alive.deadline if grace is None else min(alive.deadline, grace[0])
-
-    def known(self, client_id: str) -> Client | None:
-        """A client that is connected, or has sessions."""
-        return self._clients.get(client_id)
-
-    def line_of(self, client_id: str) -> Line | None:
-        """The connection that a client has now."""
-        client = self._clients.get(client_id)
-        return client.line if client is not None else None
-
-    def present_runs(self) -> set[str]:
-        """The runs that somebody is connected for."""
-        return {client.run for client in self._clients.values() if client.line is not None}
+    def connected_runs(self) -> set[str]:
+        """The runs with at least one connected client."""
+        return {client.run for client in self._clients.values() if client.connection is not None}
 
     def live_runs(self) -> set[str]:
-        """The runs in which some session lives."""
-        leases = self._hub.engine.leases
+        """The runs with at least one live session."""
+        leases = self._host.engine.leases
         self.runs_alive = {
             client.run
             for client in self._clients.values()
@@ -180,25 +168,25 @@ class Clients:
         return self.runs_alive
 
     def sweep(self) -> None:
-        """Forget sessions that have ended, and those who are neither connected nor have a session that lives."""
+        """Remove ended sessions, and clients that are not connected and have no live session."""
         for client in list(self._clients.values()):
             self._forget_ended(client)
-            if client.line is None and not client.sessions:
+            if client.connection is None and not client.sessions:
                 del self._clients[client.id]
-        self._how.clear()
+        self._causes.clear()
 
     def _forget_ended(self, client: Client) -> None:
-        leases = self._hub.engine.leases
+        leases = self._host.engine.leases
         for lease in [lease for lease in client.sessions if leases.get(lease) is None]:
             del client.sessions[lease]
             self._session_count -= 1
-            self.ended[self._how.pop(lease, Ended.SILENT)] += 1
+            self.ended[self._causes.pop(lease, Ended.SILENT)] += 1
 
     def _revoked(self, lease: int) -> None:
-        self._how.setdefault(lease, Ended.LEFT)
+        self._causes.setdefault(lease, Ended.LEFT)
 
     def _shorten(self, lease: int, grace_s: float) -> None:
-        """Let a session end soon, unless too many go at once: then all of them keep their full time."""
+        """Start the grace of a session. If too many sessions are disconnected at once, renew all of them instead."""
         now = self._loop.time()
         closed = self._closed
         while closed and closed[0][0] < now - MASS_WINDOW_S:
@@ -210,31 +198,32 @@ class Clients:
         elif not self._is_mass:
             mark("server.mass")
             self._is_mass = True
-            for _, spared in closed:
-                self._lift(spared)
-                self._hub.execute(KeepAlive(spared))
+            for _, each in closed:
+                self._cancel_grace(each)
+                self._host.execute(KeepAlive(each))
 
     def _begin_grace(self, lease: int, grace_s: float) -> None:
-        self._lift(lease)
-        if (alive := self._hub.engine.leases.get(lease)) is not None:
-            # Not every loop's timers can be asked when they are due.
-            due = self._loop.time() + grace_s
-            self._graces[lease] = due, self._loop.call_at(due, self._grace_over, lease, grace_s, alive.deadline)
+        self._cancel_grace(lease)
+        if (alive := self._host.engine.leases.get(lease)) is not None:
+            due_at = self._loop.time() + grace_s  # kept here: `TimerHandle.when` is not available on every event loop
+            timer = self._loop.call_at(due_at, self._grace_ended, lease, grace_s, alive.deadline)
+            self._graces[lease] = due_at, timer
 
-    def _lift(self, lease: int) -> None:
-        """The session has its full time again."""
+    def _cancel_grace(self, lease: int) -> None:
         if (grace := self._graces.pop(lease, None)) is not None:
-            grace[1].cancel()
+            _, timer = grace
+            timer.cancel()
 
-    def _grace_over(self, lease: int, grace_s: float, deadline: float) -> None:
-        due, _ = self._graces.pop(lease)
-        alive = self._hub.engine.leases.get(lease)
+    def _grace_ended(self, lease: int, grace_s: float, deadline: float) -> None:
+        """End the session, unless it was renewed since the grace began (it had this deadline then)."""
+        due_at, _ = self._graces.pop(lease)
+        alive = self._host.engine.leases.get(lease)
         if alive is None or alive.deadline > deadline:
-            return  # it has ended, or was renewed
-        if self._loop.time() > due + LATE_S:
+            return
+        if self._loop.time() > due_at + LATE_S:
             mark("server.stood_still")
             self._begin_grace(lease, grace_s)
         else:
-            self._how.setdefault(lease, Ended.DISCONNECTED)
-            self._hub.execute(Shorten(lease, 0.0))
-            self._hub.execute(Tick())
+            self._causes.setdefault(lease, Ended.DISCONNECTED)
+            self._host.execute(Shorten(lease, 0.0))
+            self._host.execute(Tick())

@@ -1,8 +1,9 @@
-"""One connection of the server: handshake, frames in, frames out.
+"""One connection of the server: handshake, requests in, answers and pushes out.
 
-What a peer sends costs only its own connection: a stranger is told one line, a malformed frame one refusal, and both
-are closed. What is to be sent is gathered until the loop has run everything that is due, then goes out as one frame. A
-peer that does not read is dropped when what waits for it passes a bound; it comes back and resumes.
+Invalid input costs only the connection it came on, never the server: a peer that does not speak this protocol gets one
+line of text, a malformed frame gets one refusal, and the connection is closed. Outgoing messages are buffered until the
+event loop has run all ready callbacks, then they are sent as one frame. The buffer is bounded: a peer that does not
+read is disconnected when it is full, and can reconnect and resume.
 """
 
 from __future__ import annotations
@@ -13,25 +14,22 @@ from typing import cast
 import msgspec
 
 from rallypoint._marks import mark
-from rallypoint.backends.dial import tune
 from rallypoint.backends.forks import fileno_of
 from rallypoint.backends.ops import changes_something
-from rallypoint.kv.types import Batch, Grant, KeepAlive, Origin, WatchStarted, WatchTooOld
-from rallypoint.server.awaiting import Awaiting
+from rallypoint.backends.tcp.dial import tune
+from rallypoint.kv.types import Batch, Origin, WatchStarted, WatchTooOld
+from rallypoint.server.admission.admission import Admission, format_peer, is_inconclusive, peer_of
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.server.clients import Client
-from rallypoint.server.door import Door, is_silent, peer_of, shown
-from rallypoint.server.gallery import Pushed
-from rallypoint.server.house import House, welcome_by
-from rallypoint.server.outbox import raw_of, settled
-from rallypoint.server.parcels import SEVERAL, parcels, pushed_bytes
-from rallypoint.server.refusals import Refusal
-from rallypoint.server.soon import is_of_a_node
-from rallypoint.server.standing import Stands
+from rallypoint.server.connection_context import ConnectionContext, welcome_by
+from rallypoint.server.frame_splitting import MAX_UNSPLIT_MESSAGES, pushed_bytes, split_frames
+from rallypoint.server.key_waits import KeyWaits
+from rallypoint.server.observer_watches import ClientWatch
+from rallypoint.server.outbox import raw_of
 from rallypoint.wire.frames import GREETING, HEADER_BYTES, FrameError, Framer, FrameTooLarge, NotRallypoint, frame
 from rallypoint.wire.handshake import judge, stranger_line
 from rallypoint.wire.messages import (
     NOW,
-    TURNS_FROM,
     Answer,
     AskStatus,
     Await,
@@ -41,13 +39,10 @@ from rallypoint.wire.messages import (
     Going,
     Hold,
     MakeRun,
-    Pledge,
-    Push,
     PushRaw,
     RefusalCode,
     Refused,
     SentMessage,
-    Stand,
     Status,
     WatchRefused,
     WatchStart,
@@ -61,54 +56,50 @@ MOST_WAITING_MESSAGES = 100_000
 
 
 class Connection(asyncio.Protocol):
-    """From accepting a connection until it is closed."""
+    """The protocol of one accepted connection, until it is closed."""
 
-    _last: ClientMessage | None = None  # of the frame that is taken in
-    is_stranger = True
-    """Whoever is at the other side has to show that it may come in."""
+    is_trusted = False
+    """The peer is a process that this server started: it needs no token, and limits do not apply."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, context: ConnectionContext) -> None:
+        self._context = context
         self._loop = asyncio.get_running_loop()
         self._framer = Framer()
         self._transport: asyncio.Transport | None = None
         self._client: Client | None = None
-        self._version = 0
-        self._watches: dict[int, Pushed] = {}
-        self._looks_on = False
-        self._awaiting: Awaiting | None = None
-        self.stands: Stands | None = None
-        """Who waits here for the place of another connection's node, or elsewhere for that of this one's."""
+        self._watches: dict[int, ClientWatch] = {}
+        self._is_observer = False
+        self._awaiting: KeyWaits | None = None
         self._out: list[SentMessage] = []
         self._flush_due = False
         self._is_taking = False
-        """Frames are being taken in: what they are answered with goes out when that is done."""
-        self._soon_due = False
+        """`data_received` is running: it flushes at its end."""
         self._is_paused = False
         self._paused_at = 0.0
         self._waiting_bytes = 0
-        """What was pushed since the peer stopped reading."""
+        """Size of the batches that were pushed since the peer stopped reading."""
         self._is_over = False
         self._dropped_here = False
+        """This side closed the connection, which says nothing about the peer's process."""
         self._hello_timer: asyncio.TimerHandle | None = None
 
-    # --- what the transport tells -------------------------------------------------------------------------------------
+    # --- asyncio.Protocol ---------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
-        self._house.connections[self] = None
-        door = self._house.door
-        refused = door.knocks(self, peer_of(transport)[0])
+        self._context.connections[self] = None
+        admission = self._context.admission
+        refused = admission.add_pending(self, peer_of(transport)[0])
         if refused is not None:
             self._refuse(refused)
             return
-        self._hello_timer = self._loop.call_later(door.limits.hello_timeout_s, self._no_hello)
+        self._hello_timer = self._loop.call_later(admission.limits.hello_timeout_s, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        traffic = self._house.traffic
+        traffic = self._context.traffic
         traffic.bytes_in += len(data)
         self._is_taking = True
         try:
@@ -129,7 +120,7 @@ class Connection(asyncio.Protocol):
                 self._refuse_frame(str(error), Refusal.FRAME)
         except (FrameError, msgspec.DecodeError, ValueError, RecursionError) as error:
             self._refuse_frame(f"a frame could not be read: {error}")
-        except Exception as error:  # a defect costs the connection that met it, and says so
+        except Exception as error:  # a bug in the server closes this connection, not the others
             self._refuse_frame(f"the server failed on a frame: {error!r}")
         finally:
             self._is_taking = False
@@ -149,8 +140,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over = True
-        self._house.connections.pop(self, None)
-        self._house.door.settled(self)
+        self._context.connections.pop(self, None)
+        self._context.admission.remove_pending(self)
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         for watch in self._watches.values():
@@ -158,62 +149,60 @@ class Connection(asyncio.Protocol):
         self._watches.clear()
         if self._awaiting is not None:
             self._awaiting.end()
-        if self.stands is not None:
-            self.stands.end()
         self._out.clear()
         if self._client is not None:
-            self._house.door.inside -= 1
-            self._house.clients.gone(self._client, self, by_peer=not self._dropped_here and not is_silent(error))
+            self._context.admission.admitted -= 1
+            self._context.clients.disconnected(
+                self._client, self, by_peer=not self._dropped_here and not is_inconclusive(error)
+            )
 
     # --- the handshake ------------------------------------------------------------------------------------------------
 
     def _greet(self, payload: bytes) -> None:
-        house = self._house
-        verdict = judge(payload, house.tokens if self.is_stranger else None, house.versions)
+        context = self._context
+        verdict = judge(payload, None if self.is_trusted else context.tokens, context.versions)
         if isinstance(verdict, Refused):
             self._refuse(verdict)
             return
         hello = verdict.hello
-        lack = house.lacks_room(hello.client, hello.run) if self.is_stranger else None
-        if lack is not None:
-            self._refuse(Refused(RefusalCode.LIMIT, lack[1]), lack[0])
+        reached = None if self.is_trusted else context.limit_reached(hello.client, hello.run)
+        if reached is not None:
+            kind, why = reached
+            self._refuse(Refused(RefusalCode.LIMIT, why), kind)
             return
-        house.door.settled(self)
-        house.door.inside += 1
+        context.admission.remove_pending(self)
+        context.admission.admitted += 1
         if self._hello_timer is not None:
             self._hello_timer.cancel()
-        is_returning = hello.generation not in ("", house.generation)
+        is_returning = hello.generation not in ("", context.generation)
         held = () if is_returning else hello.sessions
-        self._client, ended = house.clients.came(hello.client, hello.run, self, held)
-        self._framer.limit = house.max_frame
-        self._version = verdict.version
+        self._client, ended = context.clients.connected(hello.client, hello.run, self, held)
+        self._framer.limit = context.max_frame
         if hello.run:
-            house.attend(hello.run, is_returning, hello.client)
-        may_make = verdict.version < TURNS_FROM or bool(self._client.sessions)
-        makes_run = not hello.run or (may_make and house.is_to_make(hello.run, hello.client))
-        near, at = house.near.told_to(self._transport) if hello.run else ("", "")
-        welcome = welcome_by(house, verdict.version, ended, makes_run, near, at)
+            context.ensure_run(hello.run, is_returning, hello.client)
+        makes_run = not hello.run or (bool(self._client.sessions) and context.is_to_make(hello.run, hello.client))
+        welcome = welcome_by(context, verdict.version, ended, makes_run)
         self._write(GREETING + frame(encoder.encode(welcome)))
 
     def _no_hello(self) -> None:
-        within_s = self._house.door.limits.hello_timeout_s
+        within_s = self._context.admission.limits.hello_timeout_s
         self._refuse(Refused(RefusalCode.MALFORMED, f"no hello within {within_s:g} s"), Refusal.SILENT)
 
-    def crowded_out(self) -> None:
-        why = "no hello yet, and others wait to be let in"
+    def evict(self) -> None:
+        why = "no hello yet, and newer connections are waiting"
         self._refuse(Refused(RefusalCode.BUSY, why), Refusal.PENDING)
 
     def _refuse(self, refused: Refused, kind: Refusal | None = None) -> None:
-        words = GREETING + frame(encoder.encode(refused))
-        self._send_away(words, refused.message, kind or Door.kind_of(refused))
+        message = GREETING + frame(encoder.encode(refused))
+        self._send_away(message, refused.message, kind or Admission.kind_of(refused))
 
-    def _send_away(self, last_words: bytes, why: str, kind: Refusal) -> None:
-        self._house.traffic.refused += 1
-        self._house.door.settled(self)
-        self._house.door.refused(peer_of(self._transport), why, kind)
+    def _send_away(self, message: bytes, why: str, kind: Refusal) -> None:
+        """Count and log a refusal, send the message and close."""
+        self._context.admission.remove_pending(self)
+        self._context.admission.refused(peer_of(self._transport), why, kind)
         self._is_over = self._dropped_here = True
         if self._transport is not None:
-            self._write(last_words)
+            self._write(message)
             self._transport.close()
 
     def _refuse_frame(self, why: str, kind: Refusal = Refusal.MALFORMED) -> None:
@@ -221,7 +210,7 @@ class Connection(asyncio.Protocol):
         if self._client is None:
             self._refuse(Refused(RefusalCode.MALFORMED, why))
         else:
-            self.flush()  # what was executed before is answered
+            self.flush()  # the answers to earlier requests
             self._send_away(frame(encoder.encode([Going(why)])), why, kind)
 
     def filenos(self) -> list[int]:
@@ -229,113 +218,89 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is taken from it."""
+        """Closed, or closing: its input is ignored."""
         return self._is_over
 
     @property
     def is_paused(self) -> bool:
-        """The peer has to read first."""
+        """The transport's buffer is full: the peer has to read first."""
         return self._is_paused
 
     @property
     def lag(self) -> tuple[int, float]:
-        """How many messages wait for a peer that has to read first, and since when; (0, 0): none does."""
+        """Number of messages waiting for a peer that does not read, and since when; (0, 0) if it reads."""
         return (len(self._out), self._paused_at) if self._is_paused else (0, 0.0)
 
     @property
     def peer(self) -> str:
-        """The other side's address, for people."""
-        return shown(peer_of(self._transport))
+        """The peer's address, for log lines."""
+        return format_peer(peer_of(self._transport))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _take(self, payload: bytes, client: Client) -> None:
         received = client_decoder.decode(payload)
-        length, quota = len(payload), self._house.quota
+        length, quota = len(payload), self._context.quota
         quota.room -= length
         is_tight = (quota.room < 0 or length > quota.max_value) and quota.is_tight(length)
-        self._last = received.messages[-1] if received.messages else None
-        if type(self._last) is Pledge:  # nothing answers that
-            self._last = next((one for one in reversed(received.messages) if type(one) is Do), None)
         for message in received.messages:
-            if is_tight and isinstance(message, Do | Pledge) and self._is_refused(message, client, received.acked):
+            if is_tight and isinstance(message, Do) and self._is_refused(message, client, received.acked):
                 continue
             self._handle(message, client, received.acked)
             if self._is_over:
                 return
 
-    def _is_refused(self, message: Do | Pledge, client: Client, acked: int) -> bool:
-        """Whether a quota keeps a request from being executed; then that was its answer."""
-        if isinstance(message, Pledge):
-            return True  # its node confirms by itself, if there is room for that
-        house = self._house
-        found = house.quota.refusal(message.op, Origin(client.id, message.seq, acked))
+    def _is_refused(self, message: Do, client: Client, acked: int) -> bool:
+        """Whether a request exceeds a quota; if so, it is answered with the failure."""
+        context = self._context
+        found = context.quota.refusal(message.op, Origin(client.id, message.seq, acked))
         if found is None:
             return False
         kind, failure = found
-        house.door.refused(peer_of(self._transport), failure.message, kind)
+        context.admission.refused(peer_of(self._transport), failure.message, kind)
         self.send(Answer(message.seq, failure))
         return True
 
     def _handle(self, message: ClientMessage, client: Client, acked: int) -> None:
-        house = self._house
-        if type(message) is Do:  # most often
+        context = self._context
+        if type(message) is Do:  # first, because it is the most frequent
             op = message.op
             origin = Origin(client.id, message.seq, acked) if changes_something(op) else None
-            answer = Answer(message.seq, house.hub.execute(op, origin))
-            if origin is None and type(op) is KeepAlive:
-                house.traffic.renewals += 1
-            if self._looks_on or self._is_paused:
-                self.send(answer)
-            elif origin is not None and (client.run or self.stands is not None) and is_of_a_node(op):
-                self._send_soon(answer)
-            elif type(op) is Grant and type(self._last) is Do and message is not self._last:
-                self._out.append(answer)  # goes out with that of the last one: a node opens its session, and joins
-            else:  # as `send`
-                self._out.append(answer)
-                self._flush_due = True
+            self.send(Answer(message.seq, context.engine_host.execute(op, origin)))
             return
         match message:
             case Await():
                 if self._awaiting is None:
-                    self._awaiting = Awaiting(house.hub, self, house.door, peer_of(self._transport))
+                    self._awaiting = KeyWaits(context.engine_host, self, context.admission, peer_of(self._transport))
                 self._awaiting.take(message)
             case WatchStart(number, prefix, after):
                 self._start_watch(number, prefix, after)
             case WatchStop(number):
                 self._stop_watch(number)
             case Hold(lease, grace_s):
-                if self.stands is not None and self.stands.holds_for_another(lease, grace_s):
-                    return
-                is_held = house.clients.hold(client, lease, grace_s)
-                if is_held and self._version >= TURNS_FROM and house.is_to_make(client.run, client.id):
+                is_held = context.clients.hold(client, lease, grace_s)
+                if is_held and context.is_to_make(client.run, client.id):
                     self.send(MakeRun())
-            case Stand(other, node):
-                if self.stands is None:
-                    self.stands = Stands(self, house)
-                self.stands.wait_for(other, node)
-            case Pledge() if self.stands is not None:
-                self.stands.pledge(message)
             case Claim(claim):
-                house.claimed(client.run, client.id, claim)
+                context.claimed(client.run, client.id, claim)
             case AskStatus(seq):
-                self.send(Status(seq, house.hub.engine.revision, house.describe()))
+                self.send(Status(seq, context.engine_host.engine.revision, context.describe()))
 
     def _start_watch(self, number: int, prefix: str, after: int) -> None:
         self._stop_watch(number)
-        most = self._house.door.limits.max_watches
+        most = self._context.admission.limits.max_watches
         if len(self._watches) >= most:
             self._refuse_frame(f"a connection may watch {most} prefixes at most (--max-watches)", Refusal.WATCHES)
             return
-        watch = Pushed(self, number, prefix)
-        hub = self._house.hub
-        after = hub.engine.revision if after == NOW else after
+        watch = ClientWatch(self, number, prefix)
+        engine_host = self._context.engine_host
+        after = engine_host.engine.revision if after == NOW else after
         started: WatchStarted | WatchTooOld
-        if self._client is not None and not self._client.run and after <= hub.engine.revision:
-            self._looks_on = True
-            started = self._house.gallery.enter(self, number, prefix, after)
+        if self._client is not None and not self._client.run and after <= engine_host.engine.revision:
+            self._is_observer = True
+            started = self._context.observer_watches.add(self, number, prefix, after)
         else:
-            watch.id, started = hub.watch(watch, prefix, after)
+            watch.id, started = engine_host.watch(watch, prefix, after)
         if isinstance(started, WatchTooOld):
             self.send(WatchRefused(number, started.oldest))
             return
@@ -348,23 +313,16 @@ class Connection(asyncio.Protocol):
         if watch is not None:
             self._unwatch(watch)
 
-    def _unwatch(self, watch: Pushed) -> None:
+    def _unwatch(self, watch: ClientWatch) -> None:
         if watch.id:
-            self._house.hub.unwatch(watch.id)
+            self._context.engine_host.unwatch(watch.id)
         else:
-            self._house.gallery.leave(self, watch.number, watch.prefix)
+            self._context.observer_watches.remove(self, watch.number, watch.prefix)
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def push(self, number: int, batch: Batch) -> None:
-        """A batch for a watch of this connection."""
-        if self.stands is not None and not self._is_paused:
-            self._out.append(Push(number, batch))  # told elsewhere, most often: so it is encoded when it is sent
-            if not self._flush_due:  # as `send`
-                self._flush_due = True
-                if not self._is_taking:
-                    self._house.hub.outbox.add(self)
-            return
+        """Send a batch for the watch with this number."""
         raw = raw_of(batch)
         self.send(PushRaw(number, raw))
         if self._is_paused:
@@ -374,33 +332,18 @@ class Connection(asyncio.Protocol):
 
     @property
     def keeps_up(self) -> bool:
-        """Nothing waits for it: it may be given a frame as it is."""
+        """Its buffer is empty, so that `push_frame` keeps the order of messages."""
         return not (self._out or self._is_paused or self._is_over)
 
-    def say(self, first: bytes) -> None:
-        """Send a frame now, and behind it whatever else is to be sent; nothing, if the peer has to read first."""
-        if not (self._is_over or self._is_paused or self._transport is None):
-            if len(self._out) > SEVERAL:
-                self._write(first)
-                self.flush()
-            else:
-                out, self._out = self._out, []
-                self._write(first + frame(encoder.encode(out)) if out else first)
-
-    @property
-    def run(self) -> str:
-        """The run that its client comes for; empty: none."""
-        return self._client.run if self._client is not None else ""
-
     def push_frame(self, data: bytes) -> None:
-        """A frame that was put together for several."""
+        """Send an encoded frame, which several connections share. Only if it `keeps_up`."""
         if self._transport is not None:
             self._write(data)
 
     def send(self, message: SentMessage) -> None:
-        """Send with whatever else is to be sent in this turn of the loop."""
-        if self._looks_on and not isinstance(message, PushRaw):
-            self._house.gallery.flush()
+        """Buffer a message; it goes out with all others of this iteration of the event loop."""
+        if self._is_observer and not isinstance(message, PushRaw):
+            self._context.observer_watches.flush()
         out = self._out
         out.append(message)
         if not self._flush_due:
@@ -410,48 +353,29 @@ class Connection(asyncio.Protocol):
                 return
             self._flush_due = True
             if not self._is_taking:
-                self._house.hub.outbox.add(self)
-
-    def _send_soon(self, message: SentMessage) -> None:
-        """Send with what comes next, or in a moment: most often a push follows, and the peer is woken once for both."""
-        if self._flush_due or self._is_paused:
-            self.send(message)
-            return
-        self._out.append(message)
-        if self._soon_due:
-            self._house.soon.asked()
-        else:
-            self._soon_due = True
-            self._house.soon.add(self, len(self._house.connections))
-
-    def flush_soon(self) -> None:
-        self._soon_due = False
-        if self.stands is None or not self.stands.is_holding:
-            self.flush()
+                self._context.engine_host.outbox.add(self)
 
     def flush(self) -> None:
-        """Send what is to be sent, unless the peer has to read first or it was told elsewhere."""
+        """Send all buffered messages. Does nothing while the peer does not read."""
         self._flush_due = False
         out = self._out
         if self._is_over or not out or self._transport is None or self._is_paused:
             return
-        if self.stands is not None:
-            if self.stands.holds():
-                return
-            out = settled(out)
         self._out = []
-        payload = encoder.encode(out) if len(out) <= SEVERAL else b""
+        payload = encoder.encode(out) if len(out) <= MAX_UNSPLIT_MESSAGES else b""
         length = len(payload)
-        if 0 < length <= self._house.max_frame:
+        if 0 < length <= self._context.max_frame:
             self._write(length.to_bytes(HEADER_BYTES, "big") + payload)
             self._waiting_bytes = 0
         else:
             self._flush_in_parts(out)
 
     def _flush_in_parts(self, out: list[SentMessage]) -> None:
-        """Send what may not fit into one frame, as far as the peer reads; the rest waits as it is."""
+        """Send many messages in frames of bounded size until the peer stops reading; the rest stays buffered."""
         start = 0
-        for payload, count in parcels(out, self._house.max_frame, self._stop_watch, self._house.hub.engine):
+        for payload, count in split_frames(
+            out, self._context.max_frame, self._stop_watch, self._context.engine_host.engine
+        ):
             self._write(frame(payload))
             self._waiting_bytes -= pushed_bytes(out[start : start + count])
             start += count
@@ -462,18 +386,15 @@ class Connection(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         assert self._transport is not None
-        traffic = self._house.traffic
+        traffic = self._context.traffic
         traffic.bytes_out += len(data)
         traffic.frames_out += 1
         self._transport.write(data)
 
-    # --- ending -------------------------------------------------------------------------------------------------------
+    # --- closing ------------------------------------------------------------------------------------------------------
 
-    def replaced(self) -> None:
-        self._abort()
-
-    def go(self, why: str) -> None:
-        """The server stops: say so and close."""
+    def shut_down(self, why: str) -> None:
+        """Tell the client that the server stops, and close."""
         if self._is_over or self._transport is None:
             return
         self.flush()
@@ -484,12 +405,13 @@ class Connection(asyncio.Protocol):
 
     def _drop_slow(self) -> None:
         mark("server.slow")
-        self._house.traffic.slow += 1
-        why = "it does not read what it is sent; it may come back and resume"
-        self._house.door.refused(peer_of(self._transport), why, Refusal.SLOW)
-        self._abort()
+        self._context.traffic.slow += 1
+        why = "it does not read what it is sent; it may reconnect and resume"
+        self._context.admission.refused(peer_of(self._transport), why, Refusal.SLOW)
+        self.abort()
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
+        """Close at once. Buffered messages are discarded; a client that reconnects gets them again."""
         self._dropped_here = self._is_over = True
         if self._transport is not None:
             self._transport.abort()

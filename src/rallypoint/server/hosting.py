@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING
 
 from rallypoint.backends.aside import resolve
 from rallypoint.backends.contract import Backend
-from rallypoint.backends.dial import dial
-from rallypoint.backends.dial_direct import connect
-from rallypoint.backends.tcp import TcpBackend
-from rallypoint.backends.tcp_direct import IDLE_S, DirectPool
-from rallypoint.backends.tcp_lane import TcpLane
-from rallypoint.backends.tcp_link import Connector, Link
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.connection import ClientConnection, Connector
+from rallypoint.backends.tcp.dial import dial
+from rallypoint.backends.tcp.direct import IDLE_S, DirectPool, connect
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.errors import Rejected
 from rallypoint.events import Emitter, Event, Hosting, NobodyServes, SecurityNotice
-from rallypoint.server.credentials import Credentials
+from rallypoint.server.admission.credentials import Credentials
 from rallypoint.settings import Settings
 from rallypoint.urls import DEFAULT_PORTS, format_endpoint, parse_endpoint
 from rallypoint.wire.messages import Welcome
@@ -138,7 +136,6 @@ class HostingBackend(TcpBackend):
             grace_s=settings.disconnect_grace_s,
             call_timeout_s=settings.read_timeout_s,
         )
-        self._shortcut.make_lane = self._make_lane
         self._host, self._port = parse_endpoint(self.endpoint, DEFAULT_PORTS[settings.scheme])
         self._server: Server | None = None
         self._keeps_fresh: asyncio.Task[None] | None = None
@@ -150,7 +147,6 @@ class HostingBackend(TcpBackend):
         """Why this node, which is told to host, must not."""
         self._pool: DirectPool | None = None
         self._pool_lock = threading.Lock()
-        self._near = ""
         self._loop_thread = threading.get_ident()
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -165,7 +161,6 @@ class HostingBackend(TcpBackend):
                     lambda: self._credentials.token,
                     self.limits,
                     loop_thread=self._loop_thread,
-                    near=self._near_now,
                 )
                 self._loop.call_soon_threadsafe(self._close_idle)
             return self._pool
@@ -176,14 +171,6 @@ class HostingBackend(TcpBackend):
         goes_to = link.goes_to if link is not None else ""
         host, port = parse_endpoint(goes_to, self._port) if goes_to else (self._host, self._port)
         return connect(host, port, until, check)
-
-    def _make_lane(self, node_id: str) -> TcpLane | None:
-        pool = self.direct()
-        return TcpLane(pool, self._client, node_id, self._grace_s) if pool is not None else None
-
-    def _near_now(self) -> str:
-        """A shorter way to the server that the session is kept at: none while there is no connection to it."""
-        return self._near if self._link is not None else ""
 
     def _close_idle(self) -> None:
         if self._pool is not None and not self._is_closed:
@@ -216,14 +203,13 @@ class HostingBackend(TcpBackend):
             self._token = self._credentials.token
         return await super()._connect()
 
-    def _welcomed(self, link: Link, welcome: Welcome) -> None:
+    def _welcomed(self, link: ClientConnection, welcome: Welcome) -> None:
         if welcome.is_dedicated and self._settings.run_id == ANYBODYS_RUN_ID:
             link.close()
             raise Rejected(
                 f"{self.endpoint} serves many runs, and {ANYBODYS_RUN_ID!r} is the id of every run that was given "
                 f"none: two jobs would become one. Give this run an id of its own (torchrun: --rdzv-id)"
             )
-        self._near = welcome.near if welcome.near and link.goes_to == welcome.at else ""
         super()._welcomed(link, welcome)
 
     async def _unreachable(self, error: Exception) -> bool:
@@ -330,7 +316,7 @@ class HostingBackend(TcpBackend):
             self._keeps_fresh.cancel()
         try:
             async with asyncio.timeout(self._linger_s):
-                while server.has_company:  # noqa: ASYNC110 - bounded, and at the end of a process
+                while server.connections:  # noqa: ASYNC110 - bounded, and at the end of a process
                     await asyncio.sleep(LINGER_LOOK_S)
         except TimeoutError:
             pass

@@ -1,67 +1,53 @@
-"""The connections that have something to send, until they send it: all of them in one go.
+"""Batched sending: the connections with unsent messages, and a cache of encoded batches.
 
-When a round is decided every node is told, and all of them wait for it. So whoever has caused that (a coordinator, in
-`local.py`) has it sent at once; otherwise it goes out when the loop has run everything that is due. Either way it is
-one thing to do, however many connections there are.
+All connections with unsent messages are flushed by one callback, after the event loop has run all ready callbacks: each
+connection writes at most once per iteration of the loop. An error in one flush must never prevent the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from rallypoint.kv.types import Batch
-from rallypoint.wire.messages import Push, PushRaw, SentMessage, encoder
+from rallypoint.wire.messages import encoder
 
-give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 MOST_KNOWN = 8
-"""Of so many batches it is remembered how they are encoded: one that goes to many is encoded once."""
+"""Number of batches in the cache, so that a batch for many watches is encoded once."""
 
 
 class Sender(Protocol):
     """A connection."""
 
     def flush(self) -> None:
-        """Send what is to be sent, if anything still is."""
+        """Send all buffered messages, if there are any."""
 
 
 class Outbox:
-    """Those who have something to send. Belongs to the loop it is made on."""
+    """The connections with unsent messages. Must be created and used on one event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._due: list[Sender] = []
 
-    def add(self, one: Sender) -> None:
-        """Have it flushed, in this turn of the loop or the next one."""
+    def add(self, sender: Sender) -> None:
+        """Flush it in this iteration of the event loop or the next one."""
         if not self._due:
             self._loop.call_soon(self.flush)
-        self._due.append(one)
-
-    def deliver(self) -> None:
-        """The same at once. Then those who were told have the core, if they wait for this very one.
-
-        A kernel may leave them in its queue while others are idle: seen for a quarter of a millisecond, with a server
-        that took in meanwhile what the rest had answered.
-        """
-        several = len(self._due) > 1
-        self.flush()
-        if several:
-            give_way()
+        self._due.append(sender)
 
     def flush(self) -> None:
-        """Everybody sends what is to be sent."""
+        """Flush all connections that were added."""
         due, self._due = self._due, []
-        for one in due:
-            guarded(self._loop, one.flush)
+        for sender in due:
+            guarded(self._loop, sender.flush)
 
 
 def guarded(loop: asyncio.AbstractEventLoop, flush: Callable[[], None]) -> None:
-    """Have a connection send what it has. A defect costs the connection that met it, not those behind it."""
+    """Flush one connection. An error is reported to the event loop and does not affect other connections."""
     try:
         flush()
     except Exception as error:
@@ -72,17 +58,12 @@ _known: dict[int, tuple[Batch, msgspec.Raw]] = {}
 
 
 def raw_of(batch: Batch) -> msgspec.Raw:
-    """A batch as it is sent."""
+    """The encoded form of a batch, from the cache if possible."""
     known = _known.get(id(batch))
     if known is not None:
         return known[1]
     if len(_known) >= MOST_KNOWN:
         _known.clear()
     raw = msgspec.Raw(encoder.encode(batch))
-    _known[id(batch)] = (batch, raw)  # which is kept, so that no other one can have its id
+    _known[id(batch)] = (batch, raw)  # keeps the batch alive, so that its id is not reused
     return raw
-
-
-def settled(messages: list[SentMessage]) -> list[SentMessage]:
-    """The messages as they are sent: what was pushed while it could wait is encoded now."""
-    return [PushRaw(one.watch, raw_of(one.batch)) if type(one) is Push else one for one in messages]

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import gc
 import ipaddress
-import os
 import signal
 import socket
 import sys
@@ -18,18 +17,14 @@ from typing import Any
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.errors import RallypointError
 from rallypoint.events import Emitter, Event, SecurityNotice, Sink
-from rallypoint.server.credentials import Credentials
-from rallypoint.server.later import Later
-from rallypoint.server.limits import ServerLimits, fit_open_files
+from rallypoint.server.admission.credentials import Credentials
+from rallypoint.server.admission.limits import ServerLimits, fit_open_files
 from rallypoint.server.server import Server, first_revision
 from rallypoint.settings import DEFAULT_PORTS
 from rallypoint.urls import parse_endpoint
 
 COLLECT = (50_000, 20, 100)
 """A server makes many objects that live long and hardly any cycles: looking for those often is all cost."""
-
-NICE = -10
-"""With 16 processes at the store on two cores: 30 % more calls of `add`, 17 % of `compare_set`, measured."""
 
 
 class BindError(RallypointError):
@@ -47,9 +42,9 @@ async def serve_until_told(
     sync: str = "always",
     sinks: Iterable[Sink] = (),
     attach: Callable[[Server], None] = lambda _: None,
-    beside: Callable[[Server, Credentials], AbstractAsyncContextManager[None]] | None = None,
+    page: Callable[[Server, Credentials], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again. `beside` runs meanwhile.
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again. `page` serves its web page.
 
     `sinks` get its events beside stderr; `attach` is called with the server before it listens.
 
@@ -60,41 +55,37 @@ async def serve_until_told(
     one = bind_to(bind)
     notices = credentials.warnings() + _exposed(one, credentials, insecure)
     fitted, too_few = fit_open_files(limits or ServerLimits())
-    with Later(print_event) as later:
-        gc.disable()  # what is read now stays
-        emit = Emitter(later, *sinks)
-        make: Callable[..., Server] = Server if data is None else _with_data(data, sync, emit)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*COLLECT)
-        gc.enable()
-        server = make(
-            token=credentials.tokens,
-            tls=credentials.server_context(),
-            limits=fitted,
-            emit=emit,
-            is_dedicated=True,
-        )
-        attach(server)
-        told = asyncio.Event()
-        why = ["it was told to"]
+    emit = Emitter(print_event, *sinks)
+    make: Callable[..., Server] = Server if data is None else _with_data(data, sync, emit)
+    gc.freeze()  # what was read stays
+    gc.set_threshold(*COLLECT)
+    server = make(
+        token=credentials.tokens,
+        tls=credentials.server_context(),
+        limits=fitted,
+        emit=emit,
+        is_dedicated=True,
+    )
+    attach(server)
+    told = asyncio.Event()
+    why = ["it was told to"]
 
-        def tell(number: signal.Signals) -> None:
-            why[0] = f"it got {number.name}"
-            told.set()
+    def tell(number: signal.Signals) -> None:
+        why[0] = f"it got {number.name}"
+        told.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, tell, number)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, credentials.read_soon)
-        await server.listen([one])
-        for notice in [*notices, *([too_few] if too_few else [])]:
-            server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
-        keeps_fresh = credentials.keep_fresh(server)
-        async with beside(server, credentials) if beside is not None else nullcontext():
-            await told.wait()
-        if keeps_fresh is not None:
-            keeps_fresh.cancel()
-        await server.stop(why[0])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, tell, number)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, credentials.read_soon)
+    await server.listen([one])
+    for notice in [*notices, *([too_few] if too_few else [])]:
+        server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
+    keeps_fresh = credentials.keep_fresh(server)
+    async with page(server, credentials) if page is not None else nullcontext():
+        await told.wait()
+    if keeps_fresh is not None:
+        keeps_fresh.cancel()
+    await server.stop(why[0])
 
 
 def _exposed(one: socket.socket, credentials: Credentials, insecure: bool) -> list[str]:
@@ -117,31 +108,13 @@ def _exposed(one: socket.socket, credentials: Credentials, insecure: bool) -> li
 
 def _with_data(data: str, sync: str, emit: Emitter) -> Callable[..., Server]:
     """A server that goes on from a directory. DataError says why it cannot."""
-    from rallypoint.server.data import open_data
-    from rallypoint.server.disk import Directory
-    from rallypoint.server.durable import DurableServer
-    from rallypoint.server.journal import Sync
+    from rallypoint.server.durability.data import open_data
+    from rallypoint.server.durability.disk import Directory
+    from rallypoint.server.durability.journal import Sync
+    from rallypoint.server.durability.server import DurableServer
 
     engine, journal = open_data(Directory(data), sync=Sync(sync), emit=emit, first_revision=first_revision())
     return partial(DurableServer, engine, journal)
-
-
-def go_first(nice: int | None = None) -> None:
-    """Have a core before others that want it: one server that waits makes all its clients wait, and renewals with them.
-
-    None: as `NICE` says, where the system lets it and nobody has chosen another niceness. RallypointError: it must not.
-    """
-    if not hasattr(os, "setpriority"):
-        return
-    if nice is None and os.getpriority(os.PRIO_PROCESS, 0) != 0:
-        return
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, NICE if nice is None else nice)
-    except PermissionError as error:
-        if nice is not None:
-            raise RallypointError(
-                f"this user may not have the niceness {nice}: run it as root or with CAP_SYS_NICE, or leave --nice out"
-            ) from error
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:

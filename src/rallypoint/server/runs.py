@@ -1,14 +1,14 @@
-"""The runs of a server: a coordinator for each, and the renewal of what a run lives on while its sessions live.
+"""The runs of a server: one coordinator for each, and the renewal of a run's leases while it has live sessions.
 
-A run is attended to from the first client that comes for it, until nobody is connected for it, no session of it lives
-and its `config` is gone. One run's trouble is its own: a coordinator that fails is started again.
+A run is kept from the first client that connects for it until no client is connected for it, it has no live session and
+its `config` has expired. A failure in one run must never affect another: a coordinator that fails is restarted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import unquote
 
 import msgspec
@@ -19,7 +19,6 @@ from rallypoint.errors import RendezvousStateError
 from rallypoint.events import CoordinatorDeposed, CoordinatorElected, Emitter
 from rallypoint.kv.types import Delete, Exists, Grant, Item, KeepAlive, LeaseResult, Put, Txn
 from rallypoint.rendezvous.coordinator import Coordinator
-from rallypoint.rendezvous.entry import DATA_TTL_S
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
     ClaimRecord,
@@ -32,27 +31,31 @@ from rallypoint.rendezvous.records import (
     encode,
     prepare,
 )
-from rallypoint.rendezvous.returning import Returning
+from rallypoint.rendezvous.returning_nodes import ReturningNodes
+from rallypoint.rendezvous.run_config import DATA_TTL_S
 from rallypoint.rendezvous.view import View
 from rallypoint.server.clients import Clients
-from rallypoint.server.hub import Hub
-from rallypoint.server.local import LocalBackend
+from rallypoint.server.engine_host import EngineHost
+from rallypoint.server.local_backend import LocalBackend
 
 PREFIX = "rallypoint"
 MOST_PAUSE_S = 5.0
 LEAST_PAUSE_S = 0.1
+"""Bounds of the pause between two renewals."""
 UNMADE_PAUSE_S = 0.3
-"""While a run has no config its nodes are about to make it, and what they make it on may live for a second only."""
+"""The pause while a run with clients has no config: a node is about to create it, with a lease that may last 1 s."""
 TURN_S = 3.0
+"""How long one client has the turn to create a run before another client gets it."""
 SETTLE_S = 0.05
-"""A node that comes in vain is gone after this: it must not keep a closed run alive."""
+"""Delay of the renewal after a run got its first session. A node that finds its run closed leaves within this time, so
+that it does not keep a closed run alive."""
 _claim_decoder = msgspec.json.Decoder(ClaimRecord)
 
 
 class Run:
-    """One run that is attended to."""
+    """One run of the server."""
 
-    def __init__(self, run_id: str, returning: Returning, task: asyncio.Task[None]) -> None:
+    def __init__(self, run_id: str, returning: ReturningNodes, task: asyncio.Task[None]) -> None:
         self.keys = RunKeys(PREFIX, run_id)
         self.returning = returning
         self.task = task
@@ -61,29 +64,29 @@ class Run:
         self._turn_of, self._turn_at = "", float("-inf")
 
     def takes_turn(self, client: str, now: float) -> bool:
-        """Whether it is for this client to make the run: for one at a time, or thousands would at once."""
+        """Whether this client has the turn to create the run. One at a time, or thousands would try at once."""
         if now - self._turn_at >= TURN_S:
             self._turn_of, self._turn_at = client, now
         return self._turn_of == client
 
     def config(self, item: Item | None) -> ConfigRecord | None:
-        """The run's config, decoded when it has changed; None if there is none that can be read."""
+        """The run's config, decoded only if it has changed; None if it is missing or unreadable."""
         if item is None:
             return None
         if self._config is None or self._config[0] != item.mod_revision:
             try:
                 self._config = (item.mod_revision, decode(ConfigRecord, item))
             except RendezvousStateError:
-                return None  # the coordinator says so
+                return None  # the coordinator reports it
         return self._config[1]
 
 
 class Runs:
-    """All runs of one server. `start` before use, `stop` at the end."""
+    """All runs of one server, from `start` until `stop`."""
 
     def __init__(
         self,
-        hub: Hub,
+        engine_host: EngineHost,
         clients: Clients,
         name: str,
         emit: Emitter,
@@ -91,7 +94,7 @@ class Runs:
         wall: Callable[[], float],
         backend: LocalBackend,
     ) -> None:
-        self._hub = hub
+        self._host = engine_host
         self._clients = clients
         self._backend = backend
         self._name = name
@@ -101,9 +104,9 @@ class Runs:
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._runs: dict[str, Run] = {}
-        self._keeper: asyncio.Task[None] | None = None
-        self._soon = asyncio.Event()
-        clients.on_alive = self._soon.set
+        self._renewer: asyncio.Task[None] | None = None
+        self._renew_now = asyncio.Event()
+        clients.on_run_alive = self._renew_now.set
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -112,92 +115,82 @@ class Runs:
         return run_id in self._runs
 
     def views(self) -> Iterator[tuple[str, View]]:
-        """What the coordinators know, in the order in which the runs came; for whoever looks on."""
+        """The views of the coordinators, for metrics. In the order in which the runs were added."""
         return ((run_id, run.coordinator.view) for run_id, run in self._runs.items() if run.coordinator is not None)
 
-    def practise(self, run_ids: Iterable[str]) -> None:
-        """Have their coordinators do, for practice, what is waited for there."""
-        items = self._hub.engine.items
-        for run_id in run_ids:
-            run = self._runs.get(run_id)
-            writes = run.coordinator.practise() if run is not None and run.coordinator is not None else None
-            for op in writes.ops if writes is not None else ():
-                if type(op) is Put:
-                    items.get(op.key)
-
     def start(self) -> None:
-        """Begin to look after runs, those included that a restored store knows."""
+        """Start renewing, and start the coordinators of runs in a recovered store."""
         control = f"/{PREFIX}/"
-        for key in list(self._hub.engine.items):
+        for key in list(self._host.engine.items):
             run, _, name = key.removeprefix(control).partition("/")
             if key.startswith(control) and name == "config" and not run.startswith(":"):
-                self.attend(unquote(run))
-        self._keeper = asyncio.create_task(self._keep(), name="keeper of runs")
+                self.ensure_run(unquote(run))
+        self._renewer = asyncio.create_task(self._renew(), name="renewal of runs")
 
     async def stop(self) -> None:
-        """Stop deciding. The coordinators' keys go: whoever starts next need not wait for anything."""
+        """Stop the coordinators and delete their keys."""
         tasks = [run.task for run in self._runs.values()]
-        if self._keeper is not None:
-            tasks.append(self._keeper)
+        if self._renewer is not None:
+            tasks.append(self._renewer)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for run in self._runs.values():
-            self._hub.execute(Txn((), (Delete(run.keys.coordinator),)))
+            self._host.execute(Txn((), (Delete(run.keys.coordinator),)))
         self._runs.clear()
         await self._backend.close()
 
-    def attend(self, run_id: str) -> Run:
-        """See to it that the run has a coordinator."""
+    def ensure_run(self, run_id: str) -> Run:
+        """The run, added and with a running coordinator if it is new."""
         run = self._runs.get(run_id)
         if run is None:
-            returning = Returning(self._started_at)
+            returning = ReturningNodes(self._started_at)
             keys = RunKeys(PREFIX, run_id)
-            if (told := self._told(keys)) is not None:
-                returning.claim("", told)
+            if (stored := self._stored_claims(keys)) is not None:
+                returning.claim("", stored)
             task = asyncio.create_task(self._coordinate(keys, returning), name=f"coordinator of {run_id}")
             run = self._runs[run_id] = Run(run_id, returning, task)
         return run
 
     def expect(self, run: Run, client: str) -> None:
-        """A client of an earlier life of the server is back, and will say where the run stood."""
+        """A client of an earlier generation reconnected, and will report the state of its run there."""
         run.returning.expect(client)
-        self._remember(run)  # before it is welcome: who dies now is not told again
+        self._store_claims(run)  # before its welcome: a server that restarts after that must know of it
 
     def claimed(self, run_id: str, client: str, claim: bytes) -> None:
-        """A client of an earlier life of the server says where the run stood."""
-        run = self.attend(run_id)
+        """A client of an earlier generation reports the state of its run there. An unreadable claim counts as empty."""
+        run = self.ensure_run(run_id)
         try:
             run.returning.claim(client, _claim_decoder.decode(claim))
         except msgspec.DecodeError:
             run.returning.claim(client, ClaimRecord(id=client))
-        self._remember(run)
+        self._store_claims(run)
 
-    def _remember(self, run: Run) -> None:
-        """Keep what those who came back have told: who goes on from this data must know that others may be at work."""
-        summary, told = run.returning.summary(), self._told(run.keys)
-        if not summary.ttl_s and told is not None:
-            self._hub.execute(Txn((), (Delete(run.keys.returned),)))
-        elif summary.ttl_s and told != summary:
-            granted = self._hub.execute(Grant(summary.ttl_s))
+    def _store_claims(self, run: Run) -> None:
+        """Store a summary of all claims, so that a server that recovers this data waits for the same nodes."""
+        summary, stored = run.returning.summary(), self._stored_claims(run.keys)
+        if not summary.ttl_s and stored is not None:
+            self._host.execute(Txn((), (Delete(run.keys.returned),)))
+        elif summary.ttl_s and stored != summary:
+            granted = self._host.execute(Grant(summary.ttl_s))
             assert isinstance(granted, LeaseResult)
-            self._hub.execute(Txn((), (Put(run.keys.returned, encode(summary), granted.lease),)))
+            self._host.execute(Txn((), (Put(run.keys.returned, encode(summary), granted.lease),)))
 
-    def _told(self, keys: RunKeys) -> ClaimRecord | None:
-        item = self._hub.engine.items.get(keys.returned)
+    def _stored_claims(self, keys: RunKeys) -> ClaimRecord | None:
+        item = self._host.engine.items.get(keys.returned)
         try:
             return decode(ClaimRecord, item) if item is not None else None
         except RendezvousStateError:
-            return None  # somebody else wrote there
+            return None  # another program wrote this key
 
-    async def _coordinate(self, keys: RunKeys, returning: Returning) -> None:
-        """Hold the office for as long as the run is attended to."""
+    async def _coordinate(self, keys: RunKeys, returning: ReturningNodes) -> None:
+        """Run the coordinator, restarted when it ends, until the run is removed."""
         prepare(NodeRecord, RoundRecord, WaitingRecord)
         backoff = Backoff(self._rng)
         while True:
             term = 0
             try:
-                term = await self._take_office(keys)
+                term = await self._elect(keys)
                 self._emit(CoordinatorElected(run_id=keys.run_id, by=self._name, term=term))
                 coordinator = Coordinator(
                     self._backend, keys, term, self._name, self._emit, Backoff(self._rng), self._wall, returning
@@ -211,8 +204,8 @@ class Runs:
             self._emit(CoordinatorDeposed(run_id=keys.run_id, by=self._name, term=term, reason=reason))
             await backoff.sleep()
 
-    async def _take_office(self, keys: RunKeys) -> int:
-        """Our own term: a predecessor's key, left by a server that is no more, is replaced."""
+    async def _elect(self, keys: RunKeys) -> int:
+        """The new term. Replaces the key of an earlier coordinator, which has ended with its server or failed."""
         record = encode(CoordinatorRecord(id=self._name, name=self._name))
         while True:
             await self._backend.txn((), [Delete(keys.coordinator)])
@@ -220,49 +213,49 @@ class Runs:
             if result.committed:
                 return result.revision
 
-    # --- while sessions live ------------------------------------------------------------------------------------------
+    # --- renewal ------------------------------------------------------------------------------------------------------
 
-    async def _keep(self) -> None:
+    async def _renew(self) -> None:
         while True:
-            pause_s = self._look_after_all()
+            pause_s = self._renew_all()
             try:
                 async with asyncio.timeout(pause_s):
-                    await self._soon.wait()
-                    self._soon.clear()
+                    await self._renew_now.wait()
+                    self._renew_now.clear()
                     await asyncio.sleep(SETTLE_S)
             except TimeoutError:
                 continue
 
-    def _look_after_all(self) -> float:
-        """Renew the leases of runs with live sessions, let go of runs that are over; how long until the next time."""
+    def _renew_all(self) -> float:
+        """Renew the leases of runs with live sessions, and remove runs that are over. The pause until the next time."""
         self._clients.sweep()
-        present, alive = self._clients.present_runs(), self._clients.live_runs()
+        present, alive = self._clients.connected_runs(), self._clients.live_runs()
         pause_s = MOST_PAUSE_S
         for run_id, run in list(self._runs.items()):
-            config = run.config(self._hub.engine.items.get(run.keys.config))
+            config = run.config(self._host.engine.items.get(run.keys.config))
             if config is None:
                 if run_id in present or run_id in alive:
                     pause_s = min(pause_s, UNMADE_PAUSE_S)
-                elif run.returning.holds_until(self._loop.time()) is None:  # else what was claimed would be forgotten
-                    self._let_go(run_id, run)
+                elif run.returning.holds_until(self._loop.time()) is None:  # else its claims would be lost
+                    self._remove(run_id, run)
                 continue
             pause_s = min(pause_s, config.run_ttl_s / 3)
             if run_id in alive:
-                self._hub.execute(KeepAlive(config.run_lease))
-                renewed = self._hub.execute(KeepAlive(config.data_lease))
+                self._host.execute(KeepAlive(config.run_lease))
+                renewed = self._host.execute(KeepAlive(config.data_lease))
                 if isinstance(renewed, LeaseResult) and not renewed.alive:
                     self._replace_data_lease(run.keys.config, config)
         return max(LEAST_PAUSE_S, pause_s)
 
     def _replace_data_lease(self, key: str, config: ConfigRecord) -> None:
-        """Nothing can be decided without the lease of rosters, reports and stores."""
-        granted = self._hub.execute(Grant(DATA_TTL_S))
+        """Without this lease, of rosters, reports and stores, no round can form."""
+        granted = self._host.execute(Grant(DATA_TTL_S))
         assert isinstance(granted, LeaseResult)
         config = msgspec.structs.replace(config, data_lease=granted.lease)
-        self._hub.execute(Txn((), (Put(key, encode(config), config.run_lease),)))
+        self._host.execute(Txn((), (Put(key, encode(config), config.run_lease),)))
 
-    def _let_go(self, run_id: str, run: Run) -> None:
+    def _remove(self, run_id: str, run: Run) -> None:
         mark("server.collected")
         del self._runs[run_id]
         run.task.cancel()
-        self._hub.execute(Txn((), (Delete(run.keys.coordinator),)))
+        self._host.execute(Txn((), (Delete(run.keys.coordinator),)))

@@ -1,7 +1,8 @@
-"""A server: the engine, its clients, its runs, and a listening socket.
+"""The embedded server: an engine, its clients, its runs, and listening sockets.
 
-It looks up no names: addresses are bound and shown as numbers. Without data its revisions begin at a number that no
-earlier life of it can have reached, so that nothing remembered from then means anything now.
+It must never make DNS look-ups, which could block: addresses are bound and shown as numbers. Without stored data its
+revisions start above all that an earlier process at the same address can have reached, so that a revision remembered
+from then never matches one of now.
 """
 
 from __future__ import annotations
@@ -11,60 +12,49 @@ import random
 import secrets
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from rallypoint._version import SOFTWARE
 from rallypoint.backends.forks import guard
-from rallypoint.backends.tcp import LIMITS
+from rallypoint.backends.tcp.client import LIMITS
 from rallypoint.events import Emitter, ServerListens, ServerStopped, ServerTrouble
 from rallypoint.kv.engine import DEFAULT_HISTORY, Engine
-from rallypoint.server.accepting import Acceptor
-from rallypoint.server.awake import Awake, WakefulConnection
+from rallypoint.server.acceptor import Acceptor
+from rallypoint.server.admission.admission import Admission, TlsAdmission
+from rallypoint.server.admission.limits import ServerLimits
+from rallypoint.server.admission.quota import Quota
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.server.clients import Clients
 from rallypoint.server.connection import Connection
-from rallypoint.server.door import Door, TlsDoorway
-from rallypoint.server.gallery import Gallery
-from rallypoint.server.hub import Hub
-from rallypoint.server.limits import ServerLimits
-from rallypoint.server.local import LocalBackend
-from rallypoint.server.near import Near
-from rallypoint.server.onlooker import Onlooker
-from rallypoint.server.pledges import Pledges
-from rallypoint.server.quota import Quota
-from rallypoint.server.refusals import Refusal
-from rallypoint.server.rehearsal import EVERY_S, Rehearsal, Silent
-from rallypoint.server.rest import Rest
+from rallypoint.server.engine_host import EngineHost
+from rallypoint.server.local_backend import LocalBackend
+from rallypoint.server.observer_watches import ObserverWatches
 from rallypoint.server.runs import Runs
-from rallypoint.server.soon import Soon
-from rallypoint.server.standing import Held
 from rallypoint.server.traffic import Traffic
 from rallypoint.urls import format_endpoint
 from rallypoint.wire.handshake import Versions
 
 REVISIONS_A_MS = 2_048
-"""No server makes more than so many revisions a millisecond: the next one begins above all of the last one's."""
+"""More revisions per millisecond than any server makes. So a later server starts above the revisions of this one."""
 BACKLOG = 16_384
-GOODBYE_S = 1.0
-MOST_PRACTISED_RUNS = 4
-"""A rehearsal does not go through more of the runs that are waited for."""
-LOOK_S = 0.01
+SHUTDOWN_S = 1.0
+"""How long `stop` waits for clients to receive their last messages."""
+POLL_S = 0.01
 
 
 def first_revision(wall: Callable[[], float] = time.time) -> int:
-    """Where a store without a past begins: above all that a store before it can have reached."""
+    """The first revision of a new store, derived from the time of day."""
     return int(wall() * 1000) * REVISIONS_A_MS
 
 
 def new_generation(rng: random.Random | None) -> str:
-    """The id of a store without a past: sixteen hexadecimal digits."""
+    """The id of a new store: 16 hexadecimal digits."""
     return secrets.token_hex(8) if rng is None else f"{rng.getrandbits(64):016x}"
 
 
 class Server:
-    """Serves on the loop it is started on, until `stop`."""
+    """A server on the current event loop. It serves from `listen` until `stop`."""
 
     def __init__(
         self,
@@ -83,15 +73,14 @@ class Server:
         is_dedicated: bool = False,
     ) -> None:
         self.is_dedicated = is_dedicated
-        self._awake = Awake() if is_dedicated and sys.platform == "linux" else None
         self.name = name
         self.tokens: tuple[str, ...] = ()
         self.token = token
         self.tls = tls
-        """Used for every connection that comes from now on; None: plain text."""
+        """For connections accepted from now on; None: plain text."""
         self.emit = emit or Emitter()
         self.limits = limits or ServerLimits()
-        self.door = Door(self.limits, self.emit, name)
+        self.admission = Admission(self.limits, self.emit, name)
         self.versions = versions or Versions()
         self.generation = generation or new_generation(rng)
         self.software = SOFTWARE
@@ -100,55 +89,47 @@ class Server:
         self.max_txn_bytes = LIMITS.max_txn_bytes
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
-        self.soon = Soon()
-        self.held = Held()
-        self.near = Near()
-        self.hub = self.make_hub(engine or Engine(history, first=first_revision(wall)))
-        self.first_revision = self.hub.engine.revision
-        self.gallery = Gallery(self.hub, self.max_frame)
-        self._rest = Rest(self.traffic, self.hub.engine, self.door) if self._awake is not None else None
-        self.rehearsal = (
-            Rehearsal(_alone, self.connections, self.traffic, EVERY_S, self._practise)
-            if self._awake is not None
-            else None
-        )
-        self.quota = Quota(self.hub.engine, self.limits)
-        self.pledges = Pledges(self.hub, self.quota)
-        self.clients = Clients(self.hub)
+        self.engine_host = self.make_engine_host(engine or Engine(history, first=first_revision(wall)))
+        self.first_revision = self.engine_host.engine.revision
+        self.observer_watches = ObserverWatches(self.engine_host, self.max_frame)
+        self.quota = Quota(self.engine_host.engine, self.limits)
+        self.clients = Clients(self.engine_host)
         self.runs = Runs(
-            self.hub, self.clients, name, self.emit, rng or random.Random(secrets.randbits(64)), wall, self.make_local()
+            self.engine_host,
+            self.clients,
+            name,
+            self.emit,
+            rng or random.Random(secrets.randbits(64)),
+            wall,
+            self.make_local(),
         )
         self.runs.start()
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._listening: list[Acceptor] = []
+        self._acceptors: list[Acceptor] = []
         self._sockets: tuple[socket.socket, ...] = ()
         self.addresses: tuple[str, ...] = ()
 
-    def make_hub(self, engine: Engine) -> Hub:
-        """The store on this loop's clock."""
-        return Hub(engine)
+    def make_engine_host(self, engine: Engine) -> EngineHost:
+        return EngineHost(engine)
 
     def make_local(self) -> LocalBackend:
-        """What the coordinators work on."""
-        return LocalBackend(self.hub, self.pledges)
+        """The backend of the coordinators."""
+        return LocalBackend(self.engine_host)
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept connections on sockets that are bound already."""
-        for one in sockets:
-            one.listen(BACKLOG)
-            self._listening.append(Acceptor(one, self.connect, self._say_trouble, self.door.has_room))
-        near = self.near.open(BACKLOG) if self.tls is None else None
-        if near is not None:
-            self._listening.append(Acceptor(near, self.connect, self._say_trouble, self.door.has_room))
-        self._sockets = (*sockets, near) if near is not None else tuple(sockets)
-        self.addresses = tuple(format_endpoint(*one.getsockname()[:2]) for one in sockets)
+        """Accept connections on bound sockets."""
+        for sock in sockets:
+            sock.listen(BACKLOG)
+            self._acceptors.append(Acceptor(sock, self.connect, self._report_trouble, self.admission.has_room))
+        self._sockets = tuple(sockets)
+        self.addresses = tuple(format_endpoint(*sock.getsockname()[:2]) for sock in sockets)
         guard(self)
         self.emit(ServerListens(run_id="", by=self.name, addresses=self.addresses))
 
     @property
     def token(self) -> str | tuple[str, ...] | None:
-        """What clients must give, or any of several; None: they need not give any."""
+        """The token, or several, of which clients must present one; None: no authentication by token."""
         return self.tokens or None
 
     @token.setter
@@ -157,92 +138,84 @@ class Server:
 
     def connect(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        return self.make_connection() if self.tls is None else TlsDoorway(self.tls, self.door, self.make_connection)
+        return (
+            self.make_connection() if self.tls is None else TlsAdmission(self.tls, self.admission, self.make_connection)
+        )
 
     def make_connection(self) -> Connection:
-        """What a client speaks to."""
-        return Connection(self) if self._awake is None else WakefulConnection(self, self._awake)
+        return Connection(self)
 
-    async def admit(self, one: socket.socket) -> None:
-        """Take a connection that this process made itself: nothing is asked of it, and it can only look on."""
-        await self._loop.connect_accepted_socket(self.make_onlooker, one)
+    async def admit(self, sock: socket.socket) -> None:
+        """Serve a connection of a process that this one started: without token, TLS and limits."""
 
-    def make_onlooker(self) -> Onlooker:
-        """What a process that was started here speaks to."""
-        return Onlooker(self)
+        def make() -> Connection:
+            connection = self.make_connection()
+            connection.is_trusted = True
+            return connection
+
+        await self._loop.connect_accepted_socket(make, sock)
 
     async def stop(self, why: str = "the server stops") -> None:
-        """Tell everybody, close everything. What was answered was executed; nothing more is."""
-        for listening in self._listening:
-            listening.close()
-        self.door.shut(why)
-        if self._rest is not None:
-            self._rest.stop()
-        if self.rehearsal is not None:
-            await self.rehearsal.stop()
+        """Tell all clients, close all connections. No request is executed after this returns."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self.admission.stop(why)
         await self.runs.stop()
         await self.settle()
-        self.gallery.flush()
+        self.observer_watches.flush()
         for connection in list(self.connections):
-            connection.go(why)
-        for _ in range(round(GOODBYE_S / LOOK_S)):
+            connection.shut_down(why)
+        for _ in range(round(SHUTDOWN_S / POLL_S)):
             if not self.connections:
                 break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         for connection in list(self.connections):
-            connection.replaced()
+            connection.abort()
         self.clients.stop()
-        self.hub.stop()
+        self.engine_host.stop()
         if self.addresses:
             self.emit(ServerStopped(run_id="", by=self.name, reason=why))
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that it serves on, and that alone may look into it."""
+        """The event loop it runs on. Its state may be read on that thread only."""
         return self._loop
 
     @property
     def up_s(self) -> float:
-        """For how long it has been there."""
+        """Time since it was created."""
         return self._loop.time() - self._started_at
 
     async def settle(self) -> None:
-        """Return when what was executed may be told."""
+        """Return when all executed operations are durable. Nothing to wait for without stored data."""
 
     def filenos(self) -> list[int]:
-        """Every socket it has open."""
-        listening = [one.fileno() for one in self._sockets if one.fileno() >= 0]
-        return listening + [number for one in (*self.connections, *self.door.pending) for number in one.filenos()]
+        """All open sockets, to close them in a forked child."""
+        listening = [sock.fileno() for sock in self._sockets if sock.fileno() >= 0]
+        return listening + [number for one in (*self.connections, *self.admission.pending) for number in one.filenos()]
 
-    @property
-    def has_company(self) -> bool:
-        """Whether anybody is connected."""
-        return bool(self.connections)
+    # --- ConnectionContext --------------------------------------------------------------------------------------------
 
-    # --- for connections ----------------------------------------------------------------------------------------------
-
-    def attend(self, run: str, is_returning: bool, client: str) -> None:
-        """Somebody has come for a run."""
-        attended = self.runs.attend(run)
+    def ensure_run(self, run: str, is_returning: bool, client: str) -> None:
+        found = self.runs.ensure_run(run)
         if is_returning:
-            self.runs.expect(attended, client)
+            self.runs.expect(found, client)
 
     def is_to_make(self, run: str, client: str) -> bool:
-        """Whether the run does not exist and this client is to make it."""
         if not run:
             return False
-        attended = self.runs.attend(run)
-        return attended.keys.config not in self.hub.engine.items and attended.takes_turn(client, self._loop.time())
+        found = self.runs.ensure_run(run)
+        is_made = found.keys.config in self.engine_host.engine.items
+        return not is_made and found.takes_turn(client, self._loop.time())
 
     def claimed(self, run: str, client: str, claim: bytes) -> None:
-        """A client of an earlier generation says where the run stood."""
         if run:
             self.runs.claimed(run, client, claim)
 
-    def lacks_room(self, client: str, run: str) -> tuple[Refusal, str] | None:
-        """Why somebody who may come in cannot. Who was here before may always come back."""
+    def limit_reached(self, client: str, run: str) -> tuple[Refusal, str] | None:
+        """Clients that are known already are never refused because of the limit on connections."""
         limits = self.limits
-        if self.door.inside >= limits.max_connections and client not in self.clients:
+        if self.admission.admitted >= limits.max_connections and client not in self.clients:
             return Refusal.CONNECTIONS, (
                 f"the server has {limits.max_connections} clients, its limit: raise --max-connections"
             )
@@ -250,15 +223,11 @@ class Server:
             return Refusal.RUNS, f"the server has {limits.max_runs} runs, its limit: raise --max-runs"
         return None
 
-    def _practise(self) -> None:
-        self.runs.practise(list(islice(self.pledges.runs, MOST_PRACTISED_RUNS)))
-
-    def _say_trouble(self, why: str) -> None:
+    def _report_trouble(self, why: str) -> None:
         self.emit(ServerTrouble(run_id="", by=self.name, reason=why))
 
     def describe(self) -> dict[str, str]:
-        """The server in a few words and figures."""
-        engine, traffic = self.hub.engine, self.traffic
+        engine, traffic = self.engine_host.engine, self.traffic
         return {
             "software": self.software,
             "generation": self.generation,
@@ -267,19 +236,14 @@ class Server:
             "runs": str(len(self.runs)),
             "keys": str(len(engine.items)),
             "leases": str(len(engine.leases)),
-            "watches": str(self.hub.watch_count),
+            "watches": str(self.engine_host.watch_count),
             "bytes_in": str(traffic.bytes_in),
             "bytes_out": str(traffic.bytes_out),
             "frames_in": str(traffic.frames_in),
             "frames_out": str(traffic.frames_out),
-            "refused": str(sum(self.door.refusals.counts.values())),
+            "refused": str(sum(self.admission.refusals.counts.values())),
             "dropped_as_slow": str(traffic.slow),
-            "pending": str(len(self.door.pending)),
+            "pending": str(len(self.admission.pending)),
             "key_bytes": str(engine.usage.size),
-            **self.door.refusals.describe(),
+            **self.admission.refusals.describe(),
         }
-
-
-def _alone() -> Server:
-    """One that nobody can reach, for what a server does by itself."""
-    return Server(name="rehearsal", emit=Silent(), history=100)

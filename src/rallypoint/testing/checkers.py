@@ -8,7 +8,7 @@ Feed them every commit in order of revision (`Safety.committed`) and every retur
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -155,13 +155,11 @@ def _read(kind: type[R], item: Item | None) -> R | None:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """One revision of the store. `writer` is the id of the node that asked for it, "" for time (a lease that ended)
-    and for whoever is no node (an operator). `said` are keys and values that their nodes had said beforehand, to be
-    written by a server in whose memory they are."""
+    and for whoever is no node (an operator)."""
 
     revision: int
     changes: tuple[Change, ...]
     writer: str = ""
-    said: Container[tuple[str, bytes]] = ()
 
 
 class Checker:
@@ -337,8 +335,7 @@ class Monotonicity(Checker):
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         if before is not None and now.number < before.number:
             raise BrokeMonotonicity(f"state/round went back from {before.number} to {now.number}")
-        was_forming = before is not None and (before.number, before.phase) == (now.number, RoundPhase.FORMING)
-        if now.phase is RoundPhase.FORMING or not was_forming:
+        if now.phase is RoundPhase.FORMING:
             if now.number in self._used:
                 raise BrokeMonotonicity(f"number {now.number} was used for a second attempt")
             self._used.add(now.number)
@@ -383,17 +380,10 @@ class Fencing(Checker):
             if change.key in (keys.round, keys.waiting) or change.key.startswith(keys.assigns):
                 self._by_coordinator(picture, commit, change.key)
             elif change.key.startswith(keys.nodes):
-                if change.key != keys.node(commit.writer) and not self._was_said(picture, commit, change):
+                if change.key != keys.node(commit.writer):
                     raise BrokeFencing(f"{commit.writer} wrote {change.key}")
             elif change.key.startswith(keys.stores):
                 self._by_member(picture, commit, change.key)
-
-    @staticmethod
-    def _was_said(picture: Picture, commit: Commit, change: Change) -> bool:
-        """Whether the coordinator writes with an attempt what a node had said beforehand."""
-        decides = any(other.key == picture.keys.round for other in commit.changes)
-        is_coordinator = picture.coordinator is not None and picture.coordinator.id == commit.writer
-        return decides and is_coordinator and (change.key, change.item.value if change.item else b"") in commit.said
 
     def _by_coordinator(self, picture: Picture, commit: Commit, key: str) -> None:
         holder = picture.coordinator.id if picture.coordinator else None
@@ -423,8 +413,7 @@ class Finality(Checker):
             return
         if picture.is_closed:
             raise BrokeFinality(f"round {now.number} became active after the run was closed")
-        # One that is written as active at once was decided on `state/closed` as it is in the very commit.
-        if self._closed_at_forming.get(now.number, picture.closed_revision) != picture.closed_revision:
+        if self._closed_at_forming.get(now.number) != picture.closed_revision:
             raise BrokeFinality(f"round {now.number} was decided before the run was closed, and became active after")
 
     def wiped(self, picture: Picture) -> None:
@@ -451,15 +440,9 @@ class Safety:
         )
         """Those who look at every commit."""
 
-    def committed(
-        self,
-        revision: int,
-        changes: Iterable[Change],
-        writer: str = "",
-        said: Container[tuple[str, bytes]] = (),
-    ) -> None:
+    def committed(self, revision: int, changes: Iterable[Change], writer: str = "") -> None:
         """A revision was committed. Raises the error of the first guarantee that it breaks."""
-        commit = Commit(revision, tuple(changes), writer, said)
+        commit = Commit(revision, tuple(changes), writer)
         picture = self.picture
         before = picture.round
         wrote_round = ended = False

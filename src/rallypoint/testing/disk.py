@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rallypoint.errors import DataError
 from rallypoint.kv.log import SECTOR
-from rallypoint.server.disk import Disk, File
+from rallypoint.server.durability.disk import Disk, File
 
 
 @dataclass(slots=True)

@@ -13,11 +13,11 @@ from rallypoint.backends.memory import MemoryBackend
 from rallypoint.errors import RallypointError
 from rallypoint.events import Event, JoinFailed, NodeLeft, RoundEntered
 from rallypoint.kv.types import Put
-from rallypoint.rendezvous.entry import Entry
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.ranks import natural_key
 from rallypoint.rendezvous.records import NodePhase
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.testing.brief import brief_key, brief_value
 from rallypoint.testing.line import Line
 from rallypoint.testing.loop import VirtualTimeLoop
@@ -151,7 +151,7 @@ class Stage:
         if settings is None:
             raise self._error("nobody can be drained: no process runs")
         backend = MemoryBackend(world.server)
-        operator = Entry(backend, self._keys, settings, "operator", str, lambda: EPOCH_S + self._loop.time())
+        operator = RunConfig(backend, self._keys, settings, "operator", str, lambda: EPOCH_S + self._loop.time())
         try:
             await operator.drain(node, reason)
         except RallypointError as error:

@@ -15,14 +15,7 @@ import msgspec
 from rallypoint.kv.types import Batch, Op, Result
 
 OLDEST_VERSION = 1
-NEWEST_VERSION = 6
-"""2: the server waits for keys (`Await`). 3: it says who makes a run when somebody joins (`MakeRun`). 4: it says
-where a node stands in a few bytes, to whoever waits for that on a connection of its own (`Stand`, `Place`). 5: whoever
-stands there may open the node's session there, too (`Hold`). 6: and may confirm its place beforehand (`Pledge`)."""
-TURNS_FROM = 3
-PLACES_FROM = 4
-JOINS_FROM = 5
-PLEDGES_FROM = 6
+NEWEST_VERSION = 1
 NOW = -1
 
 
@@ -71,12 +64,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     is_dedicated: bool = False
     """Somebody runs this server for its own sake and will start it again: nodes need not hurry to take its place."""
     makes_run: bool = True
-    """If the run does not exist, this client is to make it; False: another one was told so a moment ago. From version
-    3 on only for one that goes on with a session: whoever opens one is told by `MakeRun`, and who only looks never."""
-    near: str = ""
-    """The name of a socket by which the same server is reached from the same machine with less effort ..."""
-    at: str = ""
-    """... by whoever has reached it under this address: somebody in between is not to be passed by."""
+    """If the run does not exist, this client is to make it. Only for one that goes on with a session: a client that
+    opens one is told by `MakeRun`, and a read-only client never."""
 
 
 class RefusalCode(enum.Enum):
@@ -126,10 +115,7 @@ class WatchStop(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """This lease is a session of this client: its time is shortened when the connection is closed.
-
-    After a `Stand` on the same connection it is a session of the client that is named there. From version 5 on.
-    """
+    """This lease is a session of this client: its time is shortened when the connection is closed."""
 
     lease: int
     grace_s: float
@@ -148,48 +134,14 @@ class AskStatus(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
 
 
 class Await(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
-    """The items of keys, when all exist or so much later as they are then; answered by `Answer`, as if they were got.
-
-    From version 2 on.
-    """
+    """The items of keys: when all exist, or after a time as they are then. Answered by `Answer`, like a get."""
 
     seq: int
     keys: tuple[str, ...]
     within_s: float
 
 
-class Stand(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
-    """Somebody waits on this connection for the place of a node, which `client` is on another one.
-
-    It is told by `Place`; what is pushed of that to the other connection goes out a moment later. Until the node is in,
-    or the connection is closed. From version 4 on.
-    """
-
-    client: str
-    node: str
-
-
-class Pledge(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
-    """Whoever stands on this connection confirms beforehand the place that its node gets in one attempt, if any.
-
-    It counts for so many seconds from when it arrives, while the connection is open, and once; the last one counts. The
-    node's key is written as the node would do it, under its session and on top of `revision` (0: of the one by which it
-    has just joined on this connection): with `value`, or with `as_zero` in rank 0 (empty: such a place is told, and the
-    node confirms it); both are its record as a member of that attempt. Without a number: the same as before, for so
-    long from now on. From version 6 on.
-    """
-
-    for_s: float
-    number: int = 0
-    join: int = 0
-    incarnation: str = ""
-    lease: int = 0
-    revision: int = 0
-    value: bytes = b""
-    as_zero: bytes = b""
-
-
-ClientMessage: TypeAlias = Do | WatchStart | WatchStop | Hold | Claim | AskStatus | Await | Stand | Pledge
+ClientMessage: TypeAlias = Do | WatchStart | WatchStop | Hold | Claim | AskStatus | Await
 
 
 class ClientFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -245,29 +197,11 @@ class Going(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
 
 
 class MakeRun(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """The run does not exist, and the client that has just opened a session is to make it. From version 3 on."""
+    """The run does not exist, and the client that has just opened a session is to make it."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
-    """Where a node stands: it has a place in an attempt, or that attempt is active. The first frame of what is sent.
-
-    What the node knows beforehand comes first, so that it can tell by comparing bytes. From version 4 on.
-    """
-
-    is_active: bool
-    number: int
-    join: int
-    incarnation: str
-    rank: int
-    size: int
-    revision: int = 0
-    """Of the node's key."""
-    addr: str = ""
-    port: int = 0
-
-
-ServerMessage: TypeAlias = Answer | Push | WatchRefused | Status | Going | MakeRun | Place
-SentMessage: TypeAlias = Answer | Push | PushRaw | WatchRefused | Status | Going | MakeRun | Place
+ServerMessage: TypeAlias = Answer | Push | WatchRefused | Status | Going | MakeRun
+SentMessage: TypeAlias = Answer | Push | PushRaw | WatchRefused | Status | Going | MakeRun
 
 encoder = msgspec.msgpack.Encoder()
 knock_decoder = msgspec.msgpack.Decoder(Knock)
@@ -275,4 +209,3 @@ hello_decoder = msgspec.msgpack.Decoder(Hello)
 welcome_decoder = msgspec.msgpack.Decoder(Welcome | Refused)
 client_decoder = msgspec.msgpack.Decoder(ClientFrame)
 server_decoder = msgspec.msgpack.Decoder(tuple[ServerMessage, ...])
-place_decoder = msgspec.msgpack.Decoder(tuple[Place])

@@ -22,7 +22,7 @@ from rallypoint.backends.etcd import cluster as clusters
 from rallypoint.backends.etcd.backend import EtcdBackend
 from rallypoint.backends.etcd.security import Security
 from rallypoint.backends.etcd.shared import Connection
-from rallypoint.rendezvous.mirror import Mirror
+from rallypoint.rendezvous.watched_keys import WatchedKeys
 
 _numbers = itertools.count(1)
 
@@ -110,8 +110,8 @@ async def is_there(backend, key):
     return (await backend.get(key)).item is not None
 
 
-async def has(mirror, key):
-    return key in mirror.items
+async def has(watched, key):
+    return key in watched.items
 
 
 async def as_many(some, others):
@@ -287,19 +287,19 @@ def test_mirror_scans_again_after_a_compaction_and_misses_nothing(own_etcd):
         async with proxied(own_etcd) as proxy, open_at(proxy.endpoint) as behind, open_at(own_etcd.endpoint) as direct:
             for name in "abc":
                 await direct.txn((), [Put(prefix + name, b"old")])
-            mirror = Mirror(behind, [prefix], random.Random(1), lambda: None, lambda error: None)
-            await mirror.synced.wait()
+            watched = WatchedKeys(behind, [prefix], random.Random(1), lambda: None, lambda error: None)
+            await watched.synced.wait()
             proxy.refuse()
             await direct.txn((), [Delete(prefix + "a")])
             await direct.txn((), [Put(prefix + "b", b"new")])
             last = (await direct.txn((), [Put(prefix + "d", b"new")])).revision
             await asyncio.to_thread(own_etcd.ask, "kv/compaction", revision=last)
             await proxy.listen()
-            await eventually(lambda: has(mirror, prefix + "d"))
+            await eventually(lambda: has(watched, prefix + "d"))
             await direct.txn((), [Put(prefix + "e", b"new")])
-            await eventually(lambda: has(mirror, prefix + "e"))
-            mirror.stop()
-            return {key.removeprefix(prefix): item.value for key, item in mirror.items.items()}
+            await eventually(lambda: has(watched, prefix + "e"))
+            watched.stop()
+            return {key.removeprefix(prefix): item.value for key, item in watched.items.items()}
 
     assert run(check()) == {"b": b"new", "c": b"old", "d": b"new", "e": b"new"}
 

@@ -163,7 +163,7 @@ def guarded(tmp_path_factory):
             member.ask("auth/user/add", name=name, password=f"{name}'s")
         for role in ("root", "runs"):
             member.ask("auth/role/add", name=role)
-        allowed = {"permType": "READWRITE", "key": "L3F1b3JhdGUv", "range_end": "L3F1b3JhdGUw"}  # /rallypoint/
+        allowed = {"permType": "READWRITE", "key": "L3JhbGx5cG9pbnQv", "range_end": "L3JhbGx5cG9pbnQw"}  # /rallypoint/
         member.ask("auth/role/grant", name="runs", perm=allowed)
         member.ask("auth/user/grant", user="root", role="root")
         member.ask("auth/user/grant", user="runner", role="runs")

@@ -19,7 +19,7 @@ from rallypoint.backends.etcd.faults import Means, fault_of_text
 from rallypoint.backends.etcd.link import WATCH
 from rallypoint.backends.etcd.stream import Stream, TokenRefused
 from rallypoint.backends.etcd.words import batches_of, range_of
-from rallypoint.backends.tcp_watch import TcpWatch
+from rallypoint.backends.tcp.watch import TcpWatch
 from rallypoint.errors import BackendError, HistoryGone, Rejected, Unavailable
 
 AGAIN_S = 0.2

@@ -1,4 +1,4 @@
-// What is asked of the server, but for the feeds.
+// Requests to the server, but for the feeds.
 
 let csrf = "";
 

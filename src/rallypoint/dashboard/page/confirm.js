@@ -1,9 +1,9 @@
-// Nothing is done without being asked for twice.
+// The dialog in which an action is confirmed.
 
 import { act } from "./api.js";
 import { byId, say } from "./dom.js";
 
-/** Ask, with a reason; do it; what was said of it, or null if it was called off. Stays open while it fails. */
+/** Ask for confirmation and a reason, and act; resolves with the server's answer, or null on cancel. Stays open on errors. */
 export function confirmed(name, body, { title, text, button, isGrave }) {
   const dialog = byId("dialog");
   const form = byId("dialog-form");
@@ -18,7 +18,7 @@ export function confirmed(name, body, { title, text, button, isGrave }) {
   return new Promise((resolve) => {
     let isOver = false;
     const end = (said) => {
-      if (isOver) return; // it was called off while it was done: the dialog may be another's by now
+      if (isOver) return; // cancelled during the request: the dialog may show another action by now
       isOver = true;
       form.removeEventListener("submit", submit);
       byId("dialog-no").removeEventListener("click", no);

@@ -1,4 +1,4 @@
-// Elements from data. Text is only ever text: nothing here parses HTML.
+// DOM helpers. Text is never parsed as HTML.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -14,7 +14,7 @@ export function h(name, props = {}, ...children) {
   return element;
 }
 
-/** Set the text of an element, if it is another. */
+/** Set the text of an element, if it differs. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -26,13 +26,13 @@ export function show(element, is) {
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 
-/** A moment: the time of day, and the day if that was not today. */
+/** The time of day, or the date and time if that was more than 20 hours ago. */
 export function moment(at, now) {
   if (at === null || at === undefined) return "";
   return (now - at < 72000 ? clock : day).format(at * 1000);
 }
 
-/** A duration as people say it. */
+/** A duration in a fitting unit. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
   if (seconds < 0.0995) return `${Math.max(0, Math.round(seconds * 1000))} ms`;
@@ -48,7 +48,7 @@ export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${c
 /** host9 before host10. */
 export const natural = new Intl.Collator("en", { numeric: true }).compare;
 
-/** Make these the children of an element, in this order; what stays in its place is not touched, and keeps the focus. */
+/** Make these the children of an element, in this order. A child that keeps its place is not moved, so it keeps the focus. */
 export function arrange(parent, children) {
   const wanted = new Set(children);
   for (const child of [...parent.childNodes]) if (!wanted.has(child)) child.remove();

@@ -1,13 +1,13 @@
-// One stream of server-sent events that is kept open while somebody looks: pictures in, and how fresh they are.
+// One stream of server-sent events, kept open while the page is visible: updates, and how old the last one is.
 
 const SILENT_MS = 12000;
 const HIDDEN_MS = 30000;
 
 export class Feed {
-  /** `onPicture(message)`, `onState("live" | "connecting" | "silent", seconds)`, `onRefused()`: not let in any more. */
-  constructor(path, { onPicture, onState, onRefused }) {
+  /** `onUpdate(message)`, `onState("live" | "connecting" | "silent", seconds)`, `onRefused()`: the stream has ended. */
+  constructor(path, { onUpdate, onState, onRefused }) {
     this.path = path;
-    this.onPicture = onPicture;
+    this.onUpdate = onUpdate;
     this.onState = onState;
     this.onRefused = onRefused;
     this.last = "";
@@ -25,14 +25,14 @@ export class Feed {
     const source = new EventSource(this.path + mark);
     this.source = source;
     source.addEventListener("open", () => this.heard());
-    source.addEventListener("picture", (event) => {
+    source.addEventListener("update", (event) => {
       this.last = event.lastEventId;
       this.retries = 0;
       this.heard();
-      this.onPicture(JSON.parse(event.data));
+      this.onUpdate(JSON.parse(event.data));
     });
-    source.addEventListener("beat", () => this.heard());
-    source.addEventListener("bye", () => {
+    source.addEventListener("heartbeat", () => this.heard());
+    source.addEventListener("end", () => {
       source.close();
       this.again();
     });
@@ -55,21 +55,21 @@ export class Feed {
     if (this.source && performance.now() - this.heardAt > SILENT_MS) this.onState("silent", this.silentFor());
   }
 
-  /** The stream was refused or has ended: ask whether we may still look, and look again after a while. */
+  /** The stream was refused or has ended: after a pause, ask `onRefused` whether to open it again. */
   again() {
     if (this.source === null) return;
     this.source.close();
     const pause = Math.min(10000, 500 * 2 ** this.retries++) * (0.5 + Math.random() / 2);
     clearTimeout(this.timer);
     this.timer = setTimeout(async () => {
-      const isLetIn = await this.onRefused();
-      if (this.isClosed || this.source === null) return; // meanwhile somebody went on, or looks elsewhere
-      if (isLetIn) this.open();
+      const mayRead = await this.onRefused();
+      if (this.isClosed || this.source === null) return; // the page was hidden or another view opened meanwhile
+      if (mayRead) this.open();
       else this.close();
     }, pause);
   }
 
-  /** A page that nobody sees needs no stream: browsers have few to give. */
+  /** A hidden page closes its stream: browsers open few connections to one server. */
   visibility() {
     clearTimeout(this.hiding);
     if (document.visibilityState === "hidden") {

@@ -1,4 +1,4 @@
-// The token, once.
+// The login form.
 
 import { login } from "./api.js";
 import { h, say } from "./dom.js";

@@ -1,4 +1,4 @@
-// The page: who looks, at what, and how fresh that is.
+// The page: login, the view that is shown, and the state of its feed.
 
 import { logout, me } from "./api.js";
 import { byId, say, show } from "./dom.js";
@@ -32,12 +32,12 @@ function freshness(state, seconds) {
   else if (state === "live") trouble(view?.trouble() ?? "");
 }
 
-/** Whether we may still look; otherwise the page asks for the token. */
+/** Whether this browser is still logged in; otherwise the page asks for the token. */
 async function stillIn() {
   try {
     viewer = await me();
   } catch {
-    return true; // it does not answer at all: try again
+    return true; // no answer: try again
   }
   if (viewer.logged_in) return true;
   go();
@@ -55,7 +55,7 @@ async function go() {
     setTimeout(() => mine === visit && go(), 2000);
     return;
   }
-  if (mine !== visit) return; // somebody went on before it was answered
+  if (mine !== visit) return; // another view was opened meanwhile
   const main = byId("main");
   show(byId("logout"), viewer.logged_in && viewer.how === "session");
   say(byId("place"), viewer.where || "");
@@ -73,7 +73,7 @@ async function go() {
   freshness("connecting", 0);
   const path = run === null ? "/api/runs" : `/api/run?id=${encodeURIComponent(run)}`;
   feed = new Feed(path, {
-    onPicture: (message) => {
+    onUpdate: (message) => {
       made.take(message);
       trouble(made.trouble());
     },
@@ -107,7 +107,7 @@ byId("theme").addEventListener("click", () => {
   try {
     localStorage.setItem("rallypoint-theme", other);
   } catch {
-    // for this page only, then
+    // no storage: the choice holds for this page only
   }
   nameTheme();
 });

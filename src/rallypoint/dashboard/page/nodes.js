@@ -1,4 +1,4 @@
-// The nodes of a run, by rank. Only the rows that can be seen exist: a thousand nodes cost as much as thirty.
+// The table of nodes, by rank. Only visible rows are in the DOM, so a thousand nodes cost as much as thirty.
 
 import { arrange, duration, h, plural, say } from "./dom.js";
 import { shownAs } from "./states.js";
@@ -31,7 +31,7 @@ export class NodeTable {
     );
   }
 
-  /** Only those that stand like this; null: all. */
+  /** Show only nodes with these standings; null: all. */
   only(standings) {
     this.standing = standings;
     this.draw();

@@ -1,4 +1,4 @@
-// The last rounds: how long each took to come together, who came last, how long it lasted and why it ended.
+// The last rounds: how long each took to form, the last nodes to arrive, how long it lasted and why it ended.
 
 import { arrange, duration, h, moment, say, show } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// One run, live.
+// The view of one run.
 
 import { confirmed } from "./confirm.js";
 import { arrange, byId, h, moment, natural, say, show } from "./dom.js";
@@ -108,7 +108,7 @@ export function runView(runId, viewer) {
     announce(state.facts.join(" "));
   }
 
-  /** For those who listen: what is waited for, when it changes, and not more often than one can hear. */
+  /** For screen readers: the waiting reason when it changes, at most once in a few seconds. */
   function announce(text) {
     saying = text;
     clearTimeout(pending);
@@ -164,7 +164,7 @@ export function runView(runId, viewer) {
   };
 }
 
-/** How bad it is: a colour at the edge of the first card. */
+/** The colour of the first card's edge. */
 function mood(state) {
   if (state.trouble) return "bad";
   if (state.phase === "active" && !state.is_closed) return state.counts.gone ? "bad" : state.counts.waiting || state.counts.held_back ? "look" : "good";

@@ -1,6 +1,6 @@
-// What nodes are, in words and colours. The colours themselves are in style.css, one for light and one for dark.
+// The states of nodes, their meaning and colours. The colours are in style.css, for light and dark.
 
-/** States of the time line, in the order in which they are painted: the last one wins where there is no room for all. */
+/** In drawing order: where there is no room for all, the last one wins. */
 export const STATES = ["out", "left", "member", "forming", "joining", "spare", "waiting", "drained", "held back", "gone", "lost"];
 
 export const MEANING = {
@@ -16,10 +16,10 @@ export const MEANING = {
   left: "said goodbye",
 };
 
-/** Those that somebody has to look at. */
+/** States that need attention. */
 export const GRAVE = new Set(["lost", "gone", "held back"]);
 
-/** The state that a node's standing is shown as; of one that went, the time line knows how. */
+/** The state that stands for a node's standing. How a gone node went is in its track. */
 export const shownAs = (standing, track) =>
   standing === "gone" ? track?.spans[track.spans.length - 1][1] || "gone" : standing.startsWith("confirm") ? "forming" : standing;
 

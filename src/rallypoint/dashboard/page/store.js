@@ -1,9 +1,9 @@
-// A run as the messages tell it: the first says everything, each later one what is different.
+// The data of a run, from its updates: the first is complete, each later one is a difference.
 
 const MOST_LINES = 200;
 const MOST_SPANS = 256;
 
-const AFTER = { member: 0, confirmed: 0, confirming: 0, gone: 0, joining: 1, waiting: 2, spare: 3, "held back": 4, drained: 5, left: 6 };
+const ORDER = { member: 0, confirmed: 0, confirming: 0, gone: 0, joining: 1, waiting: 2, spare: 3, "held back": 4, drained: 5, left: 6 };
 
 export class RunStore {
   constructor(natural) {
@@ -20,7 +20,7 @@ export class RunStore {
     this.trackOf = new Map();
     this.lines = [];
     this.ordered = null;
-    this.rows = null;
+    this.orderedTracks = null;
   }
 
   /** The clock of the server, in seconds. */
@@ -33,15 +33,15 @@ export class RunStore {
     this.offset = message.now - Date.now() / 1000;
     if (message.state) this.state = message.state;
     if (message.rounds) this.rounds = message.rounds;
-    // A card says who a node is, a spot where it stands; a node that changed is another object.
+    // A node that changed becomes a new object: the table redraws only those.
     for (const [id, name, addr, pid, labels, drain] of message.nodes || []) {
       this.nodes.set(id, { standing: "joining", rank: null, joined_at: null, ...this.nodes.get(id), id, name, addr, pid, labels, drain });
     }
-    for (const [id, standing, rank, joined_at] of message.spots || []) {
+    for (const [id, standing, rank, joined_at] of message.node_states || []) {
       this.nodes.set(id, { ...this.nodes.get(id), standing, rank, joined_at });
     }
     for (const id of message.gone || []) this.nodes.delete(id);
-    if (message.nodes || message.spots || message.gone) this.ordered = null;
+    if (message.nodes || message.node_states || message.gone) this.ordered = null;
     for (const [key, name, id, rank, spans] of message.tracks || []) {
       let track = this.tracks.get(key);
       if (track === undefined) {
@@ -60,16 +60,16 @@ export class RunStore {
       this.trackOf.delete(this.tracks.get(key)?.id);
       this.tracks.delete(key);
     }
-    if (message.tracks || message.dropped) this.rows = null;
+    if (message.tracks || message.dropped) this.orderedTracks = null;
     if (message.lines) this.lines = [...this.lines, ...message.lines].slice(-MOST_LINES);
   }
 
-  /** Nodes by rank, then the others by what they are and by name. */
+  /** Nodes by rank, then those without one by standing and name. */
   sorted() {
     if (this.ordered === null) {
       this.ordered = [...this.nodes.values()].sort(
         (a, b) =>
-          AFTER[a.standing] - AFTER[b.standing] ||
+          ORDER[a.standing] - ORDER[b.standing] ||
           (a.rank ?? Infinity) - (b.rank ?? Infinity) ||
           this.natural(a.name, b.name) ||
           (a.id < b.id ? -1 : 1),
@@ -78,13 +78,13 @@ export class RunStore {
     return this.ordered;
   }
 
-  /** Rows of the time line: by the last rank, then by name. */
-  lanes() {
-    if (this.rows === null) {
-      this.rows = [...this.tracks.values()].sort(
+  /** Tracks of the time line, by last rank, then by name. */
+  sortedTracks() {
+    if (this.orderedTracks === null) {
+      this.orderedTracks = [...this.tracks.values()].sort(
         (a, b) => (a.rank ?? 1e9) - (b.rank ?? 1e9) || this.natural(a.name, b.name) || a.key - b.key,
       );
     }
-    return this.rows;
+    return this.orderedTracks;
   }
 }

@@ -1,5 +1,6 @@
-// Nodes against time. One way of drawing for 2 nodes and for thousands: rows share the height there is; when they get
-// thinner than a pixel the graver state wins, so a single loss among a thousand is seen. Above them, how many are what.
+// The time line of nodes, drawn the same way for 2 nodes and for thousands: rows share the height. Where rows are thinner
+// than a pixel the graver state is drawn, so a single loss among a thousand is visible. Above them: how many nodes are in
+// each state.
 
 import { h, moment, plural, say, show } from "./dom.js";
 import { GRAVE, MEANING, STATES, palette } from "./states.js";
@@ -57,7 +58,7 @@ export class Timeline {
     this.buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(WINDOWS[index][0] === seconds)));
   }
 
-  /** As far back as anything is known, until somebody chooses. */
+  /** Show all known time, until the user chooses a window. */
   fit() {
     if (this.chosen) return;
     let first = Infinity;
@@ -78,12 +79,12 @@ export class Timeline {
 
   // --- layout ---
 
-  /** Rows that were anything within the window, and where everything is. */
+  /** The tracks with a state within the window, and the positions of everything. */
   layout() {
     const width = this.stage.clientWidth;
     const until = this.store.now();
     const from = until - this.window;
-    const rows = this.store.lanes().filter((track) => {
+    const rows = this.store.sortedTracks().filter((track) => {
       const last = track.spans[track.spans.length - 1];
       return last !== undefined && (last[1] !== "out" || last[0] > from);
     });
@@ -145,7 +146,7 @@ export class Timeline {
     }
   }
 
-  /** Every span, the graver ones last; how many are what for each column of pixels, on the way. */
+  /** Draws every span, the graver ones last; returns how many nodes were in each state, by column of pixels. */
   drawRows(pen, l, ratio) {
     const columns = Math.max(1, Math.ceil(l.plot));
     const bins = Object.fromEntries(STATES.map((state) => [state, new Int32Array(columns + 1)]));
@@ -343,7 +344,7 @@ function stateAt(track, at) {
   return found;
 }
 
-/** How long the end is that all names share, from a dot on: it tells nothing, so it is left out. */
+/** The length of the domain that all names share; it is left out of the row labels. */
 function commonDomain(rows) {
   if (rows.length < 2) return 0;
   const first = rows[0].name;

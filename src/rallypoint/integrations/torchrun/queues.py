@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from rallypoint.errors import HistoryGone, RallypointError, Unavailable
 from rallypoint.kv.types import Delete, Exists, GotRange, Item, Put, Range
-from rallypoint.store import RETRY_S, AsyncStore
+from rallypoint.store.async_store import RETRY_S, AsyncStore
 
 
 class QueueEmpty(RallypointError):

@@ -16,12 +16,12 @@ from typing import Any, NoReturn, SupportsIndex, SupportsInt, TypeVar
 
 import torch.distributed as dist
 
-from rallypoint.blocking import Store, within
 from rallypoint.errors import StoreError
 from rallypoint.integrations.torchrun.errors import QUEUE_EMPTY, as_store_errors
 from rallypoint.integrations.torchrun.queues import QueueEmpty, Queues
 from rallypoint.store import AsyncStore
-from rallypoint.store_arguments import as_amount
+from rallypoint.store.arguments import as_amount
+from rallypoint.store.blocking import Store, within
 
 T = TypeVar("T")
 

@@ -22,8 +22,8 @@ from rallypoint.observe.metrics.decisions import Decisions
 from rallypoint.observe.metrics.families import Scrape
 from rallypoint.observe.metrics.runs import numbers_of_view, show_runs
 from rallypoint.observe.metrics.table import MAX_RUNS, word
-from rallypoint.server.durable import DurableServer
-from rallypoint.server.journal import Journal
+from rallypoint.server.durability.journal import Journal
+from rallypoint.server.durability.server import DurableServer
 from rallypoint.server.server import Server
 
 LOOP_TIMEOUT_S = 5.0
@@ -95,13 +95,13 @@ class _ServerCollector(Collector):
     def _show_clients(self, scrape: Scrape) -> None:
         server = self._server
         clients, traffic, limits = server.clients, server.traffic, server.limits
-        scrape.put(table.SERVER_CONNECTIONS, server.door.inside)
-        scrape.put(table.SERVER_PENDING, len(server.door.pending))
+        scrape.put(table.SERVER_CONNECTIONS, server.admission.admitted)
+        scrape.put(table.SERVER_PENDING, len(server.admission.pending))
         scrape.put(table.SERVER_RECONNECTS, clients.reconnects)
         scrape.put(table.SERVER_SESSIONS, clients.session_count)
         for cause, ended in clients.ended.items():
             scrape.put(table.SERVER_SESSIONS_ENDED, ended, word(cause))
-        for kind, count in server.door.refusals.counts.items():
+        for kind, count in server.admission.refusals.counts.items():
             scrape.put(table.SERVER_REFUSALS, count, word(kind))
         lags = [one.lag for one in server.connections]
         waits = [since for _, since in lags if since]
@@ -115,14 +115,14 @@ class _ServerCollector(Collector):
         scrape.put(table.SERVER_MAX_RUNS, limits.max_runs)
 
     def _show_store(self, scrape: Scrape) -> None:
-        hub, limits = self._server.hub, self._server.limits
-        for kind, count in hub.executed.items():
+        engine_host, limits = self._server.engine_host, self._server.limits
+        for kind, count in engine_host.executed.items():
             scrape.put(table.SERVER_OPERATIONS, count, _snake(kind.__name__))
-        scrape.put(table.SERVER_COMMITS, hub.engine.revision - self._server.first_revision)
-        scrape.put(table.SERVER_WATCHES, hub.watch_count)
-        scrape.put(table.SERVER_KEYS, hub.engine.usage.keys)
-        scrape.put(table.SERVER_STORE, hub.engine.usage.size)
-        scrape.put(table.SERVER_LEASES, len(hub.engine.leases))
+        scrape.put(table.SERVER_COMMITS, engine_host.engine.revision - self._server.first_revision)
+        scrape.put(table.SERVER_WATCHES, engine_host.watch_count)
+        scrape.put(table.SERVER_KEYS, engine_host.engine.usage.keys)
+        scrape.put(table.SERVER_STORE, engine_host.engine.usage.size)
+        scrape.put(table.SERVER_LEASES, len(engine_host.engine.leases))
         scrape.put(table.SERVER_MAX_KEYS, limits.max_keys)
         scrape.put(table.SERVER_MAX_STORE, limits.max_bytes)
         scrape.put(table.SERVER_MAX_LEASES, limits.max_leases)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rallypoint.rendezvous.membership import Cause
+from rallypoint.server.admission.refusals import Refusal
 from rallypoint.server.clients import Ended
-from rallypoint.server.refusals import Refusal
 
 MAX_RUNS = 200
 """How many runs have series of their own, the first ones. All others share one series."""

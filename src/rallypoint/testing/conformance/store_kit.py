@@ -200,7 +200,7 @@ class Member:
 
     def enter(self, joined: Joined) -> AsyncStore:
         """The store of a round."""
-        return AsyncStore(self.chaos, self.node.keys, self.node.identity.id).place(joined)
+        return AsyncStore(self.chaos, self.node.keys, self.node.identity.id, joined)
 
 
 StoreCheck: TypeAlias = Callable[[StoreKit], Coroutine[Any, Any, None]]

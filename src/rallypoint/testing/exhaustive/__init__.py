@@ -6,7 +6,7 @@ with a shortest trace of what happened. The checkers are those of `rallypoint.te
 
 How it works. A world is a product of automata. The store is a value that the real `Engine` moves (`server`). A process
 is the real code on a loop and a backend of its own, where nothing happens by itself (`actors`, `controlled`); its state
-is a fingerprint of everything that its tasks can reach, suspended coroutines included (`fingerprint`), in which
+is a fingerprint of everything that its tasks can reachability, suspended coroutines included (`fingerprint`), in which
 revisions count by their order and instants by their distance (`symbols`). What a process does on an input is found out
 once, by feeding it to a live one, and then remembered (`automaton`); so the search itself (`world`, `choices`,
 `explore`) runs on plain values, and merges what is the same. Live processes are brought back to a state by repeating
@@ -28,7 +28,7 @@ Not left to choice:
 
 - sessions and the run's own leases never end by time, only by choice; renewals do not happen; nodes have no deadline;
 - granting a lease, renewing the run's lease, and reads of what cannot change any more or is followed by a watch from
-  there (a mirror's first scan, rosters, history, who is coordinator) are answered at once: later is the same as an
+  there (a watch's first scan, rosters, history, who is coordinator) are answered at once: later is the same as an
   early answer and a late batch;
 - a process runs until it waits; two of its own tasks that could go on at the same instant do so in asyncio's order;
 - pauses and ids are not drawn; the longest pause is taken;

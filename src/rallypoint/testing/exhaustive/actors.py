@@ -1,9 +1,9 @@
 """The processes of a tiny world: real drivers, each alone on its loop, moved by one input at a time.
 
-A `NodeActor` is a real `Node` (with `Presence`, `Sight`, its mirrors, `Entry`, and a `Candidate` where the nodes elect
-the coordinator) in the hands of an agent that joins when it is told to. A `CoordinatorActor` is a real `Candidate`
-with a session of its own, and the `Coordinator` that it becomes. An `OperatorActor` closes and reopens through a real
-`Entry`.
+A `NodeActor` is a real `Node` (with `NodeSession`, `NodeView`, its watched keys, `RunConfig`, and an `Election` where
+the nodes elect the coordinator) in the hands of an agent that joins when it is told to. A `CoordinatorActor` is a real
+`Election` with a session of its own, and the `Coordinator` that it becomes. An `OperatorActor` closes and reopens
+through a real `RunConfig`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rallypoint.backends.contract import Limits, Session
 from rallypoint.errors import RallypointError
 from rallypoint.events import Emitter, Event
 from rallypoint.kv.types import Op
-from rallypoint.rendezvous.candidate import Candidate
-from rallypoint.rendezvous.entry import Entry
+from rallypoint.rendezvous.election import Election
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause, Identity, Joined
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.records import CoordinatorRecord
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.testing.exhaustive.controlled import ControlledBackend, ControlledWatch, Request, Strand, unknown
 from rallypoint.testing.exhaustive.fingerprint import Fingerprint
@@ -175,7 +175,7 @@ class NodeActor(Actor):
 
     @property
     def session(self) -> Session | None:
-        session = self.node._presence.session
+        session = self.node._node_session.session
         return None if session is None or session.lost.is_set() else session
 
     @property
@@ -218,7 +218,7 @@ class NodeActor(Actor):
         session.lost.set("the explorer says so")
 
     def _roots(self) -> list[Any]:
-        _ = self.node.sight.waiting  # a mirror's items do not count, so nothing may be left to decode
+        _ = self.node.view.waiting  # a watch's items do not count, so nothing may be left to decode
         for task in self._tasks.values():
             if task.done() and not task.cancelled() and not isinstance(task.exception(), RallypointError | None):
                 task.result()  # a defect: let it out
@@ -257,7 +257,7 @@ class CoordinatorActor(Actor):
         self._session = await self.backend.open_session(self._ttl_s)
         record = CoordinatorRecord(id=self._name, name=self._name)
         emit, rng = Silence(), Undrawn(self._name)
-        candidate = Candidate(self.backend, self._keys, self._session, record, emit, rng, _no_time, lambda: True)
+        candidate = Election(self.backend, self._keys, self._session, record, emit, rng, _no_time, lambda: True)
         await candidate.run()
 
     def _lose(self) -> None:
@@ -283,7 +283,9 @@ class OperatorActor(Actor):
         super().__init__(has_coordinator=True, limits=limits)
 
     def _begin(self) -> None:
-        self.entry = Entry(self.backend, self._keys, self._settings, "operator", lambda: "made-by-operator", _no_time)
+        self.run_config = RunConfig(
+            self.backend, self._keys, self._settings, "operator", lambda: "made-by-operator", _no_time
+        )
 
     @property
     def status(self) -> Status:
@@ -291,9 +293,9 @@ class OperatorActor(Actor):
 
     def _do(self, verb: str) -> None:
         verbs: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
-            "make": self.entry.find_or_make,
-            "close": lambda: self.entry.close("asked to"),
-            "reopen": lambda: self.entry.reopen("asked to"),
+            "make": self.run_config.find_or_make,
+            "close": lambda: self.run_config.close("asked to"),
+            "reopen": lambda: self.run_config.reopen("asked to"),
         }
         self._task = asyncio.get_running_loop().create_task(verbs[verb](), name=verb)
 

@@ -1,6 +1,6 @@
 """What a process is, as a value: two processes with equal fingerprints behave alike from here on.
 
-It is found by walking everything that the process's tasks and timers can reach: objects, containers, suspended
+It is found by walking everything that the process's tasks and timers can reachability: objects, containers, suspended
 coroutines with their live variables, futures. No class of the algorithm is known here, so none can be forgotten. What
 is left out is what cannot change behaviour: sentences for people, events, names of tasks, reports. Revisions count by
 their order, instants by their distance from now.
@@ -56,10 +56,10 @@ IGNORED: dict[str, frozenset[str]] = {
         {"formed_at", "gather_s", "last_call_s", "confirm_s", "first_arrival", "last_arrivals", "last_confirmed"}
         | {"lasted_s"}
     ),
-    "Mirror": frozenset({"items"}),
+    "WatchedKeys": frozenset({"items"}),
     "Node": frozenset({"_listener"}),
 }
-"""What no decision reads, by class. A mirror's items are what its owner has decoded from them."""
+"""What no decision reads, by class. A watch's items are what its owner has decoded from them."""
 _ATOMS = (str, bytes, bool, int, type(None))
 _OPAQUE = (
     *(type, ModuleType, CodeType, FrameType, Context, ContextVar, Emitter),

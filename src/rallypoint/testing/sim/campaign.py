@@ -68,7 +68,7 @@ class Sum:
     fewest_faults: int = 0
     events: list[int] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MARKS, 0))
-    """How many worlds have reached each of those that they can reach."""
+    """How many worlds have reached each of those that they can reachability."""
     broken: list[Verdict] = field(default_factory=list)
 
     def add(self, verdict: Verdict) -> None:

@@ -15,9 +15,9 @@ from contextlib import suppress
 from rallypoint.events import DataGoesOn, Emitter, Event
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.watches import History
-from rallypoint.server.data import open_data
-from rallypoint.server.journal import Bounds, Journal
-from rallypoint.server.worker import Done
+from rallypoint.server.durability.data import open_data
+from rallypoint.server.durability.disk_thread import Done
+from rallypoint.server.durability.journal import Bounds, Journal
 from rallypoint.testing.disk import FaultyDisk, MemoryDisk
 
 QUICK_S = (0.0001, 0.004)

@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from rallypoint.errors import BackendError, RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from rallypoint.kv.types import Add
-from rallypoint.rendezvous.entry import Entry
 from rallypoint.rendezvous.membership import Cause
 from rallypoint.rendezvous.records import NodePhase, RoundPhase
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.server.clients import MASS_SESSIONS
 from rallypoint.testing.checkers import (
     Broke,
@@ -25,11 +25,10 @@ from rallypoint.testing.checkers import (
     BrokeOutageTolerance,
     BrokeRelease,
 )
-from rallypoint.testing.sim.callers import never_confirms
 from rallypoint.testing.sim.network import Weather
 from rallypoint.testing.sim.plan import Action, Fault
 from rallypoint.testing.sim.wired import WiredServer
-from rallypoint.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld
+from rallypoint.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld, never_confirms
 
 LOOK_EVERY_S = 0.25
 REGISTER_S = 0.5
@@ -277,7 +276,7 @@ class Director:
 
     async def _counting(self, wire: WiredServer, action: Action) -> None:
         """Until some moment after something was counted, at which whoever asked for it may not know that yet."""
-        executed, until = wire.life.hub.executed, self._loop.time() + COUNTED_S
+        executed, until = wire.life.engine_host.executed, self._loop.time() + COUNTED_S
         before = executed[Add]
         while executed[Add] == before and self._loop.time() < until:  # noqa: ASYNC110 - of virtual time
             await asyncio.sleep(KEPT_S / 10)
@@ -293,7 +292,7 @@ class Director:
         if action.target % 3:
             await self._operate(lambda operator: operator.reopen("a fault"))
 
-    async def _operate(self, act: Callable[[Entry], Awaitable[object]], tries: int = 5) -> None:
+    async def _operate(self, act: Callable[[RunConfig], Awaitable[object]], tries: int = 5) -> None:
         for _ in range(tries):
             try:
                 async with self._world.entry() as operator:
@@ -339,7 +338,7 @@ class Director:
             and record.round == number
             and p.joined is not None
             and p.joined.number == number
-            and (session := p.node._presence.session) is not None
+            and (session := p.node._node_session.session) is not None
             and not session.lost.is_set()  # else it has yet to go, and to come again
         ]
         if len(inside) != size:

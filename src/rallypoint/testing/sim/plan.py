@@ -14,7 +14,6 @@ from rallypoint.backends.register.pace import TURNS
 
 FEWEST_ACTIONS = 6
 WIRED = 0.4
-ALL_PLEDGE = 0.3
 MOST_ON_A_REGISTER = 8
 
 
@@ -108,11 +107,6 @@ class Plan:
     @property
     def faults_end_at_s(self) -> float:
         return max((action.at_s + action.length_s for action in self.actions), default=0.0) + 1.0
-
-    @property
-    def all_pledge(self) -> bool:
-        """Whether everybody's caller waits elsewhere, and confirms beforehand."""
-        return self.wired and random.Random(f"{self.seed} all pledge").random() < ALL_PLEDGE
 
     @property
     def has_data(self) -> bool:

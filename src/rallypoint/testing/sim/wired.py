@@ -37,8 +37,8 @@ from rallypoint.kv.types import (
 )
 from rallypoint.server import connection
 from rallypoint.server.clients import LATE_S
-from rallypoint.server.durable import DurableLocal, DurableServer
-from rallypoint.server.local import LocalBackend
+from rallypoint.server.durability.server import DurableLocal, DurableServer
+from rallypoint.server.local_backend import LocalBackend
 from rallypoint.server.server import Server, first_revision
 from rallypoint.testing.checkers import BrokeOutageTolerance
 from rallypoint.testing.loop import MACHINE, VirtualTimeLoop
@@ -94,7 +94,7 @@ class _Fallible(LocalBackend):
                 self.reached.set()
                 if self.is_deadly:
                     if self._rng.random() < 0.5:
-                        self._hub.execute(op)  # and nobody is left who could know
+                        self._host.execute(op)  # and nobody is left who could know
                     raise CoordinatorKilled
         return await super().execute(op)
 
@@ -125,13 +125,13 @@ class _Life(Server):
         self._home = home
         self._writer = ""
         self._renewed_at: dict[int, float] = {}
-        self._plain_execute = self.hub.execute
-        self.hub.execute = self.execute  # type: ignore[method-assign]  # seen by all who have the hub
-        self.hub.watch(self, "", self.hub.engine.revision)
+        self._plain_execute = self.engine_host.execute
+        self.engine_host.execute = self.execute  # type: ignore[method-assign]  # seen by all who have the engine_host
+        self.engine_host.watch(self, "", self.engine_host.engine.revision)
 
     def execute(self, op: Op, origin: Origin | None = None) -> Result:
-        """The hub's, seen from outside. What ends by time is nobody's doing."""
-        deadline = self.hub.engine.next_deadline()
+        """The engine_host's, seen from outside. What ends by time is nobody's doing."""
+        deadline = self.engine_host.engine.next_deadline()
         if deadline is not None and deadline <= self._loop.time():
             self._let_end()
         if origin is not None:
@@ -150,14 +150,14 @@ class _Life(Server):
 
     def _let_end(self) -> None:
         """End the leases whose time is over, and tell of those that ended before that although their client is here."""
-        now, leases = self._loop.time(), self.hub.engine.leases
+        now, leases = self._loop.time(), self.engine_host.engine.leases
         here = [
             lease
             for client in self.clients._clients.values()
             for lease in client.sessions
             if (alive := leases.get(lease)) is not None
             and alive.deadline <= now
-            and (client.line is not None or self._home.has_knocked(client.id))
+            and (client.connection is not None or self._home.has_knocked(client.id))
         ]
         early = [lease for lease in here if now < self._renewed_at.get(lease, now) + self._home.plan.ttl_s - 1e-6]
         self._plain_execute(Tick())
@@ -172,9 +172,9 @@ class _Life(Server):
         if self._home.life is self:
             self._home.committed(batch, writer)
 
-    def attend(self, run: str, is_returning: bool, client: str) -> None:
+    def ensure_run(self, run: str, is_returning: bool, client: str) -> None:
         self.has_returned = self.has_returned or is_returning
-        super().attend(run, is_returning, client)
+        super().ensure_run(run, is_returning, client)
 
 
 class _PlainLife(_Life):
@@ -184,7 +184,7 @@ class _PlainLife(_Life):
         super().__init__(engine=engine, **options)
 
     def make_local(self) -> LocalBackend:
-        self.local = _Local(self.hub, self.pledges)
+        self.local = _Local(self.engine_host)
         return self.local
 
 
@@ -192,7 +192,7 @@ class _DurableLife(_Life, DurableServer):
     """Of a server with data. What it executes has happened when it is kept."""
 
     def make_local(self) -> LocalBackend:
-        self.local = _DurableLocal(self.hub, self.journal, self.pledges)
+        self.local = _DurableLocal(self.engine_host, self.journal)
         return self.local
 
     def push(self, batch: Batch) -> None:
@@ -224,8 +224,6 @@ class WiredServer:
         """It is down with its machine: nobody even says that nobody listens."""
         self.writers: dict[str, str] = {}
         """Which node a client is."""
-        self.pledged: set[tuple[str, bytes]] = set()
-        """What the server may write for nodes that confirm beforehand: keys and values."""
         self.backends: dict[str, WiredBackend] = {}
         """Who a client is."""
         self.first_revision = 0
@@ -241,11 +239,11 @@ class WiredServer:
 
     @property
     def engine(self) -> Engine:
-        return self.life.hub.engine
+        return self.life.engine_host.engine
 
     def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
         """Something that nobody asked for over a connection."""
-        return self._context.run(self.life.hub.execute, op)
+        return self._context.run(self.life.engine_host.execute, op)
 
     # --- lives --------------------------------------------------------------------------------------------------------
 

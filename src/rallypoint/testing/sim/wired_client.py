@@ -8,19 +8,15 @@ import random
 from collections.abc import Callable
 
 from rallypoint.backends.contract import Limits
-from rallypoint.backends.tcp import TcpBackend
-from rallypoint.backends.tcp_link import Link
-from rallypoint.backends.tcp_requests import Pending, Ready
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.connection import ClientConnection
+from rallypoint.backends.tcp.requests import Pending
 from rallypoint.errors import OutcomeUnknown
-from rallypoint.kv.types import Op, Put, Txn
-from rallypoint.testing.sim.lanes import WiredLane
+from rallypoint.kv.types import Op
 from rallypoint.testing.sim.network import Weather
 from rallypoint.testing.sim.streams import Above, Stream
 from rallypoint.testing.sim.wired import ENDPOINT, UNREACHABLE, WiredServer
 from rallypoint.wire.messages import AskStatus, Do
-
-PLEDGES = 0.7
-"""How often callers confirm beforehand, where not all of them do."""
 
 
 class WiredBackend(TcpBackend):
@@ -43,8 +39,6 @@ class WiredBackend(TcpBackend):
         self.swallow: Callable[[Op], bool] | None = None
         """Requests that this process never manages to send."""
         self.left_to_send: int | None = None
-        self.pledges = plan.all_pledge or random.Random(f"{plan.seed} pledges of {process}").random() < PLEDGES
-        """Whether its callers confirm beforehand."""
         self.has_sent = asyncio.Event()
         """Set when `left_to_send` more requests were sent."""
         self._process = process
@@ -53,12 +47,8 @@ class WiredBackend(TcpBackend):
         self.stream: Stream | None = None
         self._rng_of_lines = random.Random(f"{plan.seed} lines of {process}")
         self._writer = writer
-        self._aside: Stream | None = None
-        """The connection of a caller that waits, if it has one."""
         server.writers[self._client] = writer
         server.backends[self._client] = self
-        if writer:
-            self._shortcut.make_lane = lambda node_id: WiredLane(self, node_id)
 
     @property
     def weather(self) -> Weather:
@@ -68,62 +58,36 @@ class WiredBackend(TcpBackend):
     def weather(self, weather: Weather) -> None:
         self._above.weather = weather
         self._cleared.set()
-        for stream in self._streams():
-            stream.kick()
+        if self.stream is not None:
+            self.stream.kick()
 
     def reset(self) -> None:
         """What follows a fault: the connection breaks, or goes on where it was."""
-        for stream in self._streams():
-            if self._rng_of_lines.random() < 0.6:
-                stream.reset()
+        if self.stream is not None and self._rng_of_lines.random() < 0.6:
+            self.stream.reset()
 
     def crash(self, is_machine: bool) -> None:
         """The process is dead, and perhaps its machine with it. It is frozen already."""
         self.is_dead = True
-        for stream in self._streams():
+        if self.stream is not None:
             if is_machine:
-                stream.near.vanish()
+                self.stream.near.vanish()
             else:
-                stream.near.die()
+                self.stream.near.die()
 
     def machine_is_back(self) -> None:
         """Another process runs on the machine that died: whoever sends to this one is told that it is gone."""
-        for stream in self._streams():
-            if stream.near.is_deaf:
-                stream.later(self._rng_of_lines.uniform(0.0, 1.0), stream.reset)
-
-    def speaks_as(self, client: str) -> None:
-        """What a client of this name writes is this process's doing."""
-        self.server.writers[client] = self._writer
-
-    def dawdle_s(self) -> float:
-        """How long a thread that was woken waits for a core: most often not at all."""
-        rng = self._rng_of_lines
-        return 0.0 if rng.random() < 0.7 else rng.uniform(0.0, 0.2)
-
-    def vanishes(self, op: Op) -> bool:
-        """Whether a request of a caller is never sent."""
-        return self._vanishes(op)
-
-    def pledged(self, op: Txn | None) -> None:
-        """The server may write what this would from now on, and it is this process's doing."""
-        self.server.pledged.update((step.key, step.value) for step in (op.then if op else ()) if isinstance(step, Put))
-
-    def _streams(self) -> list[Stream]:
-        return [stream for stream in (self.stream, self._aside) if stream is not None]
+        stream = self.stream
+        if stream is not None and stream.near.is_deaf:
+            stream.later(self._rng_of_lines.uniform(0.0, 1.0), stream.reset)
 
     def _asked(self, message: Do | AskStatus, changes: bool) -> Pending:
         if isinstance(message, Do) and self._vanishes(message.op):
             return self._vanished(message)
         return super()._asked(message, changes)
 
-    def _ask_now(self, op: Txn, ready: Ready | None) -> Pending:
-        if self._vanishes(op):
-            return self._vanished(Do(self._requests.number(), op))
-        return super()._ask_now(op, ready)
-
     def _vanished(self, message: Do) -> Pending:
-        """It is never sent, and whoever asked is told so late."""
+        """It is never sent, and the caller is told so late."""
         pending = self._requests.add(message, changes=True)
         self._requests.forget(pending)
         late_s = min(self.server.plan.call_timeout_s, self.server.plan.ttl_s / 2)
@@ -138,21 +102,7 @@ class WiredBackend(TcpBackend):
                 self.has_sent.set()
         return self.swallow is not None and self.swallow(op)
 
-    async def _dial(self, make: Callable[[], Link]) -> None:
-        def noted(stream: Stream) -> None:
-            self.stream = stream
-
-        await self._dial_and(make, noted)
-
-    async def dial_aside(self, make: Callable[[], Link]) -> None:
-        """Another connection, beside the one that the sessions hang on. OSError, TimeoutError."""
-
-        def noted(stream: Stream) -> None:
-            self._aside = stream
-
-        await self._dial_and(make, noted)
-
-    async def _dial_and(self, make: Callable[[], Link], noted: Callable[[Stream], None]) -> None:
+    async def _dial(self, make: Callable[[], ClientConnection]) -> None:
         rng = self._rng_of_lines
         await asyncio.sleep(rng.uniform(*self.weather.delay_s))
         while not (self.weather.to_server and self.weather.from_server):
@@ -164,7 +114,7 @@ class WiredBackend(TcpBackend):
             await asyncio.sleep(rng.uniform(0.5, 3.0))
             raise TimeoutError("no answer")
         stream = self.server.accept(self._process, self._above, rng, make())
-        noted(stream)
+        self.stream = stream
         try:
             await asyncio.sleep(rng.uniform(*self.weather.delay_s))
         except BaseException:

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +21,14 @@ from rallypoint.backends.backoff import Backoff
 from rallypoint.backends.session import LeaseSession
 from rallypoint.errors import BackendError, RendezvousError, RendezvousGracefulExitError, StoreError
 from rallypoint.events import Emitter, Event
-from rallypoint.kv.types import Batch, Revoke
-from rallypoint.rendezvous.candidate import Candidate
-from rallypoint.rendezvous.entry import Entry
-from rallypoint.rendezvous.fenced import OTHER_COMPARES
+from rallypoint.kv.types import Batch, Op, Put, Revoke, Txn
+from rallypoint.rendezvous.election import Election
+from rallypoint.rendezvous.fenced_writer import OTHER_COMPARES
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause, Identity, Joined
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.records import CoordinatorRecord, RoundPhase, RoundRecord
+from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.store import AsyncStore
 from rallypoint.testing.checkers import (
@@ -40,7 +40,6 @@ from rallypoint.testing.checkers import (
     Safety,
 )
 from rallypoint.testing.loop import MACHINE, VirtualTimeLoop
-from rallypoint.testing.sim.callers import bootstrap, go_on, join, look, waits_elsewhere
 from rallypoint.testing.sim.network import SimBackend, SimServer, Weather
 from rallypoint.testing.sim.notes import Notes
 from rallypoint.testing.sim.plan import Plan
@@ -52,6 +51,7 @@ MOST_EVENTS = 150_000
 """No world that comes to rest has nearly as many."""
 WITHDRAW_S = 5.0
 SLACK_S = 2.0
+OBSERVE_S = 0.5
 
 
 @dataclass(slots=True)
@@ -70,9 +70,8 @@ class SimProcess:
     task: asyncio.Task[None] | None = None
     wants: str = ""
     """What the director asked for: "leave", "rejoin" or nothing."""
-    waits_elsewhere: bool = False
-    """Its caller is on another thread, so to say: it may be released before the call has ended."""
-    looks: random.Random = field(default_factory=random.Random)  # whether that caller looks first, and what it does
+    observes_first: bool = False
+    """Its caller looks at the run before it asks to join."""
     paused_s: float = 0.0
     is_over: bool = False
 
@@ -144,8 +143,7 @@ class SimWorld:
         self._revision = batch.revision
         self.note("commit", self._machine_of.get(writer, writer) or "(time)", batch)
         try:
-            pledged = self.wire.pledged if self.wire is not None else ()
-            self.safety.committed(batch.revision, batch.changes, writer, pledged)
+            self.safety.committed(batch.revision, batch.changes, writer)
         except AssertionError as error:
             self._break(error)
         current = self.safety.picture.round
@@ -194,14 +192,13 @@ class SimWorld:
                 backend,
                 self.settings(name),
                 identity,
-                bootstrap=bootstrap(self.plan, machine, name),
+                bootstrap=_bootstrap(name),
                 emit=Emitter(lambda event: self._emitted(machine, event)),
                 rng=rng,
                 wall=lambda: 1e9 + rng.random(),
             )
             process = SimProcess(name, machine, backend, node, rng, asyncio.Event())
-            process.waits_elsewhere = waits_elsewhere(self.plan, machine)
-            process.looks = random.Random(f"{self.plan.seed} {machine} looks")
+            process.observes_first = random.Random(f"{self.plan.seed} {machine} observes").random() < 0.3
             made.append(process)
             process.task = asyncio.create_task(self._live(process), name=machine)
 
@@ -307,7 +304,7 @@ class SimWorld:
             try:
                 session = await backend.open_session(self.plan.ttl_s)
                 record = CoordinatorRecord(id=machine, name="server")
-                candidate = Candidate(backend, self.keys, session, record, emit, rng, lambda: 1e9, lambda: True)
+                candidate = Election(backend, self.keys, session, record, emit, rng, lambda: 1e9, lambda: True)
                 await candidate.run()
             except BackendError:
                 await backoff.sleep()
@@ -325,7 +322,7 @@ class SimWorld:
             self.server.execute(Revoke(item.lease), "", None)
 
     @asynccontextmanager
-    async def entry(self) -> AsyncIterator[Entry]:
+    async def entry(self) -> AsyncIterator[RunConfig]:
         """An operator's access to the door of the run: another one each time."""
         self._operators += 1
         who = f"operator {self._operators}"
@@ -333,7 +330,7 @@ class SimWorld:
         backend = self._connect(who, "", rng, 5.0, 128)
         settings = self.settings("n00")
         try:
-            yield Entry(backend, self.keys, settings, "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9)
+            yield RunConfig(backend, self.keys, settings, "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9)
         finally:
             await backend.close()
 
@@ -344,10 +341,11 @@ class SimWorld:
         while True:
             process.joined = None
             process.changed.clear()
-            lane = await look(node, process.looks) if process.waits_elsewhere and not self.is_calm else None
+            if process.observes_first and not self.is_calm:
+                await _observe(node)
             began_at, paused_s = self.loop.time(), process.paused_s
             try:
-                joined, call = await join(node, process.machine, process.waits_elsewhere, lane, process.looks)
+                joined = await node.next_round()
             except RendezvousGracefulExitError as error:
                 self.note("exit", process.machine, str(error)[:60])
                 await node.stop()
@@ -365,11 +363,6 @@ class SimWorld:
             process.joined = joined
             process.changed.clear()
             self._guard(lambda joined=joined: self.safety.returned(process.machine, node.identity.id, joined))  # type: ignore[misc]
-            if call is not None:
-                self.note("released", process.machine, "")
-                why = await go_on(node, call, joined, process.rng)
-                if why and self.broken is None:
-                    self.broken = BrokeRelease(f"{process.machine}: {why}")
             node.listen(lambda cause, _: self._told(process, cause))
             await self._work(process, joined)
             if process.wants == "leave":
@@ -381,7 +374,8 @@ class SimWorld:
 
     async def _work(self, process: SimProcess, joined: Joined) -> None:
         """Use the store, then stay until the world changes, or until restlessness or the director says otherwise."""
-        store = AsyncStore(process.node.backend, self.keys, process.node.identity.id, timeout_s=2.0).place(joined)
+        store = AsyncStore(process.node.backend, self.keys, process.node.identity.id, joined)
+        store.timeout_s = 2.0
         try:
             await store.set(f"rank{joined.rank}", process.machine)
             self._check_sum(process, joined, await store.add("sum", 1))
@@ -423,7 +417,7 @@ class SimWorld:
         if not self._decided_knowing:
             return
         for process in self.processes.values():
-            joined, session = process.node.current, process.node._presence.session
+            joined, session = process.node.current, process.node._node_session.session
             if joined is None or joined.own_revision >= first_revision or not isinstance(session, LeaseSession):
                 continue
             if not session.lost.is_set() and now < session.expires_at:
@@ -435,7 +429,7 @@ class SimWorld:
     def _ended_early(self, lease: int, after_s: float) -> None:
         """The server ended a session before its time, of a client that is connected: its holder must not need it."""
         for process in self.processes.values():
-            session = process.node._presence.session
+            session = process.node._node_session.session
             if session is not None and session.lease == lease and not session.lost.is_set() and self.broken is None:
                 self.broken = BrokeOutageTolerance(
                     f"the session of {process.machine} was ended {after_s:.2f} s after it was renewed, although it is "
@@ -492,3 +486,27 @@ def in_words(what: object) -> str:
         keys = [("-" if c.item is None else "+") + c.key.removeprefix("/rallypoint/sim") for c in what.changes]
         return f"r{what.revision} {', '.join(keys[:4])}" + (" ..." if len(keys) > 4 else "")
     return what if isinstance(what, str) else type(what).__name__
+
+
+def never_confirms(op: Op) -> bool:
+    """Whether a request is a confirmation."""
+    if not isinstance(op, Txn):
+        return False
+    return any(
+        isinstance(step, Put) and "/nodes/" in step.key and b'"phase":"member"' in step.value for step in op.then
+    )
+
+
+async def _observe(node: Node) -> None:
+    """What `is_closed()` does: look at the run, for a moment at most."""
+    node.observe()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(OBSERVE_S):
+            await node.view.wait_synced()
+
+
+def _bootstrap(addr: str) -> Callable[[int, int], Coroutine[Any, Any, tuple[str, int]]]:
+    async def port(number: int, size: int) -> tuple[str, int]:
+        return addr, 20_000 + number % 10_000
+
+    return port

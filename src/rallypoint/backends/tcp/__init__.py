@@ -1,0 +1,1 @@
+"""Backend `tcp`: the client of the embedded server."""

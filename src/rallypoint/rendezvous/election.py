@@ -1,0 +1,123 @@
+"""Election of the coordinator among the nodes, for backends that run none themselves.
+
+Whoever creates the `coordinator` key under its session decides; the key's create revision is its term. The others
+watch the key and try when it goes. A holder that leaves in good order ends its session, so the next one takes over at
+once; one that dies is replaced when its lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+from rallypoint._marks import mark
+from rallypoint.backends.backoff import Backoff
+from rallypoint.backends.contract import Backend, Session
+from rallypoint.errors import BackendError, HistoryGone, LeaseGone, RendezvousStateError
+from rallypoint.events import CoordinatorDeposed, CoordinatorElected, Emitter
+from rallypoint.kv.types import CreateRevisionIs, Delete, Exists, Item, Put
+from rallypoint.rendezvous.coordinator import Coordinator
+from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.records import CoordinatorRecord, decode, encode
+
+HERD_S = 0.2
+"""Those who are not first in line try within this time, not all in the same instant."""
+
+
+class Election:
+    """Stands for election as long as `run()` is not cancelled and the session lives."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        keys: RunKeys,
+        session: Session,
+        record: CoordinatorRecord,
+        emit: Emitter,
+        rng: random.Random,
+        wall: Callable[[], float],
+        first_in_line: Callable[[], bool],
+    ) -> None:
+        self.on_elected: Callable[[], None] | None = None
+        """Called when a term of ours begins."""
+        self._backend = backend
+        self._keys = keys
+        self._session = session
+        self._value = encode(record)
+        self._name = record.name
+        self._emit = emit
+        self._rng = rng
+        self._wall = wall
+        self._first_in_line = first_in_line
+        self._backoff = Backoff(rng)
+        self._before: str | None = None
+        """Who was the coordinator when we last looked, if it was another node."""
+
+    async def run(self) -> None:
+        """Try, lead, or wait for the leader to go; again and again."""
+        while not self._session.lost.is_set():
+            try:
+                term = await self._elect()
+                if term is None or await self._lead(term):
+                    self._backoff.reset()
+            except LeaseGone:
+                return
+            except HistoryGone:
+                continue
+            except BackendError:
+                await self._backoff.sleep()
+
+    async def _elect(self) -> int | None:
+        """Our term if we are the coordinator; None after another one has gone."""
+        key = self._keys.coordinator
+        got = await self._backend.get(key)
+        if got.item is None:
+            result = await self._backend.txn([Exists(key, False)], [Put(key, self._value, self._session.lease)])
+            return result.revision if result.committed else None
+        if self._is_ours(got.item):
+            mark("election.again")
+            return got.item.create_revision
+        with suppress(RendezvousStateError):
+            self._before = decode(CoordinatorRecord, got.item).name
+        await self._await_vacancy(got.revision)
+        return None
+
+    def _is_ours(self, item: Item) -> bool:
+        return item.lease == self._session.lease and item.value == self._value
+
+    async def _await_vacancy(self, revision: int) -> None:
+        watch = self._backend.watch(self._keys.coordinator, revision)
+        try:
+            async for batch in watch:
+                if any(change.key == self._keys.coordinator and change.item is None for change in batch.changes):
+                    break
+        finally:
+            watch.cancel()
+        if not self._first_in_line():
+            await asyncio.sleep(self._rng.uniform(0.0, HERD_S))
+
+    async def _lead(self, term: int) -> bool:
+        """Coordinate for a term; whether it ended as terms end."""
+        run_id = self._keys.run_id
+        self._emit(CoordinatorElected(run_id=run_id, by=self._name, term=term))
+        if self.on_elected is not None:
+            self.on_elected()
+        backoff = Backoff(self._rng)
+        coordinator = Coordinator(self._backend, self._keys, term, self._name, self._emit, backoff, self._wall)
+        if self._before is not None:
+            coordinator.view.succeed(self._before)
+            self._before = None
+        failure: Exception | None = None
+        try:
+            reason = await coordinator.run()
+        except Exception as error:
+            failure, reason = error, f"it failed: {error!r}"
+        self._emit(CoordinatorDeposed(run_id=run_id, by=self._name, term=term, reason=reason))
+        if failure is None:
+            return True
+        # Better another coordinator, or this one afresh, than a run without any.
+        await self._backend.txn([CreateRevisionIs(self._keys.coordinator, term)], [Delete(self._keys.coordinator)])
+        await self._backoff.sleep()
+        return False

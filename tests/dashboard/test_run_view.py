@@ -1,0 +1,231 @@
+"""The view of a run: a reader of its differences knows the same as a reader of everything."""
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+
+from rallypoint.backends.memory import MemoryBackend
+from rallypoint.dashboard.run_view import FEW, RunView
+from rallypoint.dashboard.timeline import MOST_SPANS, MOST_TRACKS, State, Timeline
+from rallypoint.dashboard.versioned import MOST_REMOVED, Versioned
+from rallypoint.events import JoinStarted, NodeLost, WaitingFor
+from rallypoint.observe.explain import explain
+from rallypoint.observe.follower import Follower, read_report
+from rallypoint.observe.report import Drain, NodeReport, Phase, Report, RoundReport, Standing
+from rallypoint.observe.run_events import RunEvents
+from tests.rendezvous.kit import Town, play
+
+
+class Reader:
+    """Applies updates as `store.js` does."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.clear()
+
+    def clear(self):
+        self.sections, self.nodes, self.tracks, self.lines = {}, {}, {}, []
+
+    def read(self, view):
+        message = msgspec.json.decode(msgspec.json.encode(view.since(self.version, 0.0)))
+        self.version = message["version"]
+        if message.get("full"):
+            self.clear()
+        self.sections |= {name: message[name] for name in ("state", "rounds") if name in message}
+        self.nodes |= {card[0]: (card, self.nodes.get(card[0], (None, None))[1]) for card in message.get("nodes", [])}
+        self.nodes |= {spot[0]: (self.nodes[spot[0]][0], spot) for spot in message.get("node_states", [])}
+        for node_id in message.get("gone", []):
+            self.nodes.pop(node_id, None)  # it may have come and gone since
+        for key, name, node_id, rank, spans in message.get("tracks", []):
+            before = self.tracks.get(key, (None,) * 4)[3] or []
+            self.tracks[key] = (name, node_id, rank, (before + spans)[-MOST_SPANS:])
+        for key in message.get("dropped", []):
+            self.tracks.pop(key, None)
+        self.lines += message.get("lines", [])
+        return message
+
+    @property
+    def all(self):
+        return self.sections, self.nodes, self.tracks, self.lines[-200:]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_readers_of_any_pace_see_the_same(seed):
+    async def scene(town: Town) -> None:
+        rng = random.Random(seed)
+        backend = MemoryBackend(town.server)
+        view, run_events = RunView("run", "memory://"), RunEvents()
+        readers = [Reader() for _ in range(3)]
+
+        async def follow():
+            async for report in Follower(backend, town.keys, "memory://", on_changes=run_events.take):
+                told, run_events.events = run_events.events, []
+                view.update(report, told, "", asyncio.get_running_loop().time())
+
+        task = asyncio.create_task(follow())
+        names = [f"n{number}" for number in range(6)]
+        for _ in range(30):
+            town.stir(rng, names)
+            await asyncio.sleep(rng.choice((0.01, 0.3, 3.0)))
+            for reader, share in zip(readers, (1.0, 0.3, 0.05), strict=True):
+                if rng.random() < share:
+                    reader.read(view)
+        await asyncio.sleep(5.0)  # let what is under way come to rest
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        fresh = Reader()
+        fresh.read(view)
+        for reader in readers:
+            reader.read(view)
+            assert reader.all == fresh.all
+            assert not {"nodes", "node_states", "tracks", "lines"} & reader.read(view).keys()
+        report = await read_report(backend, town.keys, "memory://")
+        assert fresh.sections["state"]["why"] == explain(report).paragraph
+        assert {node_id: spot[1] for node_id, (_, spot) in fresh.nodes.items()} == {
+            node.id: node.standing.value for node in report.nodes
+        }
+        await backend.close()
+
+    play(scene, seed=seed, min_nodes=2, max_nodes=4, last_call_timeout=1, hold_back_losses=2, keep_alive_interval=1)
+
+
+def node(number, standing, join=1, rank=None, name=None):
+    return NodeReport(
+        id=f"id{number}", name=name or f"n{number}", addr="", standing=standing, join=join, rank=rank, joined_at=5.0
+    )
+
+
+def report(*nodes, number=1, phase=Phase.ACTIVE):
+    current = RoundReport(number=number, phase="active", size=2, present=2, why="", addr="", port=0, active_at=8.0)
+    return Report(run_id="run", where="memory://", revision=1, phase=phase, round=current, nodes=nodes)
+
+
+def spans(view):
+    return {
+        track.name: [(span.at, span.state.value, span.round) for span in track.spans]
+        for track in view.since(0, 0.0).tracks
+    }
+
+
+def lost(name):
+    return NodeLost(run_id="run", by="server", node=name, round=1, reason="its session ended")
+
+
+def test_time_line_has_the_states_of_a_node_over_time():
+    view = RunView("run", "memory://")
+    view.update(report(node(1, Standing.MEMBER), node(2, Standing.MEMBER), node(3, Standing.WAITING)), [], "", 10.0)
+    view.update(
+        report(node(1, Standing.MEMBER), node(2, Standing.GONE), node(3, Standing.WAITING)), [lost("n2")], "", 20.0
+    )
+    both = (node(1, Standing.MEMBER, 2), node(3, Standing.MEMBER, 2))
+    view.update(report(*both, number=2), [], "", 30.0)
+    assert spans(view) == {
+        "n1": [(8.0, "member", 1), (30.0, "member", 2)],
+        "n2": [(8.0, "member", 1), (20.0, "lost", 0), (30.0, "out", 0)],
+        "n3": [(5.0, "waiting", 0), (30.0, "member", 2)],
+    }
+
+
+def test_details_of_a_node_are_sent_again_only_when_they_have_changed():
+    view = RunView("run", "memory://")
+    drained = msgspec.structs.replace(node(1, Standing.MEMBER, 2), drain=Drain(by="me", why="", drained_at=None))
+    told = []
+    for one in (
+        node(1, Standing.JOINING),
+        node(1, Standing.MEMBER),
+        node(1, Standing.GONE),
+        node(1, Standing.MEMBER, 2),
+        drained,
+        msgspec.structs.replace(drained, standing=Standing.GONE, drain=None),
+    ):
+        before = view.version
+        view.update(report(one), [], "", 10.0)
+        message = view.since(before, 10.0)
+        told.append((len(message.nodes), len(message.node_states)))
+    assert told == [(1, 1), (0, 1), (0, 1), (0, 1), (1, 0), (0, 1)]
+
+
+def test_member_that_went_before_the_view_began_is_not_called_lost():
+    view = RunView("run", "memory://")
+    view.update(report(node(1, Standing.MEMBER), node(2, Standing.GONE)), [], "", 10.0)
+    assert spans(view)["n2"] == [(8.0, "gone", 0)]
+    view.update(report(node(1, Standing.MEMBER), number=2), [], "", 12.0)
+    assert spans(view)["n2"][-1] == (12.0, "out", 0)
+
+
+def test_node_that_comes_back_continues_its_track_and_a_second_of_its_name_gets_its_own():
+    view = RunView("run", "memory://")
+    view.update(report(node(1, Standing.MEMBER, name="a")), [], "", 10.0)
+    view.update(report(), [lost("a")], "", 20.0)
+    again = (node(2, Standing.JOINING, name="a"), node(3, Standing.JOINING, name="a"))
+    view.update(report(*again, phase=Phase.GATHERING), [], "", 30.0)
+    rows = [[state.state.value for state in track.spans] for track in view.since(0, 0.0).tracks]
+    assert rows == [["member", "lost", "out", "joining"], ["joining"]]
+
+
+def test_node_whose_clock_is_ahead_has_no_span_in_the_future():
+    view = RunView("run", "memory://")
+    view.update(report(node(1, Standing.WAITING)), [], "", 2.0)
+    assert spans(view)["n1"] == [(2.0, "waiting", 0)]
+
+
+def test_previous_round_is_shown():
+    view = RunView("run", "memory://")
+    view.add_past_round(1, ["a", "b"], 1.0, 4.0)
+    view.update(report(node(1, Standing.MEMBER, name="a"), number=2), [], "", 10.0)
+    assert spans(view) == {
+        "a": [(1.0, "member", 1), (4.0, "out", 0), (8.0, "member", 2)],
+        "b": [(1.0, "member", 1), (4.0, "out", 0)],
+    }
+
+
+def test_tracks_and_spans_are_bounded():
+    timeline = Timeline()
+    for number in range(MOST_TRACKS + 10):
+        timeline.show(node(number, Standing.JOINING), 0, 1.0, 1, {})
+        timeline.hide(f"id{number}", 2.0, 1, {})
+    assert len(timeline.tracks) == MOST_TRACKS
+    for at in range(2 * MOST_SPANS):
+        timeline.show(node("x", (Standing.JOINING, Standing.WAITING)[at % 2]), 0, float(at), at, {})
+    (last,) = [track for track in timeline.tracks.changed(-1).values() if track.node_id == "idx"]
+    assert len(last.spans) == len(last.versions) == MOST_SPANS
+    assert last.spans[-1].state is State.WAITING
+
+
+def test_many_events_of_a_kind_are_one_line():
+    view = RunView("run", "memory://")
+    view.update(report(phase=Phase.GATHERING), [], "", 1.0)
+    joins = [JoinStarted(run_id="run", by=f"n{number}", join=1) for number in range(900)]
+    waits = WaitingFor(run_id="run", by="server", reason="900 of 1000")
+    view.update(report(phase=Phase.GATHERING), [*joins, waits, *(lost(f"n{n}") for n in range(FEW))], "", 2.0)
+    texts = [line.text for line in view.since(0, 0.0).lines]
+    assert texts[0] == "900 nodes ask to join: n0, n1, n2, n3, n4 and 895 more"
+    assert texts[1] == "server: waits: 900 of 1000"
+    assert len(texts) == 2 + FEW
+
+
+def test_outage_is_shown_and_what_was_known_stays():
+    view = RunView("run", "memory://")
+    view.update(report(node(1, Standing.MEMBER)), [], "", 1.0)
+    reader = Reader()
+    reader.read(view)
+    assert view.fail("nobody answers") is True
+    assert view.fail("nobody answers") is False
+    reader.read(view)
+    assert reader.sections["state"]["trouble"] == "nobody answers"
+    assert reader.sections["state"]["phase"] == "active"
+    assert list(reader.nodes) == ["id1"]
+
+
+def test_reader_from_before_the_oldest_remembered_removal_gets_everything():
+    one: Versioned[int, str] = Versioned()
+    for number in range(MOST_REMOVED + 1):
+        one.put(number, "x", number + 1)
+        one.remove(number, number + 1)
+    assert not one.knows(0)
+    assert one.knows(1)
+    assert one.put(7, "y", 9) is True
+    assert one.put(7, "y", 10) is False
+    assert 7 not in one.removed(1)

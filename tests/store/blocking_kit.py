@@ -1,0 +1,158 @@
+"""The conformance suite of the store on its blocking face: members are handlers, and every call blocks a thread."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import rallypoint
+from rallypoint.backends.tcp.client import TcpBackend
+from rallypoint.backends.tcp.dial import dial
+from rallypoint.kv.types import Revoke
+from rallypoint.store.blocking import Store
+from rallypoint.testing.conformance.store_kit import StoreKit
+from tests.patience import in_thread
+from tests.server.proxy import Proxy
+from tests.server.threaded import ThreadedServer
+
+CALLS = [
+    "set",
+    "get",
+    "wait",
+    "check",
+    "add",
+    "compare_set",
+    "delete_key",
+    "num_keys",
+    "append",
+    "multi_get",
+    "multi_set",
+    "barrier",
+    "gather",
+]
+OPTIONS = "keep_alive_interval=2&keep_alive_max_attempt=5&disconnect_grace=10&last_call_timeout=0.1&is_host=false"
+
+
+async def off(call: Any, *args: Any) -> Any:
+    """Call it in a thread; whoever gives up waiting leaves the thread to itself."""
+    calling = asyncio.wrap_future(in_thread(call, *args))
+    calling.add_done_callback(lambda one: one.cancelled() or one.exception())  # nobody may be left to ask
+    return await asyncio.shield(calling)
+
+
+class Waited:
+    """A blocking store, as the checks see one."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.round, self.rank = store._store.round, store._store.rank
+        for name in CALLS:
+            setattr(self, name, self._call(getattr(store, name)))
+
+    @staticmethod
+    def _call(method: Any) -> Any:
+        return lambda *args: off(method, *args)
+
+    @property
+    def timeout_s(self) -> float:
+        return self.store.timeout.total_seconds()
+
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None:
+        self.store.set_timeout(value)
+
+    async def watch(self, key: str) -> AsyncIterator[bytes | None]:
+        loop, changes = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
+
+        def follow() -> None:
+            for change in self.store.watch(key):
+                loop.call_soon_threadsafe(changes.put_nowait, change)
+
+        in_thread(follow)
+        while True:
+            yield await changes.get()
+
+
+@dataclass(frozen=True)
+class BlockingKit(StoreKit):
+    """On a server in a thread; each member has a proxy of its own."""
+
+    served: Any = None
+
+    @asynccontextmanager
+    async def members(self, count: int) -> AsyncIterator[Any]:
+        async with AsyncExitStack() as stack:
+            group = BlockingGroup(self, self.served)
+            stack.push_async_callback(group.leave)
+            endpoint = f"127.0.0.1:{self.served.port}"
+            group.backend = TcpBackend(endpoint, dial(endpoint, 1))
+            stack.push_async_callback(group.backend.close)
+            for index in range(count):
+                group.add(index, count)
+            await group.next_round()
+            yield group
+
+
+class BlockingGroup:
+    """As `store_kit.Group`."""
+
+    backend: TcpBackend
+
+    def __init__(self, kit: StoreKit, served: ThreadedServer) -> None:
+        self.stores: list[Waited] = []
+        self._kit = kit
+        self._house = served
+        self._members: list[tuple[rallypoint.RendezvousHandler, Proxy]] = []
+
+    def add(self, index: int, size: int) -> None:
+        proxy = Proxy(self._house.port)
+        self._house.ask(proxy.listen())
+        url = f"tcp://{proxy.endpoint}/{self._kit.run_id}?min_nodes={size}&name=n{index}&{OPTIONS}"
+        self._members.append((rallypoint.create_handler(url), proxy))
+
+    async def next_round(self) -> list[Waited]:
+        worlds = await self._kit.soon(
+            "a round forms when all its nodes have joined",
+            asyncio.gather(*(off(handler.next_rendezvous) for handler, _ in self._members)),
+        )
+        self._members = [self._members[[world.rank for world in worlds].index(rank)] for rank in range(len(worlds))]
+        self.stores = [Waited(world.store) for world in sorted(worlds, key=lambda world: world.rank)]
+        assert all(one.store.usable_direct() is not None for one in self.stores)
+        return self.stores
+
+    async def leave_round(self, rank: int) -> None:
+        await off(self._members[rank][0].leave)
+
+    async def lose_session(self, rank: int) -> None:
+        key = self.stores[rank].store._store._fence.key
+        item = (await self.backend.get(key)).item
+        assert item is not None
+        self._house.ask(lambda: self._house.server.engine_host.execute(Revoke(item.lease)))
+
+    @contextmanager
+    def outage(self, rank: int, *, hanging: bool = False) -> Iterator[None]:
+        proxy = self._members[rank][1]
+        if hanging:
+            proxy.swallows = proxy.deafens = True
+        else:
+            self._house.ask(proxy.refuse)
+        try:
+            yield
+        finally:
+            proxy.swallows = proxy.deafens = False
+            if hanging:
+                self._house.ask(proxy.cut)
+            else:
+                self._house.ask(proxy.listen())
+
+    async def leave(self) -> None:
+        await asyncio.gather(*(off(handler.close) for handler, _ in self._members))
+        for _, proxy in self._members:
+            await off(self._house.ask, proxy.close())
+
+
+def threads() -> list[threading.Thread]:
+    """Those of calls that have not ended."""
+    return [thread for thread in threading.enumerate() if thread.name == "test"]
