@@ -355,23 +355,23 @@ async def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
 
 
 def play(
-    scene: Callable[[Town], Awaitable[T]],
+    scenario: Callable[[Town], Awaitable[T]],
     *,
     seed: int | None = None,
     limit_s: float = 100_000.0,
     max_iterations: int = virtual.MAX_ITERATIONS,
     **options: Any,
 ) -> T:
-    """Run a scene in a new world under virtual time, then check its whole history and that no task failed."""
+    """Run a scenario in a new world under virtual time, then check its whole history and that no task failed."""
     failures: list[str] = []
 
     async def main() -> T:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(str(context)))
-        town = Town(seed=seed or 0, **options)
-        result = await scene(town)
-        town.check()
-        await town.stop()
-        town.check()
+        world = Town(seed=seed or 0, **options)
+        result = await scenario(world)
+        world.check()
+        await world.stop()
+        world.check()
         return result
 
     result = virtual.run(main(), seed=seed, limit_s=limit_s, max_iterations=max_iterations)

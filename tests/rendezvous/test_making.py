@@ -54,29 +54,31 @@ class Backends:
 def test_only_the_elected_node_makes_the_run_when_all_start_at_once() -> None:
     backends = Backends()
 
-    async def scene(town: Town) -> None:
-        await town.gathered(*NAMES)
+    async def scenario(world: Town) -> None:
+        await world.gathered(*NAMES)
         assert backends.total("grant") == MANY + 2  # one session per node, and the two leases of the run
         assert backends.total("revoke") == 0
         assert now() < GIVES_WAY_S[0] + 10 * ANSWER_S  # no node waited for longer than necessary
 
-    play(scene, wrap=backends.wrap, min_nodes=MANY, max_nodes=MANY)
+    play(scenario, wrap=backends.wrap, min_nodes=MANY, max_nodes=MANY)
 
 
 def test_another_node_makes_the_run_when_the_coordinator_does_not_join() -> None:
-    async def scene(town: Town) -> None:
-        backend = MemoryBackend(town.server)
+    async def scenario(world: Town) -> None:
+        backend = MemoryBackend(world.server)
         session = await backend.open_session(60.0)
         record = CoordinatorRecord(id="absent", name="absent")
-        election = Election(backend, town.keys, session, record, Emitter(), random.Random(1), lambda: 0.0, lambda: True)
+        election = Election(
+            backend, world.keys, session, record, Emitter(), random.Random(1), lambda: 0.0, lambda: True
+        )
         coordinator = asyncio.create_task(election.run())
         await asyncio.sleep(ANSWER_S)
-        assert town.coordinator() == "absent"
+        assert world.coordinator() == "absent"
         started_at = now()
-        await town.gathered("a", "b")
+        await world.gathered("a", "b")
         assert now() - started_at == pytest.approx(GIVES_WAY_S[1], abs=1.5)
         coordinator.cancel()
         await asyncio.wait([coordinator])
         await session.close()
 
-    play(scene, wrap=Backends().wrap, min_nodes=2, max_nodes=2)
+    play(scenario, wrap=Backends().wrap, min_nodes=2, max_nodes=2)
