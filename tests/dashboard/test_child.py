@@ -24,7 +24,7 @@ from tests.dashboard.kit import RUN, Browser, ChildSite, is_running, page_proces
 from tests.patience import PATIENCE_S, until
 from tests.server.durability.kit import serving_from
 from tests.server.kit import eventually, run, serving
-from tests.server.tls_kit import Town, files
+from tests.server.tls_kit import Certificates, files
 
 TOKEN = "open-sesame-17"
 
@@ -38,8 +38,8 @@ def the_page():
     return pid
 
 
-def trusting(town, pair=None):
-    context = ssl.create_default_context(cafile=str(town.authority.path))
+def trusting(certificates, pair=None):
+    context = ssl.create_default_context(cafile=str(certificates.authority.path))
     if pair is not None:
         context.load_cert_chain(pair.cert, pair.key)
     return context
@@ -80,9 +80,9 @@ def test_page_asks_for_the_token_of_the_server_and_does_not_show_it(tmp_path):
 
 
 def test_page_of_a_server_with_tls_needs_no_certificate_for_a_client(tmp_path):
-    town = Town(tmp_path)
-    with ChildSite(tmp_path, token=TOKEN, tls=files(pair=town.server)) as site:
-        browser = site.browser(context=trusting(town))
+    certificates = Certificates(tmp_path)
+    with ChildSite(tmp_path, token=TOKEN, tls=files(pair=certificates.server)) as site:
+        browser = site.browser(context=trusting(certificates))
         assert browser.login(TOKEN).status == 200
         with browser.stream("/api/runs") as stream:
             assert stream.next()[1]["full"] is True
@@ -90,14 +90,14 @@ def test_page_of_a_server_with_tls_needs_no_certificate_for_a_client(tmp_path):
 
 
 def test_page_of_a_server_with_mutual_tls_lets_in_its_clients_only(tmp_path):
-    town = Town(tmp_path)
-    with ChildSite(tmp_path, tls=files(town.authority.path, town.server)) as site:
-        known = site.browser(context=trusting(town, town.client))
+    certificates = Certificates(tmp_path)
+    with ChildSite(tmp_path, tls=files(certificates.authority.path, certificates.server)) as site:
+        known = site.browser(context=trusting(certificates, certificates.client))
         assert known.get("/api/me").json["may_act"] is True
         with known.stream("/api/runs") as stream:
             assert stream.next()[1]["full"] is True
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            site.browser(context=trusting(town)).get("/api/me")
+            site.browser(context=trusting(certificates)).get("/api/me")
         until(lambda: site.server.describe().get("refused_certificate"), "the server has counted it")
 
 

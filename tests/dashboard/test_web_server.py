@@ -11,11 +11,11 @@ from rallypoint.dashboard.address import bind_page, check_exposure
 from rallypoint.server.process import BindError
 from tests.dashboard.kit import Site
 from tests.patience import PATIENCE_S, until
-from tests.server.tls_kit import Town, files
+from tests.server.tls_kit import Certificates, files
 
 
-def trusting(town, pair=None):
-    context = ssl.create_default_context(cafile=str(town.authority.path))
+def trusting(certificates, pair=None):
+    context = ssl.create_default_context(cafile=str(certificates.authority.path))
     if pair is not None:
         context.load_cert_chain(pair.cert, pair.key)
     return context
@@ -25,9 +25,9 @@ def trusting(town, pair=None):
 
 
 def test_page_speaks_tls_with_the_certificate_of_the_server(tmp_path):
-    town = Town(tmp_path)
-    with Site(token="sesame", tls=files(pair=town.server)) as site:
-        browser = site.browser(context=trusting(town))
+    certificates = Certificates(tmp_path)
+    with Site(token="sesame", tls=files(pair=certificates.server)) as site:
+        browser = site.browser(context=trusting(certificates))
         cookie = browser.login("sesame").headers["set-cookie"]
         assert cookie.startswith(f"__Host-rallypoint-{site.port}=")
         assert {"Secure", "HttpOnly", "SameSite=strict"} <= {part.strip() for part in cookie.split(";")}
@@ -38,18 +38,18 @@ def test_page_speaks_tls_with_the_certificate_of_the_server(tmp_path):
 
 
 def test_page_with_mutual_tls_needs_a_client_certificate(tmp_path):
-    town = Town(tmp_path)
-    with Site(tls=files(town.authority.path, town.server)) as site:
-        known = site.browser(context=trusting(town, town.client))
+    certificates = Certificates(tmp_path)
+    with Site(tls=files(certificates.authority.path, certificates.server)) as site:
+        known = site.browser(context=trusting(certificates, certificates.client))
         assert known.get("/api/me").json["may_act"] is True
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            site.browser(context=trusting(town)).get("/api/me")
+            site.browser(context=trusting(certificates)).get("/api/me")
 
 
 def test_large_responses_pass_through_tls_whole(tmp_path):
-    town = Town(tmp_path)
-    with Site(tls=files(pair=town.server)) as site:
-        browser = site.browser(context=trusting(town))
+    certificates = Certificates(tmp_path)
+    with Site(tls=files(pair=certificates.server)) as site:
+        browser = site.browser(context=trusting(certificates))
         assert len(browser.get("/page/timeline.js").body) > 10_000
 
 

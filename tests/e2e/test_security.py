@@ -11,7 +11,7 @@ import pytest
 from tests.certificates import Pair
 from tests.e2e.kit import PATIENCE_S, Node, Server, Stage, loopback, members_agree
 from tests.e2e.test_servers import ended_in_time, goes_on, works_at_once
-from tests.server.tls_kit import Town
+from tests.server.tls_kit import Certificates
 
 QUICK = "last_call_timeout=0.3&local_addr=127.0.0.1&join_timeout=60"
 TOKEN = "open sesame"
@@ -23,12 +23,12 @@ class Fort:
     def __init__(self, folder: Path) -> None:
         self.bind = loopback()
         self.host = self.bind.rpartition(":")[0]
-        self.town = Town(folder)
-        self.server = self.town.authority.issue("fort", self.host)
+        self.certificates = Certificates(folder)
+        self.server = self.certificates.authority.issue("fort", self.host)
         self.token = folder / "token"
         self.token.write_text(f"{TOKEN}\n")
         self.token.chmod(0o600)
-        self.ca = self.town.authority.path
+        self.ca = self.certificates.authority.path
 
     def serve(self, stage: Stage, pair: Pair | None = None, *options: str) -> Server:
         """With a token and mutual TLS."""
@@ -37,7 +37,7 @@ class Fort:
         return stage.serve(self.bind, "--token-file", str(self.token), *files, *options)
 
     def url(self, run: str, pair: Pair | None = None, more: str = "min_nodes=2") -> str:
-        pair = pair or self.town.client
+        pair = pair or self.certificates.client
         return (
             f"tcp://{self.bind}/{run}?{more}&{QUICK}&token_file={self.token}"
             f"&tls_ca={self.ca}&tls_cert={pair.cert}&tls_key={pair.key}"
@@ -62,10 +62,10 @@ def test_scenario_15_with_token_and_mutual_tls_only_those_who_have_both_come_in(
     server = fort.serve(stage)
     a, b = stage.nodes(fort.url("inside"), "a", "b")
     members_agree(a.round(), b.round())
-    token, ca, client = f"token_file={fort.token}", f"tls_ca={fort.ca}", fort.town.client
+    token, ca, client = f"token_file={fort.token}", f"tls_ca={fort.ca}", fort.certificates.client
     shows = f"tls_cert={client.cert}&tls_key={client.key}"
-    foreign = fort.town.foreign.issue("spy")
-    late = fort.town.authority.expired("late")
+    foreign = fort.certificates.foreign.issue("spy")
+    late = fort.certificates.authority.expired("late")
     wrong = fort.token.with_name("wrong")
     wrong.write_text("open barley")
     cases = {
@@ -75,7 +75,10 @@ def test_scenario_15_with_token_and_mutual_tls_only_those_who_have_both_come_in(
         "late": (f"{token}&{ca}&tls_cert={late.cert}&tls_key={late.key}", "(tls_cert) has expired"),
         "mute": (f"{ca}&{shows}", "asks for a token and none was given"),
         "guess": (f"token_file={wrong}&{ca}&{shows}", "the token is wrong"),
-        "fooled": (f"{token}&tls_ca={fort.town.foreign.path}&{shows}", "signed by an authority that is not in tls_ca"),
+        "fooled": (
+            f"{token}&tls_ca={fort.certificates.foreign.path}&{shows}",
+            "signed by an authority that is not in tls_ca",
+        ),
     }
     for name, (options, words) in cases.items():
         node = stage.node(f"tcp://{fort.bind}/inside?min_nodes=2&{QUICK}&{options}", name)
@@ -100,10 +103,13 @@ def test_scenario_15_with_token_and_mutual_tls_only_those_who_have_both_come_in(
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda fort: fort.town.authority.expired("old", fort.host), "its certificate has expired"),
-        (lambda fort: fort.town.authority.issue("alone", fort.host, self_signed=True), "is self-signed"),
-        (lambda fort: fort.town.foreign.issue("elsewhere", fort.host), "signed by an authority that is not in tls_ca"),
-        (lambda fort: fort.town.authority.issue("other", "head.example"), "its certificate is not for"),
+        (lambda fort: fort.certificates.authority.expired("old", fort.host), "its certificate has expired"),
+        (lambda fort: fort.certificates.authority.issue("alone", fort.host, self_signed=True), "is self-signed"),
+        (
+            lambda fort: fort.certificates.foreign.issue("elsewhere", fort.host),
+            "signed by an authority that is not in tls_ca",
+        ),
+        (lambda fort: fort.certificates.authority.issue("other", "head.example"), "its certificate is not for"),
     ],
 )
 def test_scenario_15_server_that_is_not_the_right_one_is_not_joined(stage: Stage, fort: Fort, make, words: str):
@@ -184,13 +190,13 @@ def cannot_start(stage: Stage, bind: str, *options: str) -> str:
 
 def test_serve_without_authentication_stays_on_loopback_unless_it_is_told_otherwise(stage: Stage, fort: Fort):
     said = cannot_start(stage, "0.0.0.0:0")
-    for part in ("whoever reaches 0.0.0.0 could join", "--token-file", "--tls-ca", "--insecure"):
+    for part in ("anybody who reaches 0.0.0.0 could join", "--token-file", "--tls-ca", "--insecure"):
         assert part in said
     only_cert = ["--tls-cert", str(fort.server.cert), "--tls-key", str(fort.server.key)]
     assert "--insecure" in cannot_start(stage, "0.0.0.0:0", *only_cert)
-    stage.serve("0.0.0.0:0", "--insecure").wait_line("whoever reaches 0.0.0.0 can join and change every run here")
+    stage.serve("0.0.0.0:0", "--insecure").wait_line("anybody who reaches 0.0.0.0 can join and change every run here")
     with_token = stage.serve("0.0.0.0:0", "--token-file", str(fort.token))
-    with_token.wait_line("the token crosses the network as it is")
+    with_token.wait_line("the token crosses the network unencrypted")
     mutual = stage.serve("0.0.0.0:0", *only_cert, "--tls-ca", str(fort.ca))
     mutual.terminate()
     assert mutual.wait_exit() == 0
@@ -200,7 +206,7 @@ def test_serve_without_authentication_stays_on_loopback_unless_it_is_told_otherw
 def test_serve_says_which_file_is_wrong_and_does_not_start(stage: Stage, fort: Fort, tmp_path: Path):
     junk = tmp_path / "junk"
     junk.write_text("\n")
-    pair, other = fort.server, fort.town.client
+    pair, other = fort.server, fort.certificates.client
     cert = ["--tls-cert", str(pair.cert)]
     assert f"token_file {str(junk)!r} is empty" in cannot_start(stage, fort.bind, "--token-file", str(junk))
     assert "--token-file" in cannot_start(stage, fort.bind, "--token-file", str(tmp_path / "none"))
@@ -228,10 +234,10 @@ def test_serve_takes_up_new_files_when_it_is_told_to_and_running_nodes_notice_no
     a, b = stage.nodes(fort.url("long"), "a", "b")
     members_agree(a.round(), b.round())
     before = shown_certificate(fort)
-    fort.town.authority.issue("fort", fort.host)  # into the same files
+    fort.certificates.authority.issue("fort", fort.host)  # into the same files
     fort.token.write_text(f"{TOKEN}\nsecond\n")
     server.popen.send_signal(signal.SIGHUP)
-    server.wait_line("took up what is new")
+    server.wait_line("loaded changed files")
     assert shown_certificate(fort) != before
     second = fort.token.with_name("second")
     second.write_text("second")

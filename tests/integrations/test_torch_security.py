@@ -1,4 +1,4 @@
-"""Token and certificates by `--rdzv-conf`, as torchrun passes it on."""
+"""Token and certificates from `--rdzv-conf`, as torchrun passes it on."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,18 +12,18 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from tests.ports import free_port
-from tests.server.tls_kit import Town
+from tests.server.tls_kit import Certificates
 
 PATIENCE_S = 60.0
 
 
-def test_agents_with_token_and_certificates_meet_and_one_without_is_told_what_is_missing(tmp_path: Path):
-    town = Town(tmp_path)
+def test_agents_with_token_and_certificates_form_a_round_and_one_without_is_told_what_is_missing(tmp_path: Path):
+    certificates = Certificates(tmp_path)
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
-    pair, endpoint = town.server, f"127.0.0.1:{free_port()}"
-    conf = {"tls_ca": town.authority.path, "tls_cert": pair.cert, "tls_key": pair.key, "token_file": token}
+    pair, endpoint = certificates.server, f"127.0.0.1:{free_port()}"
+    conf = {"tls_ca": certificates.authority.path, "tls_cert": pair.cert, "tls_key": pair.key, "token_file": token}
 
     def handler(**config: Any) -> Any:
         given = {name: str(value) for name, value in config.items()}
@@ -35,7 +35,7 @@ def test_agents_with_token_and_certificates_meet_and_one_without_is_told_what_is
         with ThreadPoolExecutor(2) as pool:
             calls = [pool.submit(one.next_rendezvous) for one in handlers]
             assert sorted(call.result(PATIENCE_S).rank for call in calls) == [0, 1]
-        outside = handler(tls_ca=town.authority.path)
+        outside = handler(tls_ca=certificates.authority.path)
         handlers.append(outside)
         with pytest.raises(RendezvousConnectionError) as caught:
             outside.next_rendezvous()

@@ -1,4 +1,4 @@
-"""What the tests of the server and of its clients share: servers on loopback, and clients that speak raw bytes."""
+"""Helpers for tests of the server and its clients: servers on loopback, and clients that send raw bytes."""
 
 import asyncio
 import importlib
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T], patience_s: float = 2 * PATIENCE_S) -> T:
-    """On a real loop, and never for ever."""
+    """Run a coroutine on a real event loop, with a time-out."""
 
     async def bounded() -> T:
         try:
@@ -38,22 +38,24 @@ def run(main: Coroutine[Any, Any, T], patience_s: float = 2 * PATIENCE_S) -> T:
         finally:
             while _raws:
                 _raws.pop().abort()
-            await asyncio.sleep(0)  # transports close in the next turn of the loop
+            await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(bounded())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """asyncio's own loop; with RALLYPOINT_TEST_UVLOOP=1 uvloop, which `rallypoint serve` runs on where it is
-    installed."""
+    """asyncio's own event loop, or uvloop with RALLYPOINT_TEST_UVLOOP=1.
+
+    `rallypoint serve` runs on uvloop where it is installed.
+    """
     if os.environ.get("RALLYPOINT_TEST_UVLOOP") != "1":
         return None
     return importlib.import_module("uvloop").new_event_loop
 
 
 async def eventually(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Look again and again until it is true."""
+    """Wait until a condition is true."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
     while not condition():
@@ -98,7 +100,7 @@ async def take(watch: Any, count: int) -> list[int]:
 
 
 class Raw:
-    """A connection that sends whatever it likes, and reads only when it is told to."""
+    """A client connection that sends arbitrary bytes, and reads only when a test asks for it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -114,7 +116,7 @@ class Raw:
 
     @classmethod
     async def welcomed(cls, server: Server, client: str = "raw", **fields: Any) -> tuple["Raw", Welcome]:
-        """Connected and through the handshake."""
+        """A connection after its handshake."""
         raw = await cls.open(server)
         raw.send_bytes(GREETING + frame(encoder.encode(Hello(oldest=1, newest=1, client=client, **fields))))
         welcome = welcome_decoder.decode(await raw.next_frame())
@@ -141,14 +143,14 @@ class Raw:
         return self.messages.pop(0)
 
     async def answer(self, seq: int) -> Any:
-        """The answer to a request; what comes before it is passed over."""
+        """The answer to a request. Earlier messages are skipped."""
         while True:
             message = await self.next_message()
             if isinstance(message, Answer) and message.seq == seq:
                 return message.result
 
     async def rest(self) -> bytes:
-        """All that is still to come until the other side closes, however it does that."""
+        """Everything until the server closes or resets the connection."""
         found = b""
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -161,7 +163,7 @@ class Raw:
                 found += data
 
     def close(self) -> None:
-        """As a process that ends: whatever was sent is sent, nothing more is read."""
+        """Close as a process that ends does: buffered bytes are sent, nothing more is read."""
         self.writer.close()
 
     def abort(self) -> None:

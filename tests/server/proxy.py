@@ -1,4 +1,4 @@
-"""A TCP proxy in the hands of a test: cuts connections at a byte or at a word, swallows answers, hangs, goes away."""
+"""A TCP proxy with controllable faults: it cuts connections, drops bytes, and refuses connections."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,23 +9,19 @@ from tests.server.kit import port_of
 
 
 class Proxy:
-    """Between a client and a server. Without a switch thrown it hands everything on."""
+    """Forwards everything between clients and a server, unless a fault is set."""
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = 0
         self.connections = 0
-        """How many came so far."""
+        """Number of accepted connections."""
         self.swallows = False
-        """Nothing that the server says arrives; what the client says does."""
+        """Drop all bytes from the server."""
         self.deafens = False
-        """Nothing that the client says arrives."""
-        self.dribble = 0
-        """What the client says arrives in pieces of so many bytes, and others are served in between; 0: as it comes."""
-        self.delay_s = 0.0
-        """How long everything takes, either way."""
+        """Drop all bytes from clients."""
         self.limits: Callable[[int], tuple[float, float]] = lambda number: (float("inf"), float("inf"))
-        """After how many bytes up and down the connection of this number is cut."""
+        """Number of a connection -> how many bytes from the client and from the server before it is cut."""
         self._listening: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -39,14 +35,14 @@ class Proxy:
         self.port = self._listening.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
-        """Nobody can connect, and nobody is connected."""
+        """Refuse new connections and cut all open ones."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
         self.cut()
 
     def cut(self) -> None:
-        """All connections end, on both sides."""
+        """Cut all connections, on both sides."""
         for writer in list(self._writers):
             writer.transport.abort()
 
@@ -59,7 +55,7 @@ class Proxy:
         await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._listening is None:  # it came just before nobody could any more
+        if self._listening is None:  # accepted just before `refuse`
             writer.transport.abort()
             return
         task = asyncio.current_task()
@@ -103,20 +99,13 @@ class Proxy:
             while data := await reader.read(1 << 16):
                 if self.swallows if is_down else self.deafens:
                     continue
-                if self.delay_s:
-                    asyncio.get_running_loop().call_later(self.delay_s, writer.write, data)
-                    continue
                 if passed + len(data) >= limit:
                     writer.write(data[: int(limit - passed)])
                     await writer.drain()
                     return
                 passed += len(data)
-                size = len(data) if is_down or not self.dribble else self.dribble
-                for at in range(0, len(data), size):
-                    writer.write(data[at : at + size])
-                    await writer.drain()
-                    if size < len(data):
-                        await asyncio.sleep(0.001)
+                writer.write(data)
+                await writer.drain()
         except OSError:
             return
 

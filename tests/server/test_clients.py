@@ -491,13 +491,13 @@ def test_ended_lease_cannot_be_registered_as_a_session():
 def test_run_is_alive_while_one_of_its_sessions_is():
     async def main():
         host = ClientsHost()
-        told = []
-        host.clients.on_run_alive = lambda: told.append(host.clients.runs_alive.copy())
+        alive = []
+        host.clients.on_run_alive = lambda: alive.append(host.clients.runs_alive.copy())
         one, other = host.grant(), host.grant()
         first, connection = host.connect("a", one, run="r1")
         host.connect("b", other, run="r2")
         host.connect("c", run="r3")
-        assert told == [{"r1"}, {"r1", "r2"}]
+        assert alive == [{"r1"}, {"r1", "r2"}]
         assert host.clients.connected_runs() == {"r1", "r2", "r3"}
         assert host.clients.live_runs() == {"r1", "r2"}
         host.clients.disconnected(first, connection, by_peer=True)

@@ -1,4 +1,4 @@
-"""The engine on the clock of a real loop, whichever it is."""
+"""The engine host on real event loops: asyncio and uvloop."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.server.kit import PATIENCE_S, eventually
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_lease_that_ends_at_once_does_not_disturb_what_comes_in_the_same_turn(kind):
+def test_leases_that_end_at_once_do_not_break_the_timer(kind):
     """uvloop calls what is due at once without a timer, so that there is nothing to ask when it is due."""
     factory = None if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 

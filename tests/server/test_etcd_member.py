@@ -1,4 +1,4 @@
-"""`rallypoint serve --engine etcd`: a real member, looked after; and what keeps one from being started."""
+"""`rallypoint serve --engine etcd`: a real member under supervision, and options that are refused."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def serving(*options: str):
 
 
 def fake(tmp_path, version: str) -> str:
-    """A program that says that it is an etcd."""
+    """A program that prints the version of an etcd."""
     path = tmp_path / "etcd"
     path.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -57,7 +57,7 @@ def use(url: str) -> bytes:
         handler.close()
 
 
-def test_one_member_serves_runs_and_is_started_again_with_its_data(tmp_path):
+def test_single_member_serves_runs_and_is_restarted_with_its_data(tmp_path):
     needs("system")
     (port,) = free_ports(1)
     client = Member("", tmp_path, "", f"127.0.0.1:{port}", "", "")
@@ -76,7 +76,7 @@ def test_one_member_serves_runs_and_is_started_again_with_its_data(tmp_path):
     until(lambda: not os.path.exists(f"/proc/{last}"), "etcd has ended too")
 
 
-def test_same_command_three_times_is_a_cluster_that_survives_one(tmp_path):
+def test_three_members_form_a_cluster_that_survives_the_loss_of_one(tmp_path):
     needs("system")
     ports = free_ports(6)
     peers = ",".join(f"127.0.0.1:{port}" for port in ports[:3])
@@ -84,15 +84,15 @@ def test_same_command_three_times_is_a_cluster_that_survives_one(tmp_path):
     started = []
     try:
         for number in range(3):
-            words = ["--peers", peers, "--member", peers.split(",")[number], "--bind", clients[number]]
+            options = ["--peers", peers, "--member", peers.split(",")[number], "--bind", clients[number]]
             data = ["--data", str(tmp_path / str(number))]
-            command = [sys.executable, "-m", "rallypoint", "serve", "--engine", "etcd", *words, *data]
+            command = [sys.executable, "-m", "rallypoint", "serve", "--engine", "etcd", *options, *data]
             started.append(Process(f"member {number}", command))
         for process in started:
             process.wait_line("etcd is healthy")
         url = f"etcd://{','.join(clients)}"
         assert use(f"{url}/three") == b"b"
-        os.kill(started[0].popen.pid, signal.SIGKILL)  # the whole machine: etcd goes with it
+        os.kill(started[0].popen.pid, signal.SIGKILL)  # its etcd is terminated with it
         until(lambda: Member("", tmp_path, "", clients[0], "", "").status() is None, "the member is gone")
         assert use(f"{url}/still") == b"b"
         started[1].terminate()
@@ -107,7 +107,7 @@ def test_same_command_three_times_is_a_cluster_that_survives_one(tmp_path):
             process.end()
 
 
-def test_port_that_is_taken_ends_it_with_etcds_own_words(tmp_path):
+def test_used_port_ends_the_command_with_the_message_of_etcd(tmp_path):
     needs("system")
     (port,) = free_ports(1)
     with serving("--bind", f"127.0.0.1:{port}") as first:
@@ -117,7 +117,7 @@ def test_port_that_is_taken_ends_it_with_etcds_own_words(tmp_path):
             assert second.wait_exit() == 1
 
 
-# --- which program ----------------------------------------------------------------------------------------------------
+# --- the program and its version --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_port_that_is_taken_ends_it_with_etcds_own_words(tmp_path):
         ("3.6.1", None),
     ],
 )
-def test_versions_are_refused_for_a_reason(version, part):
+def test_old_and_corrupting_versions_are_refused_with_a_reason(version, part):
     why = refused(version)
     assert why is None if part is None else part in why
 
 
-def test_corrupting_version_runs_only_if_told_and_an_old_one_never(tmp_path):
+def test_corrupting_version_needs_any_version_and_an_old_one_is_always_refused(tmp_path):
     path = fake(tmp_path, "3.5.2")
     with pytest.raises(EtcdError) as caught:
         check_version(path, any_version=False)
@@ -148,13 +148,13 @@ def test_corrupting_version_runs_only_if_told_and_an_old_one_never(tmp_path):
         check_version(fake(tmp_path, "3.3.0"), any_version=True)
 
 
-def test_version_of_what_is_no_etcd_is_an_error(tmp_path):
+def test_program_that_is_no_etcd_is_refused(tmp_path):
     with pytest.raises(EtcdError) as caught:
         check_version("/bin/echo", any_version=False)
     assert "is no etcd" in str(caught.value)
 
 
-def test_missing_program_is_an_error_that_says_how_to_get_one(monkeypatch):
+def test_missing_program_is_an_error_with_instructions(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     result = CliRunner().invoke(main, ["serve", "--engine", "etcd"])
     assert result.exit_code == 1
@@ -173,10 +173,10 @@ def test_distribution_with_known_corruption_is_refused():
     assert "3.5.1 can corrupt its data" in result.output
 
 
-# --- who is who -------------------------------------------------------------------------------------------------------
+# --- members and addresses --------------------------------------------------------------------------------------------
 
 
-def test_one_member_listens_on_loopback_unless_told_otherwise():
+def test_single_member_listens_on_loopback_by_default():
     plan = plan_member(None, None, None)
     assert plan.client == "127.0.0.1:2379"
     assert plan_member("0.0.0.0:1234", None, None).client == "0.0.0.0:1234"
@@ -203,21 +203,21 @@ def test_machine_finds_itself_among_the_peers():
         ("no.such.machine.invalid,127.0.0.1", None, "not the name of a machine"),
     ],
 )
-def test_unclear_peers_are_an_error_that_says_what_to_do(peers, member, part):
+def test_unclear_peers_are_refused_with_instructions(peers, member, part):
     with pytest.raises(EtcdError) as caught:
         plan_member(None, peers, member)
     assert part in str(caught.value)
 
 
-def test_cluster_without_a_place_for_its_data_is_refused():
+def test_cluster_without_a_data_directory_is_refused():
     needs("system")
     result = CliRunner().invoke(main, ["serve", "--engine", "etcd", "--peers", "127.0.0.1,198.51.100.1"])
     assert result.exit_code == 1
     assert "--data" in result.output
 
 
-@pytest.mark.parametrize("words", [["--peers", "a"], ["--any-version"], ["--", "--enable-v2"]])
-def test_options_of_etcd_without_the_engine_are_refused(words):
-    result = CliRunner().invoke(main, ["serve", *words])
+@pytest.mark.parametrize("options", [["--peers", "a"], ["--any-version"], ["--", "--enable-v2"]])
+def test_options_of_etcd_without_the_engine_are_refused(options):
+    result = CliRunner().invoke(main, ["serve", *options])
     assert result.exit_code == 2
     assert "--engine etcd" in result.output

@@ -1,4 +1,4 @@
-"""Which addresses a node binds that is told to host, and what it needs for that."""
+"""Nodes that serve: which addresses they bind, the authentication that needs, and how long they serve."""
 
 import asyncio
 import socket
@@ -9,26 +9,27 @@ from rallypoint import aio
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.events import Hosting, NobodyServes, SecurityNotice
 from rallypoint.server import hosting
-from rallypoint.server.hosting import NotOurs, Unguarded, bind_endpoint, open_tcp
+from rallypoint.server.hosting import NeedsAuthentication, NotLocal, bind_endpoint, open_tcp
 from rallypoint.server.server import Server
 from rallypoint.settings import Settings
 from tests.ports import free_port
 from tests.server.kit import PATIENCE_S, client_of, eventually, run
 
-NOT_OURS = "192.0.2.1"
-"""For documentation: no machine has it."""
-DEBIANS = "127.0.1.1"
+NOT_LOCAL = "192.0.2.1"
+"""Reserved for documentation, so no machine has it."""
+DEBIAN_HOST_NAME = "127.0.1.1"
+"""What /etc/hosts gives for the machine's own name on Debian."""
 
 
 @pytest.fixture
 def names(monkeypatch):
-    """Names that mean what they mean on machines that are not this one."""
+    """Host names that resolve as on other machines."""
     real = socket.getaddrinfo
 
     def getaddrinfo(host, port, **more):
         if host == "nowhere":
             raise socket.gaierror("no such name")
-        return real({"service": NOT_OURS, "debian": DEBIANS}.get(host, host), port, **more)
+        return real({"service": NOT_LOCAL, "debian": DEBIAN_HOST_NAME}.get(host, host), port, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
@@ -37,34 +38,33 @@ def bound(host: str, *, forced: bool, everywhere: bool) -> str:
     """The address that is bound for an endpoint."""
 
     async def main():
-        one = await bind_endpoint(host, free_port(), forced=forced, everywhere=everywhere)
-        with one:
-            return str(one.getsockname()[0])
+        with await bind_endpoint(host, free_port(), forced=forced, everywhere=everywhere) as sock:
+            return str(sock.getsockname()[0])
 
     return asyncio.run(main())
 
 
 @pytest.mark.parametrize("host", ["service", "debian", "nowhere"])
-def test_every_address_is_bound_only_by_those_who_may(names, host):
+def test_all_addresses_are_bound_only_if_allowed(names, host):
     assert bound(host, forced=True, everywhere=True) == "0.0.0.0"
-    with pytest.raises(NotOurs if host == "nowhere" else Unguarded):
+    with pytest.raises(NotLocal if host == "nowhere" else NeedsAuthentication):
         bound(host, forced=True, everywhere=False)
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
 @pytest.mark.parametrize("forced", [True, False])
-def test_address_that_is_the_machines_own_needs_nothing(names, forced, everywhere):
+def test_local_address_of_the_endpoint_is_bound_without_authentication(names, forced, everywhere):
     assert bound("127.0.0.1", forced=forced, everywhere=everywhere) == "127.0.0.1"
 
 
-def test_who_is_not_told_to_host_never_binds_every_address(names):
-    with pytest.raises(NotOurs):
+def test_node_without_is_host_never_binds_all_addresses(names):
+    with pytest.raises(NotLocal):
         bound("service", forced=False, everywhere=True)
-    assert bound("debian", forced=False, everywhere=True) == DEBIANS
+    assert bound("debian", forced=False, everywhere=True) == DEBIAN_HOST_NAME
 
 
 def joined(url: str) -> list:
-    """The events of a node that joined alone."""
+    """The events of a node that joins alone."""
     events = []
 
     async def main():
@@ -77,28 +77,28 @@ def joined(url: str) -> list:
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "static"])
-def test_node_that_is_told_to_host_for_anybody_is_refused_at_once_and_told_what_to_do(names, scheme):
+def test_host_that_must_bind_all_addresses_needs_authentication(names, scheme):
     option = "is_host=true" if scheme == "tcp" else "node_rank=0"
     url = f"{scheme}://service:{free_port()}/run?min_nodes=1&join_timeout=25&{option}"
     with pytest.raises(RendezvousConnectionError) as caught:
         joined(url)
-    for word in ("service", "every address", "token_file", "tls_ca", "insecure=true"):
-        assert word in str(caught.value)
+    for part in ("service", "every address", "token_file", "tls_ca", "insecure=true"):
+        assert part in str(caught.value)
 
 
 @pytest.fixture
-def leads_here(names, monkeypatch):
-    """What a service does: it leads to the machine behind it."""
+def forwarded(names, monkeypatch):
+    """Connections to `service` are forwarded to this machine, as a load balancer does."""
     real = asyncio.BaseEventLoop.create_connection
 
     async def create_connection(loop, factory, host=None, port=None, **more):
-        return await real(loop, factory, "127.0.0.1" if host == NOT_OURS else host, port, **more)
+        return await real(loop, factory, "127.0.0.1" if host == NOT_LOCAL else host, port, **more)
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", create_connection)
 
 
-def test_node_that_was_served_by_another_goes_on_when_that_is_gone(leads_here, monkeypatch):
-    monkeypatch.setattr(hosting, "NOBODY_S", 0.0)
+def test_connected_node_that_cannot_replace_its_server_keeps_running(forwarded, monkeypatch):
+    monkeypatch.setattr(hosting, "NO_SERVER_S", 0.0)
     port, events = free_port(), []
     url = f"tcp://service:{port}/run?min_nodes=1&last_call_timeout=0.1&is_host=true&close_timeout=1"
 
@@ -108,7 +108,7 @@ def test_node_that_was_served_by_another_goes_on_when_that_is_gone(leads_here, m
         async with asyncio.timeout(30), aio.join(url, sinks=[events.append]) as run:
             async for world in run.rounds():
                 await server.stop("over")
-                await eventually(lambda: any(isinstance(event, NobodyServes) for event in events), "it is told")
+                await eventually(lambda: any(isinstance(event, NobodyServes) for event in events), "it is reported")
                 assert not world.changed.is_set()
                 break
 
@@ -116,17 +116,17 @@ def test_node_that_was_served_by_another_goes_on_when_that_is_gone(leads_here, m
     assert "insecure=true" in next(event.reason for event in events if isinstance(event, NobodyServes))
 
 
-def test_node_that_is_told_to_host_for_anybody_and_to_be_insecure_does_and_warns(leads_here):
+def test_insecure_host_binds_all_addresses_and_warns(forwarded):
     port = free_port()
     url = f"tcp://service:{port}/run?min_nodes=1&last_call_timeout=0.1&join_timeout=25&is_host=true&insecure=true"
     events = joined(url)
-    (said,) = [event for event in events if isinstance(event, Hosting)]
-    assert said.address == f"0.0.0.0:{port}"
-    assert "anybody who reaches the port can join" in said.waits_for
+    (hosting_event,) = [event for event in events if isinstance(event, Hosting)]
+    assert hosting_event.address == f"0.0.0.0:{port}"
+    assert "anybody who reaches the port can join" in hosting_event.waits_for
     assert not [event for event in events if isinstance(event, SecurityNotice)]
 
 
-def test_host_that_is_not_waited_for_stops_serving_although_others_are_there():
+def test_host_whose_close_is_cancelled_stops_serving():
     endpoint = f"127.0.0.1:{free_port()}"
 
     async def main():
@@ -143,7 +143,7 @@ def test_host_that_is_not_waited_for_stops_serving_although_others_are_there():
     run(main())
 
 
-def test_host_in_a_hurry_does_not_wait_for_others():
+def test_hurried_host_does_not_wait_for_clients():
     endpoint = f"127.0.0.1:{free_port()}"
 
     async def main():
@@ -151,7 +151,7 @@ def test_host_in_a_hurry_does_not_wait_for_others():
         await host.get("/key")
         async with client_of(endpoint, call_timeout_s=PATIENCE_S) as other:
             await other.get("/key")
-            host.hurry()
+            host.shorten_close()
             async with asyncio.timeout(PATIENCE_S):
                 await host.close()
 

@@ -1,4 +1,4 @@
-"""Those who only look on share one watch, and each is told everything in order, once, as by a watch of its own."""
+"""Read-only clients share one watch for each prefix, and each gets all changes in order and once, as from its own."""
 
 import asyncio
 import random
@@ -14,13 +14,13 @@ from tests.server.durability.kit import serving_from
 from tests.server.kit import Raw, client_of, eventually, put, run, serving
 
 
-def test_many_who_look_on_share_one_watch_and_nodes_have_their_own():
+def test_read_only_clients_share_one_watch_and_nodes_have_their_own():
     async def main():
         async with serving() as server:
-            raws = [(await Raw.welcomed(server, client=f"looks{number}"))[0] for number in range(5)]
+            raws = [(await Raw.welcomed(server, client=f"observer{number}"))[0] for number in range(5)]
             for raw in raws:
                 raw.send(WatchStart(1, "/w/", NOW), WatchStart(2, "/other/", NOW))
-            await eventually(lambda: len(server.observer_watches) == 10, "all look on")
+            await eventually(lambda: len(server.observer_watches) == 10, "all watch")
             assert server.engine_host.watch_count == 2
             coordinator = server.engine_host.watch_count
             node, _ = await Raw.welcomed(server, client="node", run="r")
@@ -31,21 +31,21 @@ def test_many_who_look_on_share_one_watch_and_nodes_have_their_own():
             raws[0].send(WatchStop(1))
             for raw in raws[1:]:
                 raw.close()
-            await eventually(lambda: len(server.observer_watches) == 1, "one is left")
+            await eventually(lambda: len(server.observer_watches) == 1, "one watch is left")
             raws[0].send(WatchStop(2))
-            await eventually(lambda: len(server.observer_watches) == 0, "none is")
+            await eventually(lambda: len(server.observer_watches) == 0, "no watch is left")
 
     run(main())
 
 
-def test_first_change_is_told_at_once_and_what_follows_gathers_until_somebody_enters(monkeypatch):
+def test_first_change_is_sent_at_once_and_later_ones_are_collected_until_a_client_joins(monkeypatch):
     monkeypatch.setattr(observer_watches, "GATHER_S", 3600.0)
 
     async def main():
         async with serving() as server:
             one, _ = await Raw.welcomed(server, client="one")
             one.send(WatchStart(1, "/w/", NOW))
-            await eventually(lambda: len(server.observer_watches) == 1, "it looks on")
+            await eventually(lambda: len(server.observer_watches) == 1, "it watches")
             async with client_of(server.addresses[0]) as writer:
                 first = await put(writer, "/w/a")
                 assert [(push.watch, push.batch.revision) for push in await pushes(one, 1)] == [(1, first)]
@@ -65,7 +65,7 @@ async def pushes(raw, count):
     return [await raw.next_message() for _ in range(count)]
 
 
-def test_what_is_no_longer_kept_is_refused_and_leaves_nothing_behind():
+def test_watch_from_a_compacted_revision_is_refused_and_leaves_nothing_behind():
     async def main():
         async with serving(history=2) as server:
             async with client_of(server.addresses[0]) as writer:
@@ -76,7 +76,7 @@ def test_what_is_no_longer_kept_is_refused_and_leaves_nothing_behind():
             refused = await raw.next_message()
             assert isinstance(refused, WatchRefused)
             assert (len(server.observer_watches), server.engine_host.watch_count) == (0, 0)
-            raw.send(WatchStart(2, "/w/", last + 2))  # of the future: a watch of its own
+            raw.send(WatchStart(2, "/w/", last + 2))  # a watch from a future revision is not shared
             await eventually(lambda: server.engine_host.watch_count == 1, "it watches")
             assert len(server.observer_watches) == 0
             async with client_of(server.addresses[0]) as writer:
@@ -87,7 +87,7 @@ def test_what_is_no_longer_kept_is_refused_and_leaves_nothing_behind():
     run(main())
 
 
-def test_frame_that_is_too_large_for_all_is_sent_in_parts(monkeypatch):
+def test_collected_batches_larger_than_a_frame_are_split(monkeypatch):
     monkeypatch.setattr(observer_watches, "GATHER_S", 0.2)
 
     async def main():
@@ -95,7 +95,7 @@ def test_frame_that_is_too_large_for_all_is_sent_in_parts(monkeypatch):
             server.max_frame = server.observer_watches._max_frame = 1000
             raw, _ = await Raw.welcomed(server)
             raw.send(WatchStart(1, "/w/", NOW))
-            await eventually(lambda: len(server.observer_watches) == 1, "it looks on")
+            await eventually(lambda: len(server.observer_watches) == 1, "it watches")
             async with client_of(server.addresses[0]) as writer:
                 revisions = [await put(writer, "/w/a", bytes(300)) for _ in range(20)]
             assert [push.batch.revision for push in await pushes(raw, 20)] == revisions
@@ -105,7 +105,7 @@ def test_frame_that_is_too_large_for_all_is_sent_in_parts(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("has_data", [False, True])
-def test_everybody_is_told_everything_once_and_in_order(seed, has_data, monkeypatch):
+def test_all_clients_get_all_changes_once_and_in_order(seed, has_data, monkeypatch):
     monkeypatch.setattr(observer_watches, "GATHER_S", 0.01)
     rng = random.Random(seed)
 
@@ -115,12 +115,12 @@ def test_everybody_is_told_everything_once_and_in_order(seed, has_data, monkeypa
             client_of(server.addresses[0]) as writer,
         ):
             first = await put(writer, "/w/begin")
-            told = {}
+            received = {}
             clients, watches, tasks = [], [], []
 
             async def collect(name, watch):
                 async for batch in watch:
-                    told[name].append(batch.revision)
+                    received[name].append(batch.revision)
 
             revisions = []
             for step in range(60):
@@ -132,17 +132,19 @@ def test_everybody_is_told_everything_once_and_in_order(seed, has_data, monkeypa
                     backend = await client.__aenter__()
                     clients.append(client)
                     after = rng.choice([first, revisions[-1], rng.choice(revisions)])
-                    told[step] = []
+                    received[step] = []
                     watches.append((step, after, backend.watch("/w/", after)))
                     tasks.append(asyncio.create_task(collect(step, watches[-1][2])))
                 if rng.random() < 0.1:
-                    rng.choice(list(server.connections)).abort()  # it comes back, and goes on where it was
+                    rng.choice(list(server.connections)).abort()  # its client reconnects and resumes
                 await asyncio.sleep(rng.choice([0, 0, 0.01]))
             end = await put(writer, "/w/end")
-            await eventually(lambda: all(seen and seen[-1] == end for seen in told.values()), "all have seen the end")
+            await eventually(
+                lambda: all(seen and seen[-1] == end for seen in received.values()), "all have seen the end"
+            )
             items = server.engine_host.engine.history.after(first - 1, "/w/")
             for name, after, _ in watches:
-                assert told[name] == [batch.revision for batch in items if batch.revision > after]
+                assert received[name] == [batch.revision for batch in items if batch.revision > after]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -152,49 +154,49 @@ def test_everybody_is_told_everything_once_and_in_order(seed, has_data, monkeypa
     run(main())
 
 
-def test_who_looks_on_is_told_of_a_change_before_any_answer_that_knows_of_it(monkeypatch):
+def test_read_only_client_gets_a_change_before_any_answer_that_reflects_it(monkeypatch):
     monkeypatch.setattr(observer_watches, "GATHER_S", 3600.0)
 
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as writer:
             raw, _ = await Raw.welcomed(server)
             raw.send(WatchStart(1, "/w/", NOW), WatchStart(2, "/w/a", NOW))
-            await eventually(lambda: len(server.observer_watches) == 2, "it looks on")
+            await eventually(lambda: len(server.observer_watches) == 2, "it watches")
             revisions = [await put(writer, "/w/a") for _ in range(3)]
             raw.send(Do(1, Txn((), (Put("/w/a", b"mine"),))))
-            told = []
+            received = []
             while not isinstance(message := await raw.next_message(), Answer):
-                told.append((message.watch, message.batch.revision))
+                received.append((message.watch, message.batch.revision))
             own = message.result.revision
-            assert [revision for watch, revision in told if watch == 1] == [*revisions, own]
-            assert [revision for watch, revision in told if watch == 2] == [*revisions, own]
+            assert [revision for watch, revision in received if watch == 1] == [*revisions, own]
+            assert [revision for watch, revision in received if watch == 2] == [*revisions, own]
 
     run(main())
 
 
-def test_who_writes_without_a_pause_does_not_keep_others_from_being_told(monkeypatch):
+def test_continuous_writes_do_not_delay_pushes(monkeypatch):
     monkeypatch.setattr(observer_watches, "GATHER_BYTES", 1000)
 
     async def main():
         async with serving() as server:
             raw, _ = await Raw.welcomed(server)
             raw.send(WatchStart(1, "/w/", NOW))
-            await eventually(lambda: len(server.observer_watches) == 1, "it looks on")
+            await eventually(lambda: len(server.observer_watches) == 1, "it watches")
             frames = server.traffic.frames_out
 
             async def write():
                 for _ in range(50):
                     server.engine_host.execute(Txn((), (Put("/w/a", bytes(1000)),)))
-                    await asyncio.sleep(0)  # and again in the next turn of the loop
+                    await asyncio.sleep(0)  # and again in the next iteration of the loop
 
             await asyncio.gather(*(write() for _ in range(3)))
-            # Bug that this found: each change put off what was due at once, so all of it came at the end.
+            # This found a bug: each change postponed a flush that was due at once.
             assert server.traffic.frames_out - frames > 40
 
     run(main())
 
 
-def test_those_who_do_not_keep_up_do_not_cost_an_encoding_each(monkeypatch):
+def test_batch_for_slow_clients_is_encoded_once(monkeypatch):
     monkeypatch.setattr(observer_watches, "GATHER_S", 3600.0)
     encoded = []
 
@@ -206,30 +208,30 @@ def test_those_who_do_not_keep_up_do_not_cost_an_encoding_each(monkeypatch):
     async def main():
         async with serving() as server:
             monkeypatch.setattr(outbox, "encoder", Counting())
-            readers = [Connection(server) for _ in range(5)]
-            for reader in readers:
-                reader.pause_writing()
-                server.observer_watches.add(reader, 1, "/w/", server.engine_host.engine.revision)
+            observers = [Connection(server) for _ in range(5)]
+            for observer in observers:
+                observer.pause_writing()
+                server.observer_watches.add(observer, 1, "/w/", server.engine_host.engine.revision)
             for _ in range(10):
                 server.engine_host.execute(Txn((), (Put("/w/a", b"x"),)))
             server.observer_watches.flush()
-            assert [reader.lag[0] for reader in readers] == [10] * 5
+            assert [observer.lag[0] for observer in observers] == [10] * 5
             assert len(encoded) == 10
-            for reader in readers:
-                server.observer_watches.remove(reader, 1, "/w/")
+            for observer in observers:
+                server.observer_watches.remove(observer, 1, "/w/")
 
     run(main())
 
 
 @pytest.mark.parametrize("has_data", [False, True])
-def test_what_has_gathered_is_told_before_the_server_goes(has_data, monkeypatch):
+def test_collected_batches_are_sent_before_the_server_stops(has_data, monkeypatch):
     monkeypatch.setattr(observer_watches, "GATHER_S", 3600.0)
 
     async def main():
         async with serving_from(MemoryDisk()) if has_data else serving() as server:
             raw, _ = await Raw.welcomed(server)
             raw.send(WatchStart(1, "/w/", NOW))
-            await eventually(lambda: len(server.observer_watches) == 1, "it looks on")
+            await eventually(lambda: len(server.observer_watches) == 1, "it watches")
             async with client_of(server.addresses[0]) as writer:
                 revisions = [await put(writer, "/w/a") for _ in range(3)]
         assert [push.batch.revision for push in await pushes(raw, 3)] == revisions

@@ -1,4 +1,4 @@
-"""Connections that have something to send are flushed together, and none is forgotten."""
+"""Connections with unsent messages are flushed together, and batches are encoded once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.wire.messages import encoder
 
 
 class Sender:
-    """Notes that it was flushed; may fail at that, or have something to send again."""
+    """Records that it was flushed, and may raise."""
 
     def __init__(self, flushed: list[Sender], error: Exception | None = None) -> None:
         self._flushed = flushed
@@ -28,12 +28,12 @@ def batch(revision: int) -> Batch:
     return Batch(revision, (Change("/a", Item("/a", b"1", revision, revision, 1)),))
 
 
-def test_all_are_flushed_in_order_when_the_loop_has_run_what_is_due() -> None:
-    async def story() -> None:
+def test_all_connections_are_flushed_in_order_after_the_ready_callbacks() -> None:
+    async def main() -> None:
         outbox, flushed = Outbox(), list[Sender]()
         senders = [Sender(flushed) for _ in range(3)]
-        for one in senders:
-            outbox.add(one)
+        for sender in senders:
+            outbox.add(sender)
         assert flushed == []
         await asyncio.sleep(0)
         assert flushed == senders
@@ -41,25 +41,25 @@ def test_all_are_flushed_in_order_when_the_loop_has_run_what_is_due() -> None:
         await asyncio.sleep(0)
         assert flushed == [*senders, senders[0]]
 
-    run(story())
+    run(main())
 
 
-def test_one_that_fails_does_not_keep_the_others_from_being_flushed() -> None:
-    async def story() -> None:
-        told = list[dict[str, Any]]()
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+def test_failed_flush_does_not_prevent_others() -> None:
+    async def main() -> None:
+        reported = list[dict[str, Any]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
         outbox, flushed = Outbox(), list[Sender]()
         broken, fine = Sender(flushed, RuntimeError("broken")), Sender(flushed)
         outbox.add(broken)
         outbox.add(fine)
         await asyncio.sleep(0)
         assert flushed == [broken, fine]
-        assert [str(one["exception"]) for one in told] == ["broken"]
+        assert [str(one["exception"]) for one in reported] == ["broken"]
 
-    run(story())
+    run(main())
 
 
-def test_batch_is_encoded_once_for_all_and_each_as_itself() -> None:
+def test_batch_is_encoded_once_and_cached() -> None:
     batches = [batch(revision) for revision in range(1, 3 * MOST_KNOWN)]
     assert all(bytes(raw_of(one)) == encoder.encode(one) for one in batches)
     assert raw_of(batches[-1]) is raw_of(batches[-1])

@@ -1,4 +1,4 @@
-"""The runs of a server: apart from each other, looked after while they live, and forgotten when they are over."""
+"""The runs of a server: creation, isolation, renewal, removal, failing coordinators, and the stop of the server."""
 
 import asyncio
 import socket
@@ -67,18 +67,18 @@ def keys_under(server, run_id):
     return [key for key in server.engine_host.engine.items if key.startswith(prefix)]
 
 
-# --- who makes a run --------------------------------------------------------------------------------------------------
+# --- creation of a run ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def never_gives_up(monkeypatch):
-    """Who is not to make a run waits for it for longer than any test takes."""
-    monkeypatch.setattr(TcpBackend, "gives_way_s", (600.0, 600.0))
+def waits_for_others(monkeypatch):
+    """A node that is not to create the run waits for others to do so for longer than any test takes."""
+    monkeypatch.setattr(TcpBackend, "make_run_delay_s", (600.0, 600.0))
 
 
 @pytest.mark.parametrize("theirs", [Versions(), Versions(1, 2)], ids=["this server", "an older server"])
-@pytest.mark.usefixtures("never_gives_up")
-def test_whoever_joins_first_makes_the_run(theirs):
+@pytest.mark.usefixtures("waits_for_others")
+def test_first_node_that_joins_creates_the_run(theirs):
     async def main():
         async with serving(versions=theirs) as server:
             nodes = [node(server, "run", name, 3) for name in "abc"]
@@ -88,7 +88,7 @@ def test_whoever_joins_first_makes_the_run(theirs):
     run(main())
 
 
-def test_nobody_who_comes_for_the_first_time_counts_as_having_come_back():
+def test_new_client_does_not_count_as_a_reconnect():
     async def main():
         async with serving() as server:
             nodes = [node(server, "run", name, 3) for name in "abc"]
@@ -99,7 +99,7 @@ def test_nobody_who_comes_for_the_first_time_counts_as_having_come_back():
     run(main())
 
 
-def test_session_that_was_given_up_while_it_was_asked_for_is_not_held(monkeypatch):
+def test_session_that_is_cancelled_while_it_is_requested_is_revoked(monkeypatch):
     async def main():
         async with serving() as server, client_of(server.addresses[0], run="run") as one:
             opening = asyncio.create_task(one.open_session(600.0))
@@ -114,20 +114,20 @@ def test_session_that_was_given_up_while_it_was_asked_for_is_not_held(monkeypatc
     run(main())
 
 
-@pytest.mark.usefixtures("never_gives_up")
-def test_who_only_looks_does_not_keep_others_from_making_the_run():
+@pytest.mark.usefixtures("waits_for_others")
+def test_reading_node_does_not_prevent_others_from_creating_the_run():
     async def main():
         async with serving() as server:
-            onlooker, one = node(server, "run", "onlooker"), node(server, "run", "one")
-            assert not await onlooker.is_closed()
+            observer, one = node(server, "run", "observer"), node(server, "run", "one")
+            assert not await observer.is_closed()
             await gather(one)
-            await close(onlooker, one)
+            await close(observer, one)
 
     run(main())
 
 
-@pytest.mark.usefixtures("never_gives_up")
-def test_nodes_that_have_all_looked_first_join_without_waiting_for_each_other():
+@pytest.mark.usefixtures("waits_for_others")
+def test_nodes_that_have_read_first_join_without_waiting_for_each_other():
     async def main():
         async with serving() as server:
             nodes = [node(server, "run", name, 2) for name in "ab"]
@@ -139,44 +139,44 @@ def test_nodes_that_have_all_looked_first_join_without_waiting_for_each_other():
     run(main())
 
 
-def test_one_client_at_a_time_is_told_to_make_a_run_and_nobody_once_it_is_there():
+def test_one_client_at_a_time_is_told_to_create_a_run_until_it_exists():
     async def main():
         async with serving() as server:
-            first, second, third = [await coming(server, name) for name in "abc"]
-            assert await told_on_joining(first, 1) == [Answer, MakeRun, Answer]
-            assert await told_on_joining(second, 2) == [Answer, Answer]
+            first, second, third = [await connect(server, name) for name in "abc"]
+            assert await received_on_joining(first, 1) == [Answer, MakeRun, Answer]
+            assert await received_on_joining(second, 2) == [Answer, Answer]
             first.send(Do(3, Txn((), (Put(RunKeys("rallypoint", "run").config, b"{}"),))))
             await first.answer(3)
             server.runs.ensure_run("run")._turn_at -= runs.TURN_S
-            assert await told_on_joining(third, 3) == [Answer, Answer]
+            assert await received_on_joining(third, 3) == [Answer, Answer]
 
     run(main())
 
 
-def test_nobody_is_told_to_make_a_run_who_got_no_session():
+def test_client_without_a_session_is_not_told_to_create_a_run():
     async def main():
         async with serving() as server:
-            one, other = await coming(server, "a"), await coming(server, "b")
+            one, other = await connect(server, "a"), await connect(server, "b")
             one.send(Hold(1, 1.0), Do(1, Txn((), ())), Do(2, Txn((), ())))
             assert [type(await one.next_message()) for _ in range(2)] == [Answer, Answer]
-            assert await told_on_joining(other, 1) == [Answer, MakeRun, Answer]
+            assert await received_on_joining(other, 1) == [Answer, MakeRun, Answer]
 
     run(main())
 
 
-def test_who_goes_on_with_a_session_is_told_again_that_it_is_to_make_the_run():
+def test_client_that_resumes_its_session_is_told_again_to_create_the_run():
     async def main():
         async with serving() as server:
-            one = await coming(server, "a")
-            assert await told_on_joining(one, 1) == [Answer, MakeRun, Answer]
-            await coming(server, "a", makes_run=True, sessions=(Held(1, 1.0),))
-            await coming(server, "b")
+            one = await connect(server, "a")
+            assert await received_on_joining(one, 1) == [Answer, MakeRun, Answer]
+            await connect(server, "a", makes_run=True, sessions=(Held(1, 1.0),))
+            await connect(server, "b")
 
     run(main())
 
 
-async def coming(server, name, version=NEWEST_VERSION, makes_run=False, sessions=()):
-    """A client that comes to the run, and what it is told then."""
+async def connect(server, name, version=NEWEST_VERSION, makes_run=False, sessions=()):
+    """A connected client of the run, after checking its welcome."""
     raw = await Raw.open(server)
     raw.send_bytes(GREETING + frame(encoder.encode(Hello(1, version, name, run="run", sessions=sessions))))
     welcome = welcome_decoder.decode(await raw.next_frame())
@@ -184,8 +184,8 @@ async def coming(server, name, version=NEWEST_VERSION, makes_run=False, sessions
     return raw
 
 
-async def told_on_joining(raw, lease):
-    """The kinds of messages that answer a session's beginning and one request more."""
+async def received_on_joining(raw, lease):
+    """The types of messages that answer a new session and one more request."""
     raw.send(Do(1, Grant(60, lease)), Hold(lease, 1.0), Do(2, Txn((), ())))
     found = []
     while found.count(Answer) < 2:
@@ -193,10 +193,10 @@ async def told_on_joining(raw, lease):
     return found
 
 
-# --- apart from each other --------------------------------------------------------------------------------------------
+# --- isolation of runs ------------------------------------------------------------------------------------------------
 
 
-def test_runs_of_one_server_form_their_own_rounds_of_the_same_names():
+def test_runs_of_one_server_are_isolated():
     async def main():
         async with serving() as server:
             runs = {run_id: [node(server, run_id, name, 2) for name in ("a", "b")] for run_id in ("one", "two", "2")}
@@ -217,7 +217,7 @@ def test_runs_of_one_server_form_their_own_rounds_of_the_same_names():
     run(main())
 
 
-def test_run_whose_id_begins_as_that_of_another_is_another():
+def test_run_id_that_is_a_prefix_of_another_is_a_different_run():
     async def main():
         async with serving() as server:
             nodes = [node(server, run_id, "a") for run_id in ("job", "job-1", "jo")]
@@ -228,7 +228,7 @@ def test_run_whose_id_begins_as_that_of_another_is_another():
     run(main())
 
 
-def test_observer_without_a_run_makes_none():
+def test_read_only_client_creates_no_run():
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as backend:
             status = await backend.status()
@@ -239,10 +239,10 @@ def test_observer_without_a_run_makes_none():
     run(main())
 
 
-# --- forgotten when they are over -------------------------------------------------------------------------------------
+# --- renewal and removal of runs --------------------------------------------------------------------------------------
 
 
-def test_run_that_everybody_left_is_collected_when_its_time_is_over():
+def test_run_that_all_nodes_left_is_removed_after_its_time_to_live():
     async def main():
         async with serving() as server:
             nodes = [node(server, "run", name, 2, reopen_after=0.6) for name in ("a", "b")]
@@ -261,14 +261,16 @@ def test_run_that_everybody_left_is_collected_when_its_time_is_over():
     run(main())
 
 
-def test_run_lives_while_one_session_of_it_does():
+def test_run_is_renewed_while_it_has_a_live_session():
     async def main():
         async with serving() as server:
             one = node(server, "run", "a", reopen_after=0.6)
             await one.next_rendezvous()
             config = server.engine_host.engine.items[RunKeys("rallypoint", "run").config]
             marker = await asyncio.wait_for(_lease(server, 2.0), 10)
-            await eventually(lambda: server.engine_host.engine.leases.get(marker) is None, "more than its time passes")
+            await eventually(
+                lambda: server.engine_host.engine.leases.get(marker) is None, "more than its time to live passes"
+            )
             assert server.engine_host.engine.items[RunKeys("rallypoint", "run").config] == config
             await one.aclose()
 
@@ -280,11 +282,11 @@ async def _lease(server, ttl_s):
         return await backend.grant(ttl_s)
 
 
-def test_run_that_is_made_while_the_server_rests_is_renewed_in_time():
+def test_new_run_is_renewed_in_time():
     async def main():
         async with serving() as server, client_of(server.addresses[0], run="run") as backend:
             session = await backend.open_session(30)
-            await asyncio.sleep(0.5)  # it was looked at, and had no config: now the server rests
+            await asyncio.sleep(0.5)  # the server has looked for a config and found none
             ttl_s = 2.0
             lease = await backend.grant(ttl_s)
             config = ConfigRecord(
@@ -292,14 +294,16 @@ def test_run_that_is_made_while_the_server_rests_is_renewed_in_time():
             )
             await put(backend, RunKeys("rallypoint", "run").config, encode(config), lease)
             marker = await backend.grant(ttl_s + 1)
-            await eventually(lambda: server.engine_host.engine.leases.get(marker) is None, "more than its time passes")
+            await eventually(
+                lambda: server.engine_host.engine.leases.get(marker) is None, "more than its time to live passes"
+            )
             assert RunKeys("rallypoint", "run").config in server.engine_host.engine.items
             await session.close()
 
     run(main())
 
 
-def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again(monkeypatch):
+def test_expired_data_lease_is_replaced_and_rounds_form_again(monkeypatch):
     monkeypatch.setattr(runs, "MOST_PAUSE_S", 0.2)
 
     async def main():
@@ -307,13 +311,13 @@ def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again(monkeypa
             first, second = (node(server, "run", name, 2) for name in ("a", "b"))
             waiting = asyncio.create_task(first.next_rendezvous())
             config = RunKeys("rallypoint", "run").config
-            await eventually(lambda: config in server.engine_host.engine.items, "the run is made")
+            await eventually(lambda: config in server.engine_host.engine.items, "the run is created")
             before = decode(ConfigRecord, server.engine_host.engine.items[config])
             server.engine_host.execute(Revoke(before.data_lease))
             worlds = await asyncio.wait_for(asyncio.gather(waiting, second.next_rendezvous()), PROCESS_PATIENCE_S)
             assert {world.round for world in worlds} == {1}
             for number, world in enumerate(worlds):
-                await world.store.set(f"k{number}", b"1")  # bug that this found: who had joined before kept the old one
+                await world.store.set(f"k{number}", b"1")  # this found a bug: nodes that had joined kept the old lease
             after = decode(ConfigRecord, server.engine_host.engine.items[config])
             assert after.data_lease != before.data_lease
             assert after.incarnation == before.incarnation
@@ -322,7 +326,7 @@ def test_lease_of_the_data_that_ended_is_replaced_and_rounds_form_again(monkeypa
     run(main())
 
 
-def test_server_that_is_started_again_still_waits_for_those_of_an_earlier_life():
+def test_restarted_server_still_waits_for_nodes_of_an_earlier_generation():
     async def main():
         async with serving() as server:
             server.runs.claimed("run", "c", encode(ClaimRecord(id="x", round=7, size=2, floor=9, ttl_s=60.0)))
@@ -337,25 +341,25 @@ def test_server_that_is_started_again_still_waits_for_those_of_an_earlier_life()
     run(main())
 
 
-def test_server_that_is_started_again_waits_for_those_who_had_come_back_and_not_spoken():
+def test_restarted_server_waits_for_clients_that_reconnected_and_sent_no_claim():
     async def main():
         async with serving() as server:
-            raw, _ = await Raw.welcomed(server, "back", run="run", generation="an earlier life")
+            raw, _ = await Raw.welcomed(server, "back", run="run", generation="an earlier generation")
             assert server.runs.ensure_run("run").returning.holds_until(asyncio.get_running_loop().time()) is not None
             engine = server.engine_host.engine
             raw.close()
         async with serving(engine=engine, generation=server.generation) as again:
-            # Bug that this found: only what had been said was kept, and it died before.
+            # This found a bug: only received claims were stored, and the server died before one arrived.
             assert again.runs.ensure_run("run").returning.holds_until(asyncio.get_running_loop().time()) is not None
 
     run(main())
 
 
-def test_onlooker_that_comes_back_keeps_nobody_waiting_after_a_restart():
+def test_returning_observer_does_not_delay_rounds_after_a_restart():
     async def main():
         async with serving() as server:
-            await Raw.welcomed(server, "onlooker", run="run", generation="an earlier life")
-            server.runs.claimed("run", "onlooker", b"")
+            await Raw.welcomed(server, "observer", run="run", generation="an earlier generation")
+            server.runs.claimed("run", "observer", b"")
             engine = server.engine_host.engine
             assert RunKeys("rallypoint", "run").returned not in engine.items
         async with serving(engine=engine, generation=server.generation) as again:
@@ -364,33 +368,33 @@ def test_onlooker_that_comes_back_keeps_nobody_waiting_after_a_restart():
     run(main())
 
 
-def test_client_claims_until_the_server_has_heard_it():
+def test_client_repeats_its_claim_until_it_is_received():
     async def main():
         claim = ClaimRecord(id="a", round=7, size=2, floor=7, is_member=True, ttl_s=15.0)
         port = free_port()
         proxy = Proxy(port)
         await proxy.listen()
         async with client_of(proxy.endpoint, run="run") as backend:
-            backend.claim_by(lambda: encode(claim))
+            backend.on_data_loss(lambda: encode(claim))
             async with serving(port=port) as first:
                 await backend.get("/a")
             hello = len(GREETING + frame(encoder.encode(backend._hello())))
-            proxy.limits = lambda number: (hello + 1, float("inf"))  # room for the hello, and for nothing else
+            proxy.limits = lambda number: (hello + 1, float("inf"))  # cuts the connection after the hello
             async with serving(port=port) as second:
-                await eventually(lambda: backend._generation == second.generation, "it is welcome")
+                await eventually(lambda: backend._generation == second.generation, "it is accepted")
                 engine = second.engine_host.engine
             assert first.generation != second.generation
             proxy.limits = lambda number: (float("inf"), float("inf"))
             async with serving(port=port, engine=engine, generation=second.generation) as third:
                 await backend.get("/a")
-                # Bug that this found: it was claimed once, and the numbers of rounds began again.
+                # This found a bug: the claim was sent once only, and after its loss round numbers started again.
                 assert third.runs.ensure_run("run").returning.floor == 7
         await proxy.close()
 
     run(main())
 
 
-def test_run_that_was_collected_can_be_used_again():
+def test_removed_run_can_be_used_again():
     async def main():
         async with serving() as server:
             for _ in range(2):
@@ -404,7 +408,7 @@ def test_run_that_was_collected_can_be_used_again():
     run(main())
 
 
-def test_run_that_was_only_looked_at_is_collected_too(monkeypatch):
+def test_run_without_sessions_is_removed(monkeypatch):
     monkeypatch.setattr(runs, "MOST_PAUSE_S", 0.2)
 
     async def main():
@@ -421,7 +425,7 @@ def test_run_that_was_only_looked_at_is_collected_too(monkeypatch):
 # --- coordinators that fail -------------------------------------------------------------------------------------------
 
 
-def test_coordinator_that_fails_is_started_again_and_says_so(monkeypatch):
+def test_failed_coordinator_is_restarted_with_an_event(monkeypatch):
     whole, calls = Coordinator.run, []
 
     async def failing(self):
@@ -447,7 +451,7 @@ def test_coordinator_that_fails_is_started_again_and_says_so(monkeypatch):
     run(main())
 
 
-def test_coordinator_that_fails_in_one_run_is_nothing_to_another(monkeypatch):
+def test_failing_coordinator_does_not_affect_other_runs(monkeypatch):
     whole = Coordinator.run
 
     async def failing(self):
@@ -470,10 +474,10 @@ def test_coordinator_that_fails_in_one_run_is_nothing_to_another(monkeypatch):
     run(main())
 
 
-# --- the end of a server ----------------------------------------------------------------------------------------------
+# --- the stop of a server ---------------------------------------------------------------------------------------------
 
 
-def test_server_that_stops_says_so_to_everybody_and_is_quick():
+def test_stopping_server_tells_all_clients_quickly():
     async def main():
         loop = asyncio.get_running_loop()
         seen = []
@@ -497,23 +501,23 @@ def test_server_that_stops_says_so_to_everybody_and_is_quick():
     run(main())
 
 
-def test_server_that_stops_does_not_wait_for_one_who_reads_nothing():
+def test_stopping_server_does_not_wait_for_a_client_that_does_not_read():
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as writer:
-            raw, _ = await Raw.welcomed(server, "deaf")
+            raw, _ = await Raw.welcomed(server, "slow")
             raw.send(WatchStart(1, "/w/", server.engine_host.engine.revision))
             for _ in range(60):
                 await put(writer, "/w/a", bytes(256 * 1024))
             began_at = asyncio.get_running_loop().time()
             await server.stop()
             assert asyncio.get_running_loop().time() - began_at < serving_module.SHUTDOWN_S + 5.0
-            await eventually(lambda: not server.connections, "it is dropped")
+            await eventually(lambda: not server.connections, "it is closed")
             raw.abort()
 
     run(main())
 
 
-def test_server_that_stopped_serves_nobody_and_leaves_its_port():
+def test_stopped_server_refuses_connections_and_frees_its_port():
     async def main():
         async with serving() as server:
             port = int(server.addresses[0].rpartition(":")[2])
@@ -526,7 +530,7 @@ def test_server_that_stopped_serves_nobody_and_leaves_its_port():
     run(main())
 
 
-def test_revisions_of_a_new_life_are_above_all_of_the_last():
+def test_revisions_of_a_restarted_server_are_higher_than_before():
     async def main():
         revisions, generations = [], set()
         for _ in range(3):
@@ -539,7 +543,7 @@ def test_revisions_of_a_new_life_are_above_all_of_the_last():
     run(main())
 
 
-def test_address_of_another_family_is_shown_as_an_endpoint_that_clients_take():
+def test_ipv6_address_is_shown_as_an_endpoint_that_clients_accept():
     try:
         listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
     except OSError:
@@ -564,11 +568,11 @@ def test_server_describes_itself_in_figures():
             watch = backend.watch("/a", 1 << 60)
             waiting = asyncio.create_task(anext(watch))
             await eventually(lambda: server.engine_host.watch_count > 1, "it watches")
-            told = (await backend.status()).details
-            assert told["generation"] == server.generation
-            assert (told["connections"], told["runs"], told["leases"]) == ("1", "1", "1")
-            assert int(told["keys"]) >= 2
-            assert int(told["bytes_in"]) > 0 < int(told["bytes_out"])
+            details = (await backend.status()).details
+            assert details["generation"] == server.generation
+            assert (details["connections"], details["runs"], details["leases"]) == ("1", "1", "1")
+            assert int(details["keys"]) >= 2
+            assert int(details["bytes_in"]) > 0 < int(details["bytes_out"])
             watch.cancel()
             await asyncio.wait([waiting])
             assert isinstance(waiting.exception(), StopAsyncIteration)
@@ -577,20 +581,20 @@ def test_server_describes_itself_in_figures():
     run(main())
 
 
-# --- no names ---------------------------------------------------------------------------------------------------------
+# --- no DNS look-ups --------------------------------------------------------------------------------------------------
 
-NAMELESS = """
+SERVER_WITHOUT_DNS = """
     import asyncio, socket, sys
     from rallypoint.events import Emitter
     from rallypoint.server.server import Server
 
     def raises(name):
         def call(*args, **options):
-            asked.append(name)
-            raise AssertionError(f"{name} was asked: {args}")
+            called.append(name)
+            raise AssertionError(f"{name} was called: {args}")
         return call
 
-    asked = []
+    called = []
 
     async def main():
         listening = socket.create_server(("127.0.0.1", 0))
@@ -601,16 +605,16 @@ NAMELESS = """
             setattr(socket, name, raises(name))
         loop.getaddrinfo = loop.getnameinfo = raises("loop")
         await loop.run_in_executor(None, sys.stdin.read)
-        await server.stop("told to")
-        assert not asked, asked
+        await server.stop("the test is over")
+        assert not called, called
 
     asyncio.run(main())
 """
 
 
-def test_server_looks_up_no_name_whatever_it_does():
+def test_server_makes_no_dns_lookup():
     serves = subprocess.Popen(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(NAMELESS)],
+        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(SERVER_WITHOUT_DNS)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Those who do not read: what waits for them is bounded, and when they come back nothing is missing or told twice."""
+"""Clients that do not read: the server's buffer for them is bounded, and after a reconnect they have missed nothing."""
 
 import asyncio
 import tracemalloc
@@ -14,11 +14,11 @@ from tests.server.kit import Raw, client_of, eventually, port_of, put, run, serv
 
 BIG = bytes(256 * 1024)
 MANY = 100
-"""So many big values are more than the kernel keeps for one connection."""
+"""So many values of this size are more than the kernel buffers for one connection."""
 
 
 def pausable(server):
-    """A connector, and the transports it made: a paused one is a client that does not read."""
+    """A connector, and the list of transports it makes. Pausing one makes its client stop reading."""
     transports = []
 
     async def connect(make):
@@ -28,7 +28,7 @@ def pausable(server):
     return connect, transports
 
 
-def test_watcher_that_stops_reading_is_dropped_and_resumes_without_gap_or_repetition(monkeypatch):
+def test_watcher_that_stops_reading_is_disconnected_and_resumes_without_gap_or_repetition(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 10)
 
     async def main():
@@ -42,7 +42,7 @@ def test_watcher_that_stops_reading_is_dropped_and_resumes_without_gap_or_repeti
                 read = await take(watch, 1)
                 transports[0].pause_reading()
                 written += [await put(writer, "/w/a", BIG) for _ in range(MANY)]
-                await eventually(lambda: server.traffic.slow == 1, "the slow one is dropped")
+                await eventually(lambda: server.traffic.slow == 1, "the slow connection is closed")
                 transports[0].resume_reading()
                 read += await take(watch, MANY)
                 written.append(await put(writer, "/w/b"))
@@ -55,7 +55,7 @@ def test_watcher_that_stops_reading_is_dropped_and_resumes_without_gap_or_repeti
     run(main())
 
 
-def test_watcher_is_dropped_again_and_again_and_misses_nothing(monkeypatch):
+def test_watcher_that_is_disconnected_several_times_misses_nothing(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 3)
 
     async def main():
@@ -78,7 +78,7 @@ def test_watcher_is_dropped_again_and_again_and_misses_nothing(monkeypatch):
     run(main())
 
 
-def test_slow_one_that_is_dropped_keeps_its_session(monkeypatch):
+def test_slow_client_that_is_disconnected_keeps_its_session(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 10)
 
     async def main():
@@ -101,7 +101,7 @@ def test_slow_one_that_is_dropped_keeps_its_session(monkeypatch):
     run(main())
 
 
-def test_slow_one_is_dropped_when_too_many_bytes_wait_for_it(monkeypatch):
+def test_slow_client_is_disconnected_when_too_many_bytes_are_buffered(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_BYTES", 1 << 20)
 
     async def main():
@@ -118,7 +118,7 @@ def test_slow_one_is_dropped_when_too_many_bytes_wait_for_it(monkeypatch):
     run(main())
 
 
-def test_slow_one_that_reads_a_little_now_and_then_is_dropped_too(monkeypatch):
+def test_client_that_reads_too_slowly_is_disconnected(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_BYTES", 16 << 20)
 
     async def main():
@@ -139,20 +139,20 @@ def test_slow_one_that_reads_a_little_now_and_then_is_dropped_too(monkeypatch):
 
 
 @pytest.mark.parametrize("small", [0, 1_000])
-def test_what_waits_for_a_slow_one_is_not_put_together_all_at_once(small):
+def test_buffer_of_a_slow_client_is_not_encoded_all_at_once(small):
     async def main():
         async with serving() as server:
             raw, _ = await Raw.welcomed(server, "slow", run="r")
             raw.send(WatchStart(1, "/w/", server.engine_host.engine.revision), Do(1, KeepAlive(1)))
             await raw.answer(1)
-            (held,) = server.connections
-            held.pause_writing()
+            (accepted,) = server.connections
+            accepted.pause_writing()
             values = [b""] * small + [BIG] * MANY
             written = [server.engine_host.execute(Txn((), (Put("/w/a", value),))).revision for value in values]
-            assert held.lag[0] == len(values)
+            assert accepted.lag[0] == len(values)
             tracemalloc.start()
             try:
-                held.resume_writing()
+                accepted.resume_writing()
                 _, most = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
@@ -163,7 +163,7 @@ def test_what_waits_for_a_slow_one_is_not_put_together_all_at_once(small):
     run(main())
 
 
-def test_many_small_answers_at_once_arrive_in_order():
+def test_many_small_answers_arrive_in_order():
     async def main():
         async with serving() as server:
             raw, _ = await Raw.welcomed(server, "quick")
@@ -174,7 +174,7 @@ def test_many_small_answers_at_once_arrive_in_order():
     run(main())
 
 
-def test_slow_one_does_not_hold_up_the_others(monkeypatch):
+def test_slow_client_does_not_delay_others(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 1_000)
 
     async def main():
@@ -196,7 +196,7 @@ def test_slow_one_does_not_hold_up_the_others(monkeypatch):
     run(main())
 
 
-def test_one_who_asks_and_never_reads_the_answers_is_dropped(monkeypatch):
+def test_client_that_reads_no_answers_is_disconnected(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 20)
 
     async def main():
@@ -208,30 +208,30 @@ def test_one_who_asks_and_never_reads_the_answers_is_dropped(monkeypatch):
                     break
                 raw.send(Do(seq, Txn((), (Get("/big"),))))
                 await asyncio.sleep(0)
-            await eventually(lambda: server.traffic.slow == 1, "it is dropped")
+            await eventually(lambda: server.traffic.slow == 1, "it is closed")
             raw.abort()
             await put(writer, "/a")
 
     run(main())
 
 
-def test_one_who_joins_and_never_reads_the_answers_is_dropped(monkeypatch):
+def test_node_that_reads_no_answers_is_disconnected(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 20)
 
     async def main():
         async with serving() as server:
             raw, _ = await Raw.welcomed(server, "greedy", run="run")
-            (held,) = server.connections
-            held.pause_writing()
-            # Bug that this found: the answer to the write of a node's key was kept for whoever did not read, for ever.
+            (accepted,) = server.connections
+            accepted.pause_writing()
+            # This found a bug: answers to writes of a node's key were buffered without bound.
             raw.send(*(Do(seq, Txn((), (Put("/rallypoint/run/nodes/a", b""),))) for seq in range(1, 100)))
-            await eventually(lambda: server.traffic.slow == 1, "it is dropped")
+            await eventually(lambda: server.traffic.slow == 1, "it is closed")
             raw.abort()
 
     run(main())
 
 
-def test_slow_one_that_looks_on_is_dropped_once(monkeypatch):
+def test_slow_read_only_client_is_disconnected_once(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_MESSAGES", 3)
     monkeypatch.setattr(observer_watches, "GATHER_S", 3600.0)
 
@@ -239,9 +239,9 @@ def test_slow_one_that_looks_on_is_dropped_once(monkeypatch):
         async with serving() as server:
             raw, _ = await Raw.welcomed(server, "slow")
             raw.send(WatchStart(1, "/w/", NOW))
-            await eventually(lambda: len(server.observer_watches) == 1, "it looks on")
-            (held,) = server.connections
-            held.pause_writing()
+            await eventually(lambda: len(server.observer_watches) == 1, "it watches")
+            (accepted,) = server.connections
+            accepted.pause_writing()
             for _ in range(10):
                 server.engine_host.execute(Txn((), (Put("/w/a", b""),)))
             server.observer_watches.flush()
@@ -254,19 +254,19 @@ def test_slow_one_that_looks_on_is_dropped_once(monkeypatch):
 # --- large answers ----------------------------------------------------------------------------------------------------
 
 
-def test_answers_that_are_longer_together_than_a_frame_arrive_in_several():
+def test_answers_larger_than_a_frame_are_sent_in_several():
     async def main():
         async with serving() as server, client_of(server.addresses[0], call_timeout_s=10.0) as backend:
             for number in range(3):
                 await put(backend, f"/k{number}", bytes(12 << 20))
-            # Bug that this found: all went into one frame, longer than any client takes, again and again.
+            # This found a bug: all answers went into one frame that no client accepts.
             got = await asyncio.gather(*(backend.get(f"/k{number}") for number in range(3)))
             assert [len(one.item.value) for one in got] == [12 << 20] * 3
 
     run(main())
 
 
-def test_past_of_a_watch_that_is_longer_than_a_frame_arrives_in_several():
+def test_backlog_of_a_watch_larger_than_a_frame_is_sent_in_several():
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as backend:
             written = [await put(backend, "/w/a", bytes(12 << 20)) for _ in range(3)]
@@ -275,7 +275,7 @@ def test_past_of_a_watch_that_is_longer_than_a_frame_arrives_in_several():
     run(main())
 
 
-def test_answer_that_no_frame_can_hold_is_refused_and_says_so():
+def test_single_answer_larger_than_a_frame_is_replaced_by_a_failure():
     async def main():
         async with serving() as server, client_of(server.addresses[0], call_timeout_s=10.0) as backend:
             for number in range(3):
@@ -283,20 +283,20 @@ def test_answer_that_no_frame_can_hold_is_refused_and_says_so():
             with pytest.raises(Rejected) as caught:
                 await backend.scan("/k")
             assert "the answer is too large" in str(caught.value)
-            with pytest.raises(OutcomeUnknown):  # this one has written something before it could not be told
+            with pytest.raises(OutcomeUnknown):  # it was executed, although it could not be answered
                 await backend.txn((), (Put("/a", b""), Range("/k")))
             assert (await backend.get("/k0")).item.version == (await backend.get("/a")).item.version == 1
 
     run(main())
 
 
-def test_many_large_answers_at_once_are_not_taken_for_a_slow_reader(monkeypatch):
+def test_many_large_answers_do_not_count_as_a_slow_client(monkeypatch):
     monkeypatch.setattr(connection, "MOST_WAITING_BYTES", 1 << 20)
 
     async def main():
         async with serving() as server, client_of(server.addresses[0], call_timeout_s=10.0) as backend:
             await put(backend, "/big", bytes(4 << 20))
-            # Bug that this found: what is larger than the bound at once was dropped before anybody could read it.
+            # This found a bug: a connection with more answers than the bound was closed before the peer could read.
             got = await asyncio.gather(*(backend.get("/big") for _ in range(10)))
             assert {len(one.item.value) for one in got} == {4 << 20}
             assert server.traffic.slow == 0
@@ -318,6 +318,6 @@ def test_push_of_one_revision_to_many_watches_reaches_each():
             before = server.engine_host.watch_count
             raw.close()
             await put(writer, "/w/a")
-            await eventually(lambda: server.engine_host.watch_count == before - 5, "its watches are forgotten")
+            await eventually(lambda: server.engine_host.watch_count == before - 5, "its watches are removed")
 
     run(main())

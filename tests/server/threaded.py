@@ -1,4 +1,4 @@
-"""A server, and a proxy before it, on a loop in a thread of their own: for clients that block."""
+"""A server behind a proxy, on an event loop in a thread of its own: for tests of blocking clients."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ThreadedServer:
-    """Server and proxy. `ask` runs a coroutine or a function there."""
+    """A server behind a proxy. `ask` runs a coroutine or a function on their event loop."""
 
     server: Server
     proxy: Proxy
@@ -61,7 +61,7 @@ class ThreadedServer:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(PATIENCE_S)
 
     def restart(self, **options: Any) -> None:
-        """The server dies and another one without its data takes its place."""
+        """Replace the server by a new one without its data."""
 
         async def again() -> None:
             await self.server.stop()
@@ -72,7 +72,7 @@ class ThreadedServer:
 
     @property
     def items(self) -> dict[str, Any]:
-        """What the server holds. Look, and copy nothing while somebody writes."""
+        """The items of the server's engine. Reading is safe, but copying is not while a client writes."""
         return self.server.engine_host.engine.items
 
     @property
@@ -81,19 +81,19 @@ class ThreadedServer:
 
     @property
     def awaiting(self) -> int:
-        """How many requests wait for keys."""
+        """Number of requests that wait for keys."""
         return self.ask(
             lambda: sum(len(one._awaiting) for one in list(self.server.connections) if one._awaiting is not None)
         )
 
     @property
     def frames(self) -> tuple[int, int]:
-        """In and out, so far."""
+        """Number of received and sent frames."""
         return self.server.traffic.frames_in, self.server.traffic.frames_out
 
     @contextmanager
     def pool(self, port: int | None = None, **options: Any) -> Iterator[DirectPool]:
-        """Connections, by way of the proxy if no port is given."""
+        """A pool of direct connections, through the proxy if no port is given."""
         with pool_to(port or self.proxy.port, **options) as pool:
             yield pool
 
@@ -110,30 +110,30 @@ def pool_to(port: int, **options: Any) -> Iterator[DirectPool]:
 
 @contextmanager
 def listening(answer: bytes = b"", closes: bool = False, accepts: bool = True):
-    """Somebody who accepts, says that, and then nothing; its port and how many came."""
+    """A peer that accepts connections, sends `answer` and nothing more. Yields its port and the connections."""
     server = socket.create_server(("127.0.0.1", 0), backlog=64)
-    came: list[socket.socket] = []
+    accepted: list[socket.socket] = []
 
     def serve() -> None:
         while True:
             try:
-                one, _ = server.accept()
+                sock, _ = server.accept()
             except OSError:
                 return
-            came.append(one)
-            one.sendall(answer)
+            accepted.append(sock)
+            sock.sendall(answer)
             if closes:
-                one.close()
+                sock.close()
 
     if accepts:
         threading.Thread(target=serve, daemon=True).start()
     try:
-        yield server.getsockname()[1], came
+        yield server.getsockname()[1], accepted
     finally:
         server.shutdown(socket.SHUT_RDWR)
         server.close()
-        for one in came:
-            one.close()
+        for sock in accepted:
+            sock.close()
 
 
 def soon(limit_s: float = PATIENCE_S) -> float:
@@ -153,13 +153,13 @@ def add(pool: DirectPool, key: str, amount: int = 1) -> int:
 
 
 def values(pool: DirectPool, *keys: str, limit_s: float = PATIENCE_S) -> list[bytes | None]:
-    """What is under the keys once all are there, or after so long."""
+    """The values of the keys once all exist, or after `limit_s`."""
     result = pool.await_keys(keys, soon(limit_s), soon(limit_s + PATIENCE_S))
     return [got.item and got.item.value for got in result.results]  # type: ignore[union-attr]
 
 
 def sockets() -> int:
-    """How many this process has open."""
+    """Number of open sockets of this process."""
     count = 0
     for number in os.listdir("/proc/self/fd"):
         try:

@@ -1,4 +1,4 @@
-"""Servers and clients that speak TLS, for tests."""
+"""Servers and clients with TLS, for tests."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +15,8 @@ from tests.certificates import Authority, Pair
 from tests.server.kit import serving
 
 
-class Town:
-    """An authority, a server's certificate, a client's, and a foreign authority."""
+class Certificates:
+    """An authority with certificates for a server and a client, and a foreign authority."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder)
@@ -31,14 +31,14 @@ def files(ca: Path | None = None, pair: Pair | None = None) -> TlsFiles:
 
 @asynccontextmanager
 async def serving_tls(tls: TlsFiles, **options: Any) -> AsyncIterator[tuple[Server, list[ClientRefused]]]:
-    """A server that speaks TLS, and whom it said it sent away."""
+    """A server with TLS, and its events of refused clients, updated as they are emitted."""
     seen: list[Any] = []
     async with serving(tls=tls.server_context(), emit=Emitter(seen.append), **options) as server:
         yield server, _Refusals(seen)
 
 
 class _Refusals(list[ClientRefused]):
-    """The refusals among events that are still coming."""
+    """The refusals in a list of events that grows."""
 
     def __init__(self, seen: list[Any]) -> None:
         self._seen = seen
@@ -52,7 +52,7 @@ class _Refusals(list[ClientRefused]):
 
 @asynccontextmanager
 async def tls_client_of(endpoint: str, tls: TlsFiles, **options: Any) -> AsyncIterator[TcpBackend]:
-    """A client that speaks TLS, closed afterwards."""
+    """A client with TLS, closed afterwards."""
     secure = Credentials(tls=tls).secure
     backend = TcpBackend(endpoint, dial(endpoint, 1, secure), **options)
     try:

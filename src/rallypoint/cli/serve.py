@@ -141,7 +141,7 @@ def _serve_embedded(
     from rallypoint.backends.tls import TlsFiles
     from rallypoint.cli.dashboard import check_installed
     from rallypoint.cli.serve_limits import limits_of
-    from rallypoint.server.process import run_loop, serve_until_told
+    from rallypoint.server.process import run_loop, serve_until_signal
 
     if tls_cert is None and (tls_key is not None or tls_ca is not None):
         raise click.UsageError("--tls-key and --tls-ca need --tls-cert, the certificate of this server")
@@ -166,7 +166,7 @@ def _serve_embedded(
                 exposition=observers.exposition,
             )
         run_loop(
-            serve_until_told(
+            serve_until_signal(
                 bind,
                 token_file,
                 tls=tls,
@@ -196,12 +196,12 @@ def _serve_etcd(
     import asyncio
 
     from rallypoint.events import Emitter
-    from rallypoint.server.etcd_member import serve_etcd_until_told
+    from rallypoint.server.etcd_member import serve_etcd_until_signal
     from rallypoint.server.process import print_event
 
     with observed(None, 0, events_file, events_size) as observers:
         asyncio.run(
-            serve_etcd_until_told(
+            serve_etcd_until_signal(
                 bind=bind,
                 peers=peers,
                 member=member,

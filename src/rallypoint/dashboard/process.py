@@ -87,7 +87,7 @@ async def run_page(
         if server is not None:
             stack.push_async_callback(server.close)
         credentials = Credentials(token_file, tls, is_client=False)
-        loop.add_signal_handler(signal.SIGHUP, credentials.read_soon)
+        loop.add_signal_handler(signal.SIGHUP, credentials.reload_now)
         exposure = check_exposure(
             address, authenticates=credentials.authenticates, has_tls=tls is not None, insecure=insecure
         )
@@ -98,7 +98,7 @@ async def run_page(
             for notice in notices:
                 emit(SecurityNotice(run_id="", by=NAME, reason=notice))
         current = _CurrentCredentials(credentials, emit)
-        refresher = credentials.keep_fresh(current)
+        refresher = credentials.watch_files(current)
         if refresher is not None:
             stack.callback(refresher.cancel)
         is_mutual = tls is not None and tls.ca is not None

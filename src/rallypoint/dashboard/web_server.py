@@ -145,7 +145,7 @@ class HttpsAdmission(TlsAdmission):
     def _failed(self, pipe: TlsPipe, error: Exception) -> None:
         if isinstance(error, PlainText) and is_http(error.first):
             self.say(HTTPS_ONLY)
-            self._end(b"", "it sent HTTP instead of HTTPS", Refusal.TLS)
+            self._refuse(b"", "it sent HTTP instead of HTTPS", Refusal.TLS)
         else:
             super()._failed(pipe, error)
 

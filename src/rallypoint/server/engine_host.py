@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
-from rallypoint.kv.engine import DEFAULT_HISTORY, Engine
+from rallypoint.kv.engine import Engine
 from rallypoint.kv.types import (
     Add,
     Batch,
@@ -43,8 +43,8 @@ class Listener(Protocol):
 class EngineHost:
     """One engine and its watches. Must be created and used on one event loop."""
 
-    def __init__(self, engine: Engine | None = None, history: int = DEFAULT_HISTORY) -> None:
-        self.engine = engine or Engine(history)
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = engine or Engine()
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[int, Listener] = {}
         self._watch_ids = count(1)

@@ -1,4 +1,7 @@
-"""Many messages for one peer, put into frames a few at a time: never all of what waits for it at once."""
+"""Splitting many messages for one peer into frames.
+
+It must never encode all waiting messages at once: the memory for that would multiply that of a slow reader.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,19 @@ from rallypoint.wire.frames import MOST_PACKED, packed
 from rallypoint.wire.messages import Answer, Going, PushRaw, SentMessage, WatchRefused, encoder
 
 SMALL_FRAME = 256 * 1024
+"""The size of frames, unless a single message is larger."""
 MAX_UNSPLIT_MESSAGES = 16
-"""More messages than these are not put together at once."""
+"""Up to so many messages are encoded as one frame, and split only if that is too large."""
 
 
 def split_frames(
     messages: Sequence[SentMessage], most: int, stop_watch: Callable[[int], None], engine: Engine
 ) -> Iterator[tuple[bytes, int]]:
-    """The payloads of frames, and how many messages each has. They are small, unless a single message is not.
+    """The payloads of frames of at most `most` bytes, each with the number of its messages.
 
-    Something else is said in the place of one that is too large for any frame; a watch of which that is so is stopped.
+    A message that is too large for any frame is replaced by a failure; if it is a push, its watch is stopped.
     """
-    most_sent, most = most, most - len(packed([]))
+    max_frame, most = most, most - len(packed([]))
     part: list[bytes] = []
     size = 0
     for message in messages:
@@ -32,20 +36,20 @@ def split_frames(
         if len(piece) > most:
             if type(message) is PushRaw:
                 stop_watch(message.watch)
-            piece = encoder.encode(_instead_of(message, len(piece), most_sent, engine.revision))
+            piece = encoder.encode(_replacement(message, len(piece), max_frame, engine.revision))
         part.append(piece)
         size += len(piece)
     if part:
         yield packed(part), len(part)
 
 
-def _instead_of(message: SentMessage, size: int, most: int, revision: int) -> SentMessage:
+def _replacement(message: SentMessage, size: int, max_frame: int, revision: int) -> SentMessage:
     match message:
         case Answer(seq, result):
             results = result.results if isinstance(result, TxnResult) else ()
             has_written = any(isinstance(one, (PutDone, Deleted)) for one in results)
             code = FailureCode.TOO_OLD if has_written else FailureCode.INVALID
-            limit = f"{size} bytes, and {most} at most can be sent: ask for less at once"
+            limit = f"{size} bytes, and {max_frame} at most can be sent: ask for less at once"
             return Answer(seq, Failure(code, f"the answer is too large: {limit}"))
         case PushRaw(number):
             return WatchRefused(number, revision)
@@ -54,5 +58,5 @@ def _instead_of(message: SentMessage, size: int, most: int, revision: int) -> Se
 
 
 def pushed_bytes(messages: Sequence[SentMessage]) -> int:
-    """How much of it was pushed."""
+    """The size of all pushed batches among the messages."""
     return sum(len(message.batch) for message in messages if type(message) is PushRaw)

@@ -1,10 +1,12 @@
-"""Who serves when nobody was told to: whoever can bind the endpoint. Decided by trying, never by comparing names.
+"""The backend of `tcp://` URLs: a client that serves the endpoint itself if no server does and it can.
 
-A node connects; if nobody listens there and one of the endpoint's addresses is this machine's, it binds that and serves
-(binding is atomic: who loses connects). It tries again whenever the endpoint is unreachable, so that the survivors of a
-host that died carry on by themselves where they can. `is_host` forces it either way; forced, a node binds every
-address of the machine if the endpoint's own is not its, but only where a token or mutual TLS keeps strangers out, or
-where it is told to be `insecure`.
+Which node serves is decided by binding the endpoint, never by comparing host names: a node connects; if no server
+listens there and one of the endpoint's addresses belongs to this machine, it binds that address and serves. Binding is
+atomic, so the node that loses connects to the other. This is repeated whenever the endpoint is unreachable, so that the
+nodes that survive their host continue without it where they can.
+
+`is_host` overrides the decision. A node with `is_host=true` binds every address of the machine if the endpoint's own
+does not belong to it. It must never do so without authentication by token or mutual TLS, unless it is `insecure`.
 """
 
 from __future__ import annotations
@@ -34,34 +36,34 @@ from rallypoint.wire.messages import Welcome
 if TYPE_CHECKING:
     from rallypoint.server.server import Server
 
-NOBODY_S = 10.0
-"""After so long without anybody to connect to, a node that cannot serve says what could be done."""
+NO_SERVER_S = 10.0
+"""A node that cannot serve reports after this time without a server what could be done."""
 DEDICATED_S = 30.0
-"""`rallypoint serve` was started for its own sake: it is given so long to come back before a node takes its place."""
-LINGER_LOOK_S = 0.05
-ANYBODYS_RUN_ID = "none"
-"""What torchrun calls every run that nobody gave an id: on a server of many runs, strangers would meet under it."""
-_NOT_OURS = frozenset({errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT, errno.EINVAL})
+"""How long a `rallypoint serve` that has ended may take to come back, before a node serves instead of it."""
+LINGER_POLL_S = 0.05
+TORCHRUN_DEFAULT_RUN_ID = "none"
+"""The run id that torchrun gives to every run without one. On a shared server unrelated jobs would become one run."""
+_NOT_LOCAL = frozenset({errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT, errno.EINVAL})
 
 
-class NotOurs(Exception):
-    """The endpoint is not this machine's to serve; the text says why."""
+class NotLocal(Exception):
+    """The endpoint cannot be served by this machine; the text says why."""
 
 
-class Unguarded(NotOurs):
-    """Only by binding every address could it be served, and nothing would keep strangers out."""
+class NeedsAuthentication(NotLocal):
+    """The endpoint could be served only by binding every address, which needs authentication."""
 
 
-class Taken(Exception):
-    """Somebody on this machine has the port."""
+class PortInUse(Exception):
+    """Another process on this machine has the port."""
 
 
 async def bind_endpoint(host: str, port: int, *, forced: bool, everywhere: bool) -> socket.socket:
-    """A socket bound to the first address of `host`, if that is this machine's. NotOurs or Taken if it cannot be.
+    """A listening socket on the first address of `host`. NotLocal or PortInUse if it cannot be bound.
 
-    Which one is the first is the same for every process: a name may have addresses of many machines, and each of them
-    would serve. One that is `forced` takes any of them that is this machine's, but loopback; if there is none, every
-    address of the machine if it may (`everywhere`), and Unguarded if not.
+    The order of addresses is the same for every process: if each could take any, several machines would serve a name
+    that has addresses of several machines. A `forced` node tries all addresses but loopback, then every address of
+    this machine if that is allowed (`everywhere`), or raises NeedsAuthentication.
     """
     try:
         found = await resolve(host, port, socket.AI_PASSIVE)
@@ -76,35 +78,35 @@ async def bind_endpoint(host: str, port: int, *, forced: bool, everywhere: bool)
         if everywhere:
             addresses += [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
     for family, address in addresses:
-        one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.bind((address, port))
-            one.listen()  # two processes may bind a port that is not listened on: only this decides
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind((address, port))
+            sock.listen()  # two processes can bind a port without listening, so only this decides
         except OSError as error:
-            one.close()
+            sock.close()
             if error.errno == errno.EADDRINUSE:
-                raise Taken from error
-            if error.errno in _NOT_OURS:
+                raise PortInUse from error
+            if error.errno in _NOT_LOCAL:
                 continue
             raise
-        one.setblocking(False)
-        return one
+        sock.setblocking(False)
+        return sock
     if forced and found and not everywhere:
-        raise Unguarded(
+        raise NeedsAuthentication(
             "has no address by which others reach this machine, and binding every address instead would let in "
             "anybody who reaches the port: give all nodes a token_file, or tls_ca and tls_cert; or give this one "
             "insecure=true"
         )
     if several:
-        raise NotOurs(f"has several addresses, of which the first, {addresses[0][1]}, is not this machine's")
-    raise NotOurs("is not an address of this machine")
+        raise NotLocal(f"has several addresses, of which the first, {addresses[0][1]}, is not this machine's")
+    raise NotLocal("is not an address of this machine")
 
 
 def _order(pair: tuple[int, str]) -> tuple[bool, int, int]:
-    """Loopback comes last: only some machines may give a name such an address, and it is of use to them alone."""
+    """Loopback last: a name may have such an address on some machines only, and other machines cannot reach it."""
     address = ipaddress.ip_address(pair[1].partition("%")[0])
     return address.is_loopback, address.version, int(address)
 
@@ -114,7 +116,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _means_loopback(host: str) -> bool:
-    """Whether the endpoint is meant for this machine only."""
+    """Whether an endpoint's host is meant for this machine only."""
     try:
         return _is_loopback(host)
     except ValueError:
@@ -122,7 +124,7 @@ def _means_loopback(host: str) -> bool:
 
 
 class HostingBackend(TcpBackend):
-    """A client that serves the endpoint itself when it has to and can."""
+    """A client that serves the endpoint itself if no server does and it can."""
 
     def __init__(self, settings: Settings, connector: Connector, credentials: Credentials) -> None:
         self._settings = settings
@@ -138,13 +140,13 @@ class HostingBackend(TcpBackend):
         )
         self._host, self._port = parse_endpoint(self.endpoint, DEFAULT_PORTS[settings.scheme])
         self._server: Server | None = None
-        self._keeps_fresh: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
         self._emit: Callable[[Event], None] = Emitter()
         self._unreachable_since: float | None = None
-        self._has_said = False
-        self._was_up = False
-        self._refusal: str | None = None
-        """Why this node, which is told to host, must not."""
+        self._has_reported = False
+        self._was_connected = False
+        self._host_error: str | None = None
+        """Why this node must not serve although it has `is_host=true`."""
         self._pool: DirectPool | None = None
         self._pool_lock = threading.Lock()
         self._loop_thread = threading.get_ident()
@@ -152,7 +154,7 @@ class HostingBackend(TcpBackend):
 
     def direct(self) -> DirectPool | None:
         if self._credentials.tls is not None:
-            return None  # it has no encryption of its own: the ordinary way has
+            return None  # direct connections do not support TLS
         with self._pool_lock:
             if self._pool is None and not self._is_closed:
                 self._pool = DirectPool(
@@ -166,7 +168,7 @@ class HostingBackend(TcpBackend):
             return self._pool
 
     def _dial_direct(self, until: float, check: Callable[[], None]) -> socket.socket:
-        """To where the session's connection leads, for which nobody has to look up a name; else to the endpoint."""
+        """To the address of the session's connection, which needs no DNS look-up; else to the endpoint."""
         link = self._link
         goes_to = link.goes_to if link is not None else ""
         host, port = parse_endpoint(goes_to, self._port) if goes_to else (self._host, self._port)
@@ -181,87 +183,84 @@ class HostingBackend(TcpBackend):
     def _name(self) -> str:
         return self._settings.name or socket.gethostname()
 
-    @property
-    def is_hosting(self) -> bool:
-        return self._server is not None
-
-    def tell_by(self, emit: Callable[[Event], None]) -> None:
+    def on_event(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
         for warning in self._credentials.warnings():
             emit(SecurityNotice(run_id=self._settings.run_id, by=self._name, reason=warning))
 
-    def come_for_no_run(self) -> None:
-        """Before it is first used: who only looks on is no reason to attend to a run, and is not to make it."""
+    def observe_only(self) -> None:
+        """Make it a read-only client: the server starts no coordinator for it. Call this before its first request."""
         self._run = ""
 
     async def _connect(self) -> asyncio.Future[str]:
-        if self._refusal is not None:
-            raise Rejected(self._refusal)
-        if self._unreachable_since is None:  # an attempt that gets no answer takes its time, and that counts too
+        if self._host_error is not None:
+            raise Rejected(self._host_error)
+        if self._unreachable_since is None:  # the time of the first attempt counts, too
             self._unreachable_since = self._loop.time()
         if await self._credentials.refresh():
             self._token = self._credentials.token
         return await super()._connect()
 
     def _welcomed(self, link: ClientConnection, welcome: Welcome) -> None:
-        if welcome.is_dedicated and self._settings.run_id == ANYBODYS_RUN_ID:
+        if welcome.is_dedicated and self._settings.run_id == TORCHRUN_DEFAULT_RUN_ID:
             link.close()
             raise Rejected(
-                f"{self.endpoint} serves many runs, and {ANYBODYS_RUN_ID!r} is the id of every run that was given "
-                f"none: two jobs would become one. Give this run an id of its own (torchrun: --rdzv-id)"
+                f"{self.endpoint} serves many runs, and {TORCHRUN_DEFAULT_RUN_ID!r} is the id of every run that was "
+                f"given none: two jobs would become one. Give this run an id of its own (torchrun: --rdzv-id)"
             )
         super()._welcomed(link, welcome)
 
     async def _unreachable(self, error: Exception) -> bool:
-        if self._server is not None or self._settings.is_host is False or not _nobody_listens(error):
+        # Any OSError, because a load balancer without a server behind it may accept a connection, and then close it.
+        if self._server is not None or self._settings.is_host is False or not isinstance(error, OSError):
             return False
         if self._was_dedicated and self._unreachable_s < DEDICATED_S:
             return False
         if not self._credentials.can_serve:
-            self._say_nobody(error, "cannot be served by this node, which has tls_ca and no tls_cert of its own")
+            self._report_no_server(error, "cannot be served by this node, which has tls_ca and no tls_cert of its own")
             return False
         try:
-            one = await bind_endpoint(
+            listening = await bind_endpoint(
                 self._host,
                 self._port,
                 forced=self._settings.is_host is True,
                 everywhere=self._credentials.authenticates or self._settings.insecure,
             )
-        except Unguarded as why:
-            if self._was_up:  # it runs: it goes on, and waits for whoever served before
-                self._say_nobody(error, str(why))
+        except NeedsAuthentication as why:
+            if self._was_connected:  # its job is running: wait for the earlier server instead of failing
+                self._report_no_server(error, str(why))
                 return False
-            self._refusal = f"{self.endpoint} {why}"
-            return True  # which ends in that
-        except NotOurs as why:
-            self._say_nobody(error, str(why))
+            self._host_error = f"{self.endpoint} {why}"
+            return True  # the next `_connect` raises it
+        except NotLocal as why:
+            self._report_no_server(error, str(why))
             return False
-        except Taken:
-            return False  # whoever has it will listen in a moment, or says what it is
+        except PortInUse:
+            return False  # the other process will listen in a moment, or is not a server, which connecting will show
         except OSError as failure:
-            self._say_nobody(failure, "cannot be served from this machine")
+            self._report_no_server(failure, "cannot be served from this machine")
             return False
-        await self._serve(one)
+        await self._serve(listening)
         return True
 
     @property
     def _unreachable_s(self) -> float:
-        """For how long nobody has been there, from the beginning of the first attempt."""
+        """How long there has been no server, from the start of the first attempt to connect."""
         return 0.0 if self._unreachable_since is None else self._loop.time() - self._unreachable_since
 
-    async def _serve(self, one: socket.socket) -> None:
-        from rallypoint.server.server import Server  # most nodes never serve, and importing it takes a while
+    async def _serve(self, listening: socket.socket) -> None:
+        from rallypoint.server.server import Server  # here, because it is slow and most nodes never serve
 
         name, credentials = self._name, self._credentials
         emit = self._emit if isinstance(self._emit, Emitter) else Emitter(self._emit)
         self._server = Server(token=credentials.tokens, tls=credentials.server_context(), name=name, emit=emit)
-        await self._server.listen([one])
-        self._keeps_fresh = credentials.keep_fresh(self._server)
+        await self._server.listen([listening])
+        self._reloading = credentials.watch_files(self._server)
         others = self._settings.min_nodes - 1
         waits = "it needs no other node"
         if others:
             waits = f"at least {others} more node{'s' * (others != 1)} must reach it there"
-            if _is_loopback(one.getsockname()[0]) and not _means_loopback(self._host):
+            if _is_loopback(listening.getsockname()[0]) and not _means_loopback(self._host):
                 waits += (
                     f", and no other machine can: here {self._host} means this machine alone (see /etc/hosts). "
                     f"Give its address instead of its name, or give this node is_host=true and all of them a token_file"
@@ -272,22 +271,21 @@ class HostingBackend(TcpBackend):
             Hosting(
                 run_id=self._settings.run_id,
                 by=name,
-                address=format_endpoint(*one.getsockname()[:2]),
+                address=format_endpoint(*listening.getsockname()[:2]),
                 waits_for=waits,
             )
         )
 
-    def _say_nobody(self, error: Exception, why: str) -> None:
+    def _report_no_server(self, error: Exception, why: str) -> None:
         for_s = self._unreachable_s
-        if self._has_said or for_s < NOBODY_S:
+        if self._has_reported or for_s < NO_SERVER_S:
             return
-        self._has_said = True
-        settings = self._settings
+        self._has_reported = True
         self._emit(
             NobodyServes(
-                run_id=settings.run_id,
-                by=settings.name or socket.gethostname(),
-                reason=f"nobody has served {self.endpoint} for {for_s:.0f} s, and it {why} "
+                run_id=self._settings.run_id,
+                by=self._name,
+                reason=f"there has been no server at {self.endpoint} for {for_s:.0f} s, and it {why} "
                 f"({error}). If it is the address of a service or a load balancer, give "
                 f"is_host=true to the one node behind it and a token_file to all, or start `rallypoint serve` there; "
                 f"otherwise start the node that has the address. Trying until the deadline",
@@ -295,14 +293,14 @@ class HostingBackend(TcpBackend):
         )
 
     def _up(self) -> None:
-        self._unreachable_since, self._has_said, self._was_up = None, False, True
+        self._unreachable_since, self._has_reported, self._was_connected = None, False, True
         super()._up()
 
-    def hurry(self) -> None:
+    def shorten_close(self) -> None:
         self._linger_s = 0.0
 
     async def close(self) -> None:
-        """Let go of the connection; a host lingers until the others have left, or for `close_timeout`."""
+        """Close the connection. A host keeps serving until all clients have left, at most for `close_timeout`."""
         await super().close()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -312,28 +310,20 @@ class HostingBackend(TcpBackend):
         server, self._server = self._server, None
         if server is None:
             return
-        if self._keeps_fresh is not None:
-            self._keeps_fresh.cancel()
+        if self._reloading is not None:
+            self._reloading.cancel()
         try:
             async with asyncio.timeout(self._linger_s):
                 while server.connections:  # noqa: ASYNC110 - bounded, and at the end of a process
-                    await asyncio.sleep(LINGER_LOOK_S)
+                    await asyncio.sleep(LINGER_POLL_S)
         except TimeoutError:
             pass
-        finally:  # also for somebody who does not want to wait for it
+        finally:  # also when this call is cancelled
             await server.stop("the node that hosted it has left")
 
 
-def _nobody_listens(error: Exception) -> bool:
-    """Whether nobody is there, as far as one can see from here.
-
-    A load balancer or a proxy without anybody behind it may accept a connection, only to close it.
-    """
-    return isinstance(error, OSError)
-
-
 async def open_tcp(settings: Settings) -> Backend:
-    """What `tcp://` and `static://` URLs open with."""
+    """Open a `tcp://` or `static://` URL."""
     loop = asyncio.get_running_loop()
     tls = TlsFiles.given(settings.tls_ca, settings.tls_cert, settings.tls_key)
     if settings.token_file is None and tls is None:

@@ -1,4 +1,7 @@
-"""The server as a process: binds, says where it listens, stops in good order when it is told to."""
+"""The embedded server as a process of its own: `rallypoint serve`.
+
+It must never serve without authentication an address that other machines can reach, unless it is told to.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,16 @@ from rallypoint.server.server import Server, first_revision
 from rallypoint.settings import DEFAULT_PORTS
 from rallypoint.urls import parse_endpoint
 
-COLLECT = (50_000, 20, 100)
-"""A server makes many objects that live long and hardly any cycles: looking for those often is all cost."""
+GC_THRESHOLD = (50_000, 20, 100)
+"""A server creates many long-lived objects and few cycles. When 2,000 clients join, Python's defaults cost 5 % of its
+time and pauses of 50 to 140 ms; with these thresholds it is 0.5 % and 20 ms."""
 
 
 class BindError(RallypointError):
     """The address cannot be served; the text says why and what to do."""
 
 
-async def serve_until_told(
+async def serve_until_signal(
     bind: str,
     token_file: str | None,
     *,
@@ -44,21 +48,21 @@ async def serve_until_told(
     attach: Callable[[Server], None] = lambda _: None,
     page: Callable[[Server, Credentials], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the token and the certificates again. `page` serves its web page.
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads the token and the certificates. `page` serves the dashboard.
 
-    `sinks` get its events beside stderr; `attach` is called with the server before it listens.
+    Events go to stderr and `sinks`. `attach` is called with the server before it listens.
 
-    BindError or Rejected, before anything is served: the address or a file cannot be used, or others could reach the
-    address and would not be asked who they are (unless `insecure`).
+    BindError, Rejected or DataError before anything is served: the address, a file or the data cannot be used, or
+    other machines could reach the address without authentication (and not `insecure`).
     """
     credentials = Credentials(token_file, tls, is_client=False)
-    one = bind_to(bind)
-    notices = credentials.warnings() + _exposed(one, credentials, insecure)
-    fitted, too_few = fit_open_files(limits or ServerLimits())
+    listening = bind_to(bind)
+    notices = credentials.warnings() + _exposure(listening, credentials, insecure)
+    fitted, open_files_warning = fit_open_files(limits or ServerLimits())
     emit = Emitter(print_event, *sinks)
     make: Callable[..., Server] = Server if data is None else _with_data(data, sync, emit)
-    gc.freeze()  # what was read stays
-    gc.set_threshold(*COLLECT)
+    gc.freeze()  # modules are never garbage
+    gc.set_threshold(*GC_THRESHOLD)
     server = make(
         token=credentials.tokens,
         tls=credentials.server_context(),
@@ -67,47 +71,53 @@ async def serve_until_told(
         is_dedicated=True,
     )
     attach(server)
-    told = asyncio.Event()
-    why = ["it was told to"]
+    signalled = stop_signal()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, credentials.reload_now)
+    await server.listen([listening])
+    for notice in [*notices, *([open_files_warning] if open_files_warning else [])]:
+        server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
+    reloading = credentials.watch_files(server)
+    async with page(server, credentials) if page is not None else nullcontext():
+        why = await signalled
+    if reloading is not None:
+        reloading.cancel()
+    await server.stop(why)
 
-    def tell(number: signal.Signals) -> None:
-        why[0] = f"it got {number.name}"
-        told.set()
+
+def stop_signal() -> asyncio.Future[str]:
+    """A future with the reason to stop, set by SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    signalled: asyncio.Future[str] = loop.create_future()
+
+    def set_reason(number: signal.Signals) -> None:
+        if not signalled.done():
+            signalled.set_result(f"it got {number.name}")
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, tell, number)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, credentials.read_soon)
-    await server.listen([one])
-    for notice in [*notices, *([too_few] if too_few else [])]:
-        server.emit(SecurityNotice(run_id="", by=server.name, reason=notice))
-    keeps_fresh = credentials.keep_fresh(server)
-    async with page(server, credentials) if page is not None else nullcontext():
-        await told.wait()
-    if keeps_fresh is not None:
-        keeps_fresh.cancel()
-    await server.stop(why[0])
+        loop.add_signal_handler(number, set_reason, number)
+    return signalled
 
 
-def _exposed(one: socket.socket, credentials: Credentials, insecure: bool) -> list[str]:
-    """What to say of an address that others reach. BindError if they would not be asked for anything."""
-    address = str(one.getsockname()[0]).partition("%")[0]
+def _exposure(listening: socket.socket, credentials: Credentials, insecure: bool) -> list[str]:
+    """Warnings for an address that other machines can reach. BindError if they would need no authentication."""
+    address = str(listening.getsockname()[0]).partition("%")[0]
     if ipaddress.ip_address(address).is_loopback:
         return []
     if credentials.authenticates:
         if credentials.tls is not None:
             return []
-        return ["the token crosses the network as it is: give --tls-cert too where others can listen"]
+        return ["the token crosses the network unencrypted: give --tls-cert too where others can listen"]
     if not insecure:
-        one.close()
+        listening.close()
         raise BindError(
-            f"whoever reaches {address} could join and change every run there: give --token-file (make one with "
+            f"anybody who reaches {address} could join and change every run there: give --token-file (make one with "
             f"`openssl rand -hex 32`), or --tls-ca for mutual TLS, or --insecure if everybody there may"
         )
-    return [f"whoever reaches {address} can join and change every run here (--insecure)"]
+    return [f"anybody who reaches {address} can join and change every run here (--insecure)"]
 
 
 def _with_data(data: str, sync: str, emit: Emitter) -> Callable[..., Server]:
-    """A server that goes on from a directory. DataError says why it cannot."""
+    """Makes a server with the data of a directory. DataError if it cannot be used."""
     from rallypoint.server.durability.data import open_data
     from rallypoint.server.durability.disk import Directory
     from rallypoint.server.durability.journal import Sync
@@ -128,26 +138,26 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 
 def bind_to(bind: str) -> socket.socket:
-    """A listening socket on an address, which has to be one of this machine's. BindError says what is wrong."""
+    """A listening socket on an address of this machine. BindError if it cannot be bound."""
     host, port = parse_endpoint(bind, DEFAULT_PORTS["tcp"], lowest_port=0)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise BindError(f"{host!r} is not an address: {error}. Give one of this machine, or 0.0.0.0 for all") from error
     family, _, _, _, address = found[0]
-    one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(address)
-        one.listen()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()
     except OSError as error:
-        one.close()
-        raise BindError(_why_not(host, port, error)) from error
-    one.setblocking(False)
-    return one
+        listening.close()
+        raise BindError(_bind_failure(host, port, error)) from error
+    listening.setblocking(False)
+    return listening
 
 
-def _why_not(host: str, port: int, error: OSError) -> str:
+def _bind_failure(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"{host}:{port} is taken: another `rallypoint serve`, a node that hosts a run, or another program listens "
@@ -162,7 +172,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 
 def print_event(event: Event) -> None:
-    """The server's own words, one line each."""
+    """Print an event of level INFO or higher to stderr, as one line."""
     if event.level >= 20:
         with suppress(OSError):
             print(event, file=sys.stderr, flush=True)

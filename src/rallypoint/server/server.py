@@ -73,6 +73,7 @@ class Server:
         is_dedicated: bool = False,
     ) -> None:
         self.is_dedicated = is_dedicated
+        """It is a process of its own, and not hosted by a node."""
         self.name = name
         self.tokens: tuple[str, ...] = ()
         self.token = token

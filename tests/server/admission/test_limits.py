@@ -1,4 +1,4 @@
-"""Limits of a server on real sockets: who passes one is told which, and nobody else notices."""
+"""Limits of a server on real sockets: a client that exceeds one is told which, and other clients are not affected."""
 
 import asyncio
 import resource
@@ -31,8 +31,8 @@ from rallypoint.wire.messages import (
 from tests.server.kit import Raw, client_of, eventually, put, run, serving
 
 
-def hello(**said) -> bytes:
-    return GREETING + frame(encoder.encode(Hello(**{"oldest": 1, "newest": 1, "client": "c", **said})))
+def hello(**fields) -> bytes:
+    return GREETING + frame(encoder.encode(Hello(**{"oldest": 1, "newest": 1, "client": "c", **fields})))
 
 
 async def refused(server, sent: bytes) -> Refused:
@@ -41,19 +41,19 @@ async def refused(server, sent: bytes) -> Refused:
     answer = await raw.rest()
     raw.close()
     assert answer.startswith(GREETING)
-    word = welcome_decoder.decode(answer[len(GREETING) + 4 :])
-    assert isinstance(word, Refused)
-    return word
+    refusal = welcome_decoder.decode(answer[len(GREETING) + 4 :])
+    assert isinstance(refusal, Refused)
+    return refusal
 
 
 def count(server, kind: Refusal) -> int:
     return server.admission.refusals.counts[kind]
 
 
-# --- coming in --------------------------------------------------------------------------------------------------------
+# --- connections ------------------------------------------------------------------------------------------------------
 
 
-def test_client_beyond_the_limit_on_connections_is_rejected_and_one_that_was_there_comes_back():
+def test_client_beyond_the_limit_on_connections_is_rejected_and_a_known_one_may_reconnect():
     async def main():
         limits = ServerLimits(max_connections=2)
         async with serving(limits=limits) as server, client_of(server.addresses[0]) as first:
@@ -67,20 +67,20 @@ def test_client_beyond_the_limit_on_connections_is_rejected_and_one_that_was_the
             second.abort()
             await put(first, "/a")
             again.close()
-            await eventually(lambda: len(server.connections) == 1, "it has gone")
+            await eventually(lambda: len(server.connections) == 1, "the second is closed")
             async with client_of(server.addresses[0]) as third:
                 await third.get("/a")
 
     run(main())
 
 
-def test_run_beyond_the_limit_is_rejected_and_those_that_are_there_are_not():
+def test_new_run_beyond_the_limit_is_rejected_and_existing_runs_are_not():
     async def main():
         async with serving(limits=ServerLimits(max_runs=2)) as server:
             first, _ = await Raw.welcomed(server, "a", run="one")
             second, _ = await Raw.welcomed(server, "b", run="two")
-            word = await refused(server, hello(client="c", run="three"))
-            assert word == Refused(RefusalCode.LIMIT, "the server has 2 runs, its limit: raise --max-runs")
+            refusal = await refused(server, hello(client="c", run="three"))
+            assert refusal == Refused(RefusalCode.LIMIT, "the server has 2 runs, its limit: raise --max-runs")
             third, _ = await Raw.welcomed(server, "d", run="two")
             assert len(server.runs) == 2
             assert count(server, Refusal.RUNS) == 1
@@ -90,53 +90,53 @@ def test_run_beyond_the_limit_is_rejected_and_those_that_are_there_are_not():
     run(main())
 
 
-def test_crowd_of_silent_connections_keeps_nobody_out(monkeypatch):
-    monkeypatch.setattr("rallypoint.server.admission.admission.CROWDED_PATIENCE_S", 0.05)
+def test_idle_connections_do_not_starve_clients_that_authenticate(monkeypatch):
+    monkeypatch.setattr("rallypoint.server.admission.admission.EVICT_AFTER_S", 0.05)
 
     async def main():
         limits = ServerLimits(max_pending=20, hello_timeout_s=60.0)
         async with serving(limits=limits) as server:
-            crowd = [await Raw.open(server) for _ in range(50)]
-            async with client_of(server.addresses[0]) as honest:
+            idle = [await Raw.open(server) for _ in range(50)]
+            async with client_of(server.addresses[0]) as client:
                 for number in range(20):
-                    await put(honest, "/a", b"%d" % number)
+                    await put(client, "/a", b"%d" % number)
                     assert len(server.admission.pending) <= 20
             async with client_of(server.addresses[0]) as another:
                 await put(another, "/b")
-            await eventually(lambda: count(server, Refusal.PENDING) >= 30, "the silent ones have to go")
-            told = [raw for raw in crowd[:10] if b"others wait to be let in" in await raw.rest()]
-            assert len(told) == 10
-            for raw in crowd:
+            await eventually(lambda: count(server, Refusal.PENDING) >= 30, "idle connections are evicted")
+            evicted = [raw for raw in idle[:10] if b"newer connections are waiting" in await raw.rest()]
+            assert len(evicted) == 10
+            for raw in idle:
                 raw.abort()
 
     run(main())
 
 
-def test_source_that_fails_to_log_in_too_often_is_refused_before_its_hello_is_read():
+def test_source_with_too_many_failed_logins_is_refused_before_its_hello_is_read():
     async def main():
         seen = []
         limits = ServerLimits(max_failed_logins=5, login_block_s=1.0)
         async with serving(token="right", limits=limits, emit=Emitter(seen.append)) as server:
-            async with client_of(server.addresses[0], token="right") as inside:
-                await put(inside, "/a")
+            async with client_of(server.addresses[0], token="right") as admitted:
+                await put(admitted, "/a")
                 for _ in range(5):
                     assert (await refused(server, hello(token="wrong"))).code is RefusalCode.TOKEN
                 frames = server.traffic.frames_in
-                word = await refused(server, b"")
-                assert word.code is RefusalCode.BUSY
-                assert word.message.startswith("too many logins from 127.0.0.1 failed: nobody from there comes in for ")
-                async with client_of(server.addresses[0], token="right") as outside:
-                    with pytest.raises(Unavailable, match=r"too many logins from 127\.0\.0\.1 failed"):
-                        await outside.get("/a")
+                refusal = await refused(server, b"")
+                assert refusal.code is RefusalCode.BUSY
+                assert refusal.message.startswith("too many failed logins from 127.0.0.1: it is blocked for ")
+                async with client_of(server.addresses[0], token="right") as blocked:
+                    with pytest.raises(Unavailable, match=r"too many failed logins from 127\.0\.0\.1"):
+                        await blocked.get("/a")
                     assert server.traffic.frames_in == frames
-                    await put(inside, "/a")  # who is in stays in
+                    await put(admitted, "/a")  # open connections are not affected
                     loop = asyncio.get_running_loop()
 
                     def over():
                         return server.admission.logins.blocked_s("127.0.0.1", loop.time()) == 0
 
                     await eventually(over, "the block is over")
-                    await outside.get("/a")
+                    await blocked.get("/a")
             assert count(server, Refusal.TOKEN) == 5
             assert count(server, Refusal.BLOCKED) >= 2
         lines = [str(event) for event in seen if isinstance(event, ClientRefused)]
@@ -145,7 +145,7 @@ def test_source_that_fails_to_log_in_too_often_is_refused_before_its_hello_is_re
     run(main())
 
 
-def test_same_refusal_is_logged_once_an_interval_and_the_next_line_says_how_many_there_were():
+def test_same_refusal_is_logged_once_an_interval_with_the_number_of_repetitions():
     async def main():
         seen = []
         limits = ServerLimits(log_interval_s=0.5, max_failed_logins=1_000_000)
@@ -160,7 +160,7 @@ def test_same_refusal_is_logged_once_an_interval_and_the_next_line_says_how_many
                 await refused(server, hello(token="wrong"))
             assert loop.time() - began_at >= 0.5
             assert lines()[1].endswith(
-                f"(and {count(server, Refusal.TOKEN) - 2} more from there since this was last said)"
+                f"(and {count(server, Refusal.TOKEN) - 2} more of this address since the last message)"
             )
             status = server.describe()
             assert status["refused_token"] == str(count(server, Refusal.TOKEN))
@@ -168,17 +168,17 @@ def test_same_refusal_is_logged_once_an_interval_and_the_next_line_says_how_many
     run(main())
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- quotas -----------------------------------------------------------------------------------------------------------
 
 
-def quota_case(limits: ServerLimits, *allowed, then, words: str, kind: Refusal):
-    """After what is allowed, one more is refused; what is needed less goes on, and a resend is answered as it was."""
+def quota_case(limits: ServerLimits, *allowed, then, message: str, kind: Refusal):
+    """The `allowed` operations are executed, `then` is refused, and deleting and reading are still possible."""
 
     async def main():
         async with serving(limits=limits) as server, client_of(server.addresses[0]) as backend:
             for op in allowed:
                 backend.checked(await backend.execute(op))
-            with pytest.raises(Rejected, match=words):
+            with pytest.raises(Rejected, match=message):
                 backend.checked(await backend.execute(then))
             assert count(server, kind) == 1
             assert (await backend.get("/rallypoint/r/0")).item is not None
@@ -192,7 +192,7 @@ def puts(*keys: str, size: int = 1) -> Txn:
     return Txn((), tuple(Put(key, bytes(size)) for key in keys))
 
 
-def test_run_may_hold_so_many_keys_and_no_more():
+def test_keys_of_a_run_are_limited():
     limits = ServerLimits(max_keys_per_run=3)
     allowed = [
         puts("/rallypoint/r/0", "/rallypoint/r:data/1"),
@@ -200,42 +200,46 @@ def test_run_may_hold_so_many_keys_and_no_more():
         puts("/rallypoint/r/2"),
         puts("/rallypoint/s/0"),
     ]
-    words = "run 'r' may hold 3 keys at most.*--max-keys-per-run"
-    quota_case(limits, *allowed, then=puts("/rallypoint/r/3"), words=words, kind=Refusal.KEYS)
-    quota_case(limits, *allowed, then=Add("/rallypoint/r:data/n", 1), words=words, kind=Refusal.KEYS)
+    message = "run 'r' may hold 3 keys at most.*--max-keys-per-run"
+    quota_case(limits, *allowed, then=puts("/rallypoint/r/3"), message=message, kind=Refusal.KEYS)
+    quota_case(limits, *allowed, then=Add("/rallypoint/r:data/n", 1), message=message, kind=Refusal.KEYS)
 
 
-def test_server_may_hold_so_many_keys_and_no_more():
+def test_keys_of_a_server_are_limited():
     limits = ServerLimits(max_keys=3)
     allowed = [puts("/rallypoint/r/0", "/rallypoint/s/1"), puts("/elsewhere")]
-    words = "the server holds 3 keys at most.*--max-keys"
-    quota_case(limits, *allowed, then=puts("/rallypoint/t/3"), words=words, kind=Refusal.KEYS)
+    message = "the server holds 3 keys at most.*--max-keys"
+    quota_case(limits, *allowed, then=puts("/rallypoint/t/3"), message=message, kind=Refusal.KEYS)
 
 
-def test_run_and_server_may_hold_so_many_bytes_and_no_more():
+def test_bytes_of_a_run_and_of_a_server_are_limited():
     allowed = [puts("/rallypoint/r/0", size=400), puts("/rallypoint/s/0", size=400)]
     limits = ServerLimits(max_bytes_per_run=1_000)
-    words = "run 'r' may hold 1000 bytes at most.*--max-bytes-per-run"
-    quota_case(limits, *allowed, then=puts("/rallypoint/r/1", size=600), words=words, kind=Refusal.BYTES)
+    message = "run 'r' may hold 1000 bytes at most.*--max-bytes-per-run"
+    quota_case(limits, *allowed, then=puts("/rallypoint/r/1", size=600), message=message, kind=Refusal.BYTES)
     limits = ServerLimits(max_bytes=1_000)
-    words = "the server holds 1000 bytes of keys and values at most"
-    usage = quota_case(limits, *allowed, then=puts("/rallypoint/r/1", size=200), words=words, kind=Refusal.BYTES)
+    message = "the server holds 1000 bytes of keys and values at most"
+    usage = quota_case(limits, *allowed, then=puts("/rallypoint/r/1", size=200), message=message, kind=Refusal.BYTES)
     assert usage.size == 400 + len("/rallypoint/s/0")
 
 
-def test_value_and_number_of_leases_are_limited():
-    words = r"the value of '/rallypoint/r/1' has 1001 bytes, and the server takes 1000 at most \(--max-value\)"
+def test_size_of_a_value_and_number_of_leases_are_limited():
+    message = r"the value of '/rallypoint/r/1' has 1001 bytes, and the server takes 1000 at most \(--max-value\)"
     one = puts("/rallypoint/r/0", size=1_000)
     quota_case(
-        ServerLimits(max_value=1_000), one, then=puts("/rallypoint/r/1", size=1_001), words=words, kind=Refusal.VALUE
+        ServerLimits(max_value=1_000),
+        one,
+        then=puts("/rallypoint/r/1", size=1_001),
+        message=message,
+        kind=Refusal.VALUE,
     )
-    words = "the server holds 2 leases at most.*--max-leases"
+    message = "the server holds 2 leases at most.*--max-leases"
     quota_case(
-        ServerLimits(max_leases=2), one, Grant(9.0), Grant(9.0), then=Grant(9.0), words=words, kind=Refusal.LEASES
+        ServerLimits(max_leases=2), one, Grant(9.0), Grant(9.0), then=Grant(9.0), message=message, kind=Refusal.LEASES
     )
 
 
-def test_request_that_was_executed_before_a_quota_was_reached_is_answered_as_it_was_when_it_is_sent_again():
+def test_resend_of_an_executed_request_gets_its_first_answer_although_a_quota_is_reached():
     async def main():
         async with serving(limits=ServerLimits(max_keys_per_run=1)) as server:
             raw, _ = await Raw.welcomed(server, "same")
@@ -251,7 +255,7 @@ def test_request_that_was_executed_before_a_quota_was_reached_is_answered_as_it_
     run(main())
 
 
-def test_one_that_watches_too_much_is_sent_away():
+def test_connection_with_too_many_watches_is_closed():
     async def main():
         async with serving(limits=ServerLimits(max_watches=3)) as server:
             raw, _ = await Raw.welcomed(server)
@@ -260,16 +264,16 @@ def test_one_that_watches_too_much_is_sent_away():
             await raw.answer(1)
             raw.send(WatchStart(3, "/a", -1))
             answer = await raw.rest()
-            (word,) = server_decoder.decode(answer[4:])
-            assert isinstance(word, Going)
-            assert word.why == "a connection may watch 3 prefixes at most (--max-watches)"
+            (going,) = server_decoder.decode(answer[4:])
+            assert isinstance(going, Going)
+            assert going.why == "a connection may watch 3 prefixes at most (--max-watches)"
             assert count(server, Refusal.WATCHES) == 1
             raw.close()
 
     run(main())
 
 
-def test_one_that_waits_for_too_much_is_told_and_the_rest_goes_on():
+def test_wait_for_too_many_keys_is_refused_and_other_waits_continue():
     async def main():
         async with serving(limits=ServerLimits(max_waits=3)) as server:
             raw, _ = await Raw.welcomed(server)
@@ -279,20 +283,20 @@ def test_one_that_waits_for_too_much_is_told_and_the_rest_goes_on():
                 "--max-waits"
             )
             assert count(server, Refusal.WAITS) == 1
-            raw.send(Await(1, ("/x",), 60.0))  # in place of the first
+            raw.send(Await(1, ("/x",), 60.0))  # replaces the first
             raw.send(Do(4, puts("/x")))
             assert (await raw.answer(1)).results[0].item is not None
             raw.send(Await(5, ("/d",), 60.0))  # there is room again
             raw.send(Do(6, puts("/d")))
             assert (await raw.answer(5)).results[0].item is not None
-            raw.send(Await(7, ("/x", "/d", "/x", "/d"), 60.0))  # what is there need not be waited for
+            raw.send(Await(7, ("/x", "/d", "/x", "/d"), 60.0))  # all exist, so it does not wait
             assert len((await raw.answer(7)).results) == 4
             raw.close()
 
     run(main())
 
 
-def test_one_that_waits_too_often_is_told():
+def test_too_many_waits_of_one_connection_are_refused():
     async def main():
         async with serving(limits=ServerLimits(max_watches=2)) as server:
             raw, _ = await Raw.welcomed(server)
@@ -322,13 +326,13 @@ def test_size_may_have_a_unit(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "2 TB", "lots"])
-def test_senseless_size_is_refused_with_what_to_give(text):
+def test_invalid_size_is_refused_with_the_valid_units(text):
     done = CliRunner().invoke(serve, ["--max-value", text])
     assert done.exit_code == 2
     assert "KiB, MiB or GiB" in done.output
 
 
-def test_server_says_at_its_start_that_too_few_files_may_be_open():
+def test_server_warns_at_its_start_that_too_few_files_may_be_open():
     script = "ulimit -n 300; exec " + f"{sys.executable} -m rallypoint serve --bind 127.0.0.1:0"
     serves = subprocess.Popen(["sh", "-c", script], stderr=subprocess.PIPE, text=True)
     try:

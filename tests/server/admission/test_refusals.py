@@ -1,8 +1,8 @@
-"""What is remembered of those who were refused: every one counted, few lines, and bounds that hold."""
+"""Counters, log lines and blocked sources of refusals, and their bounds."""
 
 import pytest
 
-from rallypoint.server.admission.refusals import MOST_SOURCES, MOST_TOLD, FailedLogins, Refusal, Refusals, source_of
+from rallypoint.server.admission.refusals import MOST_LOGGED, MOST_SOURCES, FailedLogins, Refusal, Refusals, source_of
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,14 @@ from rallypoint.server.admission.refusals import MOST_SOURCES, MOST_TOLD, Failed
         ("a pipe", "a pipe"),
     ],
 )
-def test_source_is_an_address_or_the_network_that_one_machine_has(address, source):
+def test_source_is_an_ipv4_address_or_an_ipv6_network(address, source):
     assert source_of(address) == source
 
 
-def test_one_line_for_each_source_kind_and_interval_and_everything_is_counted():
+def test_all_refusals_are_counted_and_each_source_and_kind_is_logged_once_an_interval():
     refusals = Refusals(60.0)
-    told = [refusals.note(Refusal.TOKEN, "a", float(second)) for second in range(60)]
-    assert told == [0] + [None] * 59
+    notes = [refusals.note(Refusal.TOKEN, "a", float(second)) for second in range(60)]
+    assert notes == [0] + [None] * 59
     assert refusals.note(Refusal.TOKEN, "b", 5.0) == 0
     assert refusals.note(Refusal.STRANGER, "a", 5.0) == 0
     assert refusals.note(Refusal.TOKEN, "a", 60.0) == 59
@@ -33,17 +33,17 @@ def test_one_line_for_each_source_kind_and_interval_and_everything_is_counted():
     assert refusals.describe() == {"refused_token": "63", "refused_stranger": "1"}
 
 
-def test_many_sources_are_counted_and_not_remembered():
+def test_refusals_of_many_sources_are_counted_in_bounded_memory():
     refusals = Refusals(60.0)
-    lines = sum(refusals.note(Refusal.TOKEN, f"s{number}", 0.0) is not None for number in range(3 * MOST_TOLD))
-    assert lines == MOST_TOLD + 1
-    assert refusals.counts[Refusal.TOKEN] == 3 * MOST_TOLD
-    assert len(refusals._said) == MOST_TOLD + 1
+    lines = sum(refusals.note(Refusal.TOKEN, f"s{number}", 0.0) is not None for number in range(3 * MOST_LOGGED))
+    assert lines == MOST_LOGGED + 1
+    assert refusals.counts[Refusal.TOKEN] == 3 * MOST_LOGGED
+    assert len(refusals._logged) == MOST_LOGGED + 1
     assert refusals.note(Refusal.TOKEN, "later", 61.0) == 0
-    assert len(refusals._said) == 1
+    assert len(refusals._logged) == 1
 
 
-def test_source_that_fails_too_often_is_blocked_for_a_while_and_others_are_not():
+def test_only_the_source_with_too_many_failed_logins_is_blocked():
     logins = FailedLogins(3, 60.0)
     for second in (0.0, 1.0):
         logins.failed("a", second)
@@ -57,14 +57,14 @@ def test_source_that_fails_too_often_is_blocked_for_a_while_and_others_are_not()
     assert logins.blocked_s("a", 62.0) == 0
 
 
-def test_failures_that_are_far_apart_block_nobody():
+def test_failed_logins_that_are_far_apart_block_no_source():
     logins = FailedLogins(3, 60.0)
     for number in range(100):
         logins.failed("a", number * 31.0)
         assert logins.blocked_s("a", number * 31.0) == 0
 
 
-def test_failures_of_many_sources_are_bounded():
+def test_memory_for_failed_logins_is_bounded():
     logins = FailedLogins(1, 60.0)
     more = FailedLogins(2, 60.0)
     for number in range(2 * MOST_SOURCES):

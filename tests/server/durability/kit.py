@@ -1,4 +1,4 @@
-"""Servers that keep their data, on disks that are in memory or real."""
+"""Servers with data, on disks in memory or on real directories."""
 
 import asyncio
 import socket
@@ -22,18 +22,18 @@ def make(
     bounds: Bounds = QUICK,
     sync: Sync = Sync.ALWAYS,
     history: int = DEFAULT_HISTORY,
-    told: list[Event] | None = None,
+    events: list[Event] | None = None,
     **options: Any,
 ) -> DurableServer:
-    """A server on a disk, which is opened."""
-    emit = Emitter(*([told.append] if told is not None else []))
+    """A server with the data of a disk. Its events are appended to `events`."""
+    emit = Emitter(*([events.append] if events is not None else []))
     engine, journal = open_data(disk, sync=sync, emit=emit, history=history, bounds=bounds, first_revision=1)
     return DurableServer(engine, journal, emit=emit, **options)
 
 
 @asynccontextmanager
 async def serving_from(disk: Disk, port: int = 0, **options: Any) -> AsyncIterator[DurableServer]:
-    """A server on loopback that is stopped in good order, unless it was `killed`."""
+    """A server on loopback, stopped at the end unless it was killed (`kill`)."""
     listening = socket.create_server(("127.0.0.1", port))
     server = make(disk, **options)
     await server.listen([listening])
@@ -45,9 +45,9 @@ async def serving_from(disk: Disk, port: int = 0, **options: Any) -> AsyncIterat
 
 
 async def kill(server: DurableServer) -> None:
-    """As far as others can tell, its process is gone: connections are closed, and nothing more is written.
+    """Simulate the death of its process: connections are closed and nothing more is written.
 
-    What it had given to the disk stays; the disk can be opened again.
+    What was written to the disk stays, and the disk can be opened again.
     """
     for acceptor in server._acceptors:
         acceptor.close()

@@ -1,4 +1,4 @@
-"""A server that keeps its data keeps the contract as one that does not: with a disk in memory, and one that is slow."""
+"""A server with data passes the backend conformance checks, also while it takes snapshots on a slow disk."""
 
 import asyncio
 import time
@@ -19,9 +19,9 @@ def slow_disk() -> FaultyDisk:
     return FaultyDisk(MemoryDisk(), before)
 
 
-def test_server_with_data_keeps_the_contract_and_gives_the_answers_of_the_model():
+def test_server_with_data_passes_the_conformance_checks():
     async def check_one(check, **changes):
-        bounds = Bounds(log_entries=40)  # so that snapshots are taken all the time
+        bounds = Bounds(log_entries=40)  # for frequent snapshots
         async with serving_from(slow_disk(), history=HISTORY, bounds=bounds) as server:
             return await run_checks(kit_of(server.addresses[0], ttl_s=2.5, lease_slack_s=2.0, **changes), [check])
 

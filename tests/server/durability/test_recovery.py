@@ -1,4 +1,4 @@
-"""Directories as they are found: cut, flipped, torn, incomplete, newer. A prefix is recovered, or it is refused."""
+"""Recovery from damaged directories: truncated, corrupt, incomplete, newer. It gives a prefix, or is refused."""
 
 import asyncio
 import random
@@ -32,8 +32,8 @@ HISTORY: tuple[tuple[Op, Origin | None], ...] = (
 )
 
 
-async def lived(disk: MemoryDisk, history=HISTORY, bounds: Bounds | None = None) -> list[bytes]:
-    """Let a server execute a history, each operation durable before the next; its state after each of them."""
+async def run_history(disk: MemoryDisk, history=HISTORY, bounds: Bounds | None = None) -> list[bytes]:
+    """Have a server execute operations, each durable before the next. Returns the state after each."""
     server = make(disk, bounds=bounds or Bounds())
     states = [snapshot(server.engine_host.engine)]
     for op, origin in history:
@@ -42,14 +42,14 @@ async def lived(disk: MemoryDisk, history=HISTORY, bounds: Bounds | None = None)
         states.append(snapshot(server.engine_host.engine))
         await eventually(
             lambda: not server.journal._is_busy and server.journal._snapshotting is None,
-            "all is written that has to be",
+            "nothing is being written",
         )
     await kill(server)
     return states
 
 
 def outcome(disk: MemoryDisk) -> bytes | str:
-    """The state that is recovered, or why none is."""
+    """The recovered state, or the message of the refusal."""
     try:
         found = recover(disk, lambda: 0.0)
     except DataError as error:
@@ -67,10 +67,10 @@ def copy(disk: MemoryDisk) -> MemoryDisk:
 # --- every byte -------------------------------------------------------------------------------------------------------
 
 
-def test_log_cut_at_every_byte_gives_the_operations_before_the_cut_and_is_never_a_lie():
+def test_log_truncated_at_any_byte_gives_exactly_the_operations_before_it():
     async def main():
         disk = MemoryDisk()
-        states = await lived(disk)
+        states = await run_history(disk)
         name = log_name(1)
         whole = disk.read(name)
         found = []
@@ -79,20 +79,20 @@ def test_log_cut_at_every_byte_gives_the_operations_before_the_cut_and_is_never_
             cut.put(name, whole[:length])
             found.append(outcome(cut))
         recovered = [states.index(state) for state in found if isinstance(state, bytes)]
-        assert recovered == sorted(recovered)  # never less with more bytes
+        assert recovered == sorted(recovered)  # more bytes never give less
         assert set(recovered) == set(range(len(HISTORY)))
         refused = [text for text in found if isinstance(text, str)]
-        assert len(refused) == len(Header(Kind.LOG, 1, 0, "0" * 16).encode())  # a log without a header never existed
+        assert len(refused) == len(Header(Kind.LOG, 1, 0, "0" * 16).encode())  # a log is created with its header
         assert all("header is truncated" in text and "What to do: restore" in text for text in refused)
 
     run(main())
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x10, 0xFF])
-def test_directory_with_any_byte_flipped_is_refused_with_what_to_do(flip):
+def test_directory_with_any_flipped_byte_is_refused_with_instructions(flip):
     async def main():
         disk = MemoryDisk()
-        await lived(disk)
+        await run_history(disk)
         refused = 0
         for name in disk.names():
             whole = disk.read(name)
@@ -102,7 +102,7 @@ def test_directory_with_any_byte_flipped_is_refused_with_what_to_do(flip):
                 broken = copy(disk)
                 broken.put(name, bytes(data))
                 found = outcome(broken)
-                assert isinstance(found, str), f"byte {place} of {name} was flipped, and nobody noticed"
+                assert isinstance(found, str), f"flipped byte {place} of {name} was not detected"
                 assert name in found
                 assert "What to do: " in found or "newer version" in found
                 refused += 1
@@ -111,10 +111,10 @@ def test_directory_with_any_byte_flipped_is_refused_with_what_to_do(flip):
     run(main())
 
 
-def test_snapshot_cut_at_every_byte_is_refused():
+def test_snapshot_truncated_at_any_byte_is_refused():
     async def main():
         disk = MemoryDisk()
-        await lived(disk)
+        await run_history(disk)
         name = snapshot_name(1)
         whole = disk.read(name)
         for length in range(len(whole)):
@@ -126,28 +126,28 @@ def test_snapshot_cut_at_every_byte_is_refused():
 
 
 def two_logs() -> tuple[MemoryDisk, list[bytes]]:
-    """As after a kill between the beginning of a log and the end of its snapshot."""
+    """The files after a kill between the start of a log and the end of its snapshot."""
     disk, engine, states = MemoryDisk(), Engine(), []
     generation = "0123456789abcdef"
     write_snapshot(disk, 1, 0, generation, capture(engine))
     states.append(snapshot(engine))
     for number, ops in enumerate((HISTORY[:3], HISTORY[3:]), start=1):
         first = len(states) - 1
-        kept = b""
+        frames = b""
         for op, origin in ops:
-            kept += encode_entries(len(states) - 1, [Entry(op, origin)])
+            frames += encode_entries(len(states) - 1, [Entry(op, origin)])
             engine.apply(op, 0.0, origin)
             states.append(snapshot(engine))
-        begin_log(disk, number, first, generation, kept)
+        begin_log(disk, number, first, generation, frames)
     return disk, states
 
 
-def test_logs_that_follow_each_other_are_all_replayed():
+def test_consecutive_logs_are_all_replayed():
     disk, states = two_logs()
     assert outcome(disk) == states[-1]
 
 
-def test_log_that_another_follows_is_refused_wherever_it_is_cut():
+def test_truncated_log_is_refused_unless_it_is_the_last():
     disk, states = two_logs()
     name = log_name(1)
     whole = disk.read(name)
@@ -163,9 +163,9 @@ def test_log_that_another_follows_is_refused_wherever_it_is_cut():
         assert isinstance(found, str) or found in states[3:]
 
 
-def test_log_that_was_to_be_the_next_and_never_was_is_passed_over():
+def test_unused_log_of_a_failed_rotation_is_ignored():
     disk, states = two_logs()
-    begin_log(disk, 3, 4, "0123456789abcdef", b"")  # made after entry 4, when there were six in the end
+    begin_log(disk, 3, 4, "0123456789abcdef", b"")  # created after entry 4, but then the second log got two more
     assert outcome(disk) == states[-1]
 
     async def main():
@@ -176,16 +176,16 @@ def test_log_that_was_to_be_the_next_and_never_was_is_passed_over():
     run(main())
 
 
-# --- what is missing or not ours --------------------------------------------------------------------------------------
+# --- missing and foreign files ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("damage", "message"),
     [
         (lambda disk: disk.remove(snapshot_name(1)), "there is a log, but no snapshot"),
         (lambda disk: disk.remove(log_name(1)), f"{log_name(1)} is damaged: it is missing, and {log_name(2)} is there"),
         (lambda disk: disk.rename(log_name(2), log_name(3)), f"{log_name(2)} is damaged: it is missing"),
-        (lambda disk: disk.put(log_name(2), disk.read(log_name(1))), "it says that its number is 1"),
+        (lambda disk: disk.put(log_name(2), disk.read(log_name(1))), "its header has number 1"),
         (lambda disk: disk.put(log_name(2), disk.read(snapshot_name(1))), "it is not a log"),
         (
             lambda disk: disk.put(log_name(2), Header(Kind.LOG, 2, 3, "f" * 16).encode()),
@@ -193,23 +193,23 @@ def test_log_that_was_to_be_the_next_and_never_was_is_passed_over():
         ),
         (
             lambda disk: disk.put(log_name(2), Header(Kind.LOG, 2, 9, "0123456789abcdef").encode()),
-            "it begins with entry 9, and what comes before ends with 2",
+            "it begins with entry 9, and the files before it end with 2",
         ),
         (lambda disk: disk.put(log_name(2), b"not ours at all, but long enough to be a header"), "does not start like"),
     ],
 )
-def test_directory_with_something_missing_or_foreign_is_refused(spoil, said):
+def test_directory_with_something_missing_or_foreign_is_refused(damage, message):
     disk, _ = two_logs()
-    spoil(disk)
+    damage(disk)
     found = outcome(disk)
     assert isinstance(found, str)
-    assert said in found
+    assert message in found
 
 
-def test_log_of_a_snapshot_that_was_taken_while_it_grew_must_not_be_missing():
+def test_missing_log_after_a_snapshot_is_refused():
     async def main():
         disk = MemoryDisk()
-        await lived(disk, bounds=Bounds(log_entries=2))
+        await run_history(disk, bounds=Bounds(log_entries=2))
         (last,) = [name for name in disk.names() if name.startswith("log")]
         assert last != log_name(1)
         disk.remove(last)
@@ -227,7 +227,7 @@ def test_newer_format_is_refused_as_such(monkeypatch):
     assert "Upgrade" in found
 
 
-def test_what_else_is_in_the_directory_is_left_alone(tmp_path):
+def test_other_files_in_the_directory_are_left_alone(tmp_path):
     async def main():
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / "log-1").write_text("mine, too")
@@ -242,16 +242,16 @@ def test_what_else_is_in_the_directory_is_left_alone(tmp_path):
 # --- a torn end -------------------------------------------------------------------------------------------------------
 
 
-def test_torn_end_is_cut_off_with_a_warning_that_says_how_many_bytes():
+def test_torn_end_is_cut_off_with_a_warning():
     async def main():
         disk = MemoryDisk("there")
-        states = await lived(disk)
+        states = await run_history(disk)
         whole = disk.read(log_name(1))
         disk.put(log_name(1), whole[:-7])
-        told: list[object] = []
-        engine, journal = open_data(disk, emit=Emitter(told.append))
+        events: list[object] = []
+        engine, journal = open_data(disk, emit=Emitter(events.append))
         assert snapshot(engine) == states[-2]
-        (cut,) = [event for event in told if isinstance(event, LogCut)]
+        (cut,) = [event for event in events if isinstance(event, LogCut)]
         assert str(cut) == (
             f"server: cut off the last {cut.bytes} bytes of there/{log_name(1)}: they were being written when the "
             f"server died"
@@ -263,12 +263,12 @@ def test_torn_end_is_cut_off_with_a_warning_that_says_how_many_bytes():
     run(main())
 
 
-# --- power ------------------------------------------------------------------------------------------------------------
+# --- power failure ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_what_was_acknowledged_survives_a_loss_of_power_at_any_moment(seed):
-    """Operations one after the other or together, snapshots between them; the power goes at some moment."""
+def test_acknowledged_changes_survive_a_power_failure_at_any_moment(seed):
+    """Operations one by one or in groups, with snapshots in between, and a power failure at a random moment."""
 
     async def main():
         rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""A server that keeps its data, over real connections: nothing is told before it is kept, and what was told is kept."""
+"""A server with data over real connections: it acknowledges only durable changes, and keeps what it acknowledged."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ from tests.server.kit import PATIENCE_S, client_of, eventually, put, run, take
 
 
 def gated() -> tuple[FaultyDisk, threading.Event]:
-    """A disk whose logs are synced only while the gate is open."""
+    """A disk, and a gate: syncs of logs block while it is closed."""
     gate = threading.Event()
     gate.set()
 
@@ -32,10 +32,10 @@ def gated() -> tuple[FaultyDisk, threading.Event]:
     return FaultyDisk(MemoryDisk(), before), gate
 
 
-# --- nothing is told before it is kept --------------------------------------------------------------------------------
+# --- only durable state leaves the server -----------------------------------------------------------------------------
 
 
-def test_answer_waits_until_it_is_kept():
+def test_answer_is_sent_when_the_change_is_durable():
     async def main():
         disk, gate = gated()
         async with serving_from(disk) as server, client_of(server.addresses[0]) as client:
@@ -43,7 +43,7 @@ def test_answer_waits_until_it_is_kept():
             gate.clear()
             writing = asyncio.create_task(put(client, "a", b"2"))
             await eventually(lambda: server.engine_host.engine.items["a"].value == b"2", "it is executed")
-            await eventually(lambda: disk.calls[-1].startswith("sync log-"), "it is being kept")
+            await eventually(lambda: disk.calls[-1].startswith("sync log-"), "it is being written")
             await asyncio.sleep(0.05)
             assert not writing.done()
             gate.set()
@@ -52,7 +52,7 @@ def test_answer_waits_until_it_is_kept():
     run(main())
 
 
-def test_what_is_not_kept_cannot_be_read_or_watched_by_anybody():
+def test_change_that_is_not_durable_is_not_visible_to_any_client():
     async def main():
         disk, gate = gated()
         async with (
@@ -62,42 +62,42 @@ def test_what_is_not_kept_cannot_be_read_or_watched_by_anybody():
         ):
             before = await put(writer, "a", b"1")
             watch = reader.watch("a", before)
-            told = asyncio.create_task(anext(watch))
+            pushed = asyncio.create_task(anext(watch))
             await reader.get("a")
             gate.clear()
             writing = asyncio.create_task(put(writer, "a", b"2"))
             await eventually(lambda: server.engine_host.engine.items["a"].value == b"2", "it is executed")
             reading = asyncio.create_task(reader.get("a"))
             late_watch = writer.watch("a", before)
-            told_late = asyncio.create_task(anext(late_watch))
+            pushed_late = asyncio.create_task(anext(late_watch))
             await asyncio.sleep(0.1)
-            assert [task.done() for task in (writing, reading, told, told_late)] == [False] * 4
+            assert [task.done() for task in (writing, reading, pushed, pushed_late)] == [False] * 4
             gate.set()
             assert (await reading).item.value == b"2"
-            assert (await told).revision == (await told_late).revision == await writing
+            assert (await pushed).revision == (await pushed_late).revision == await writing
 
     run(main())
 
 
-def test_end_of_a_lease_by_time_is_told_when_it_is_kept():
+def test_expiry_of_a_lease_is_pushed_when_it_is_durable():
     async def main():
         disk, gate = gated()
         async with serving_from(disk) as server, client_of(server.addresses[0]) as client:
             lease = await client.grant(0.3)
             revision = await put(client, "a", lease=lease)
             watch = client.watch("a", revision)
-            told = asyncio.create_task(anext(watch))
+            pushed = asyncio.create_task(anext(watch))
             gate.clear()
             await eventually(lambda: "a" not in server.engine_host.engine.items, "the lease ends")
             await asyncio.sleep(0.05)
-            assert not told.done()
+            assert not pushed.done()
             gate.set()
-            assert (await told).changes[0].item is None
+            assert (await pushed).changes[0].item is None
 
     run(main())
 
 
-def test_requests_that_come_while_the_disk_is_busy_are_kept_together():
+def test_requests_that_arrive_during_a_commit_share_the_next_one():
     async def main():
         disk, gate = gated()
         async with serving_from(disk) as server, client_of(server.addresses[0]) as client:
@@ -105,7 +105,7 @@ def test_requests_that_come_while_the_disk_is_busy_are_kept_together():
             gate.clear()
             first = asyncio.create_task(put(client, "b"))
             await eventually(lambda: "b" in server.engine_host.engine.items, "the first is executed")
-            await eventually(lambda: disk.calls[-1].startswith("sync log-"), "the first is being kept")
+            await eventually(lambda: disk.calls[-1].startswith("sync log-"), "the first is being written")
             rest = [asyncio.create_task(put(client, f"c{number}")) for number in range(50)]
             await eventually(lambda: len(server.engine_host.engine.items) == 52, "the others are executed")
             commits = server.journal.commits
@@ -116,13 +116,13 @@ def test_requests_that_come_while_the_disk_is_busy_are_kept_together():
     run(main())
 
 
-# --- what was told is kept --------------------------------------------------------------------------------------------
+# --- acknowledged changes survive -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sync", Sync)
-def test_everything_acknowledged_is_there_after_a_kill(tmp_path, sync):
+def test_acknowledged_changes_survive_a_kill(tmp_path, sync):
     async def main():
-        port, told = free_port(), []
+        port, events = free_port(), []
         async with serving_from(Directory(tmp_path / "d"), port, sync=sync) as server:
             async with client_of(server.addresses[0]) as client:
                 await put(client, "a", b"1")
@@ -131,20 +131,20 @@ def test_everything_acknowledged_is_there_after_a_kill(tmp_path, sync):
                 await put(client, "b", b"x", lease)
             generation, before = server.generation, snapshot(server.engine_host.engine)
             await kill(server)
-        async with serving_from(Directory(tmp_path / "d"), port, sync=sync, told=told) as server:
+        async with serving_from(Directory(tmp_path / "d"), port, sync=sync, events=events) as server:
             assert server.generation == generation
             assert snapshot(server.engine_host.engine) == before
             async with client_of(server.addresses[0]) as client:
                 assert (await client.get("a")).item.value == b"1"
                 assert (await client.add("n", 5)).value == 10
                 assert await client.keep_alive(lease)
-        loaded = next(event for event in told if isinstance(event, DataLoaded))
+        loaded = next(event for event in events if isinstance(event, DataLoaded))
         assert (loaded.keys, loaded.leases) == (3, 1)
 
     run(main())
 
 
-def test_sessions_watches_and_unanswered_requests_go_on_after_a_kill():
+def test_sessions_watches_and_unanswered_requests_survive_a_kill():
     async def main():
         disk, port = MemoryDisk(), free_port()
         async with serving_from(disk, port) as server:
@@ -167,15 +167,15 @@ def test_sessions_watches_and_unanswered_requests_go_on_after_a_kill():
     run(main())
 
 
-def test_request_that_was_kept_and_not_answered_is_not_executed_again_after_a_kill():
+def test_durable_request_without_an_answer_is_not_executed_again_after_a_kill():
     async def main():
         disk, port = MemoryDisk(), free_port()
         async with serving_from(disk, port) as server, client_of(server.addresses[0], stall_s=1.0) as client:
             await client.add("n", 1)
-            server.journal.when_durable = lambda call: None  # every answer is lost from here on
+            server.journal.when_durable = lambda callback: None  # every answer is lost from here on
             adding = asyncio.create_task(client.add("n", 1))
             await eventually(lambda: server.engine_host.engine.items["n"].value == b"2", "it is executed")
-            await eventually(lambda: server.journal.is_settled, "it is kept")
+            await eventually(lambda: server.journal.is_settled, "it is durable")
             await kill(server)
             async with serving_from(disk, port) as server:
                 assert (await adding).value == 2
@@ -200,7 +200,7 @@ def test_lease_has_its_full_time_after_a_restart():
     run(main())
 
 
-def test_watch_from_before_the_kept_history_is_told_to_scan_again():
+def test_watch_from_a_compacted_revision_must_scan_again_after_a_restart():
     async def main():
         disk, port = MemoryDisk(), free_port()
         async with serving_from(disk, port, history=5) as server:
@@ -233,11 +233,11 @@ def test_wiped_directory_is_a_new_generation_with_higher_revisions():
 # --- snapshots --------------------------------------------------------------------------------------------------------
 
 
-def test_log_stays_bounded_and_snapshots_replace_what_came_before():
+def test_log_stays_bounded_and_snapshots_replace_older_files():
     async def main():
-        disk, told = MemoryDisk(), []
+        disk, events = MemoryDisk(), []
         bounds = Bounds(log_entries=50, log_bytes=1 << 30)
-        async with serving_from(disk, bounds=bounds, told=told) as server:
+        async with serving_from(disk, bounds=bounds, events=events) as server:
             async with client_of(server.addresses[0]) as client:
                 for number in range(500):
                     await put(client, f"k{number % 7}", b"v" * 100)
@@ -246,7 +246,7 @@ def test_log_stays_bounded_and_snapshots_replace_what_came_before():
             assert len(disk.names()) == 2
             before = snapshot(server.engine_host.engine)
             await kill(server)
-        assert sum(isinstance(event, SnapshotTaken) for event in told) >= 5
+        assert sum(isinstance(event, SnapshotTaken) for event in events) >= 5
         server = make(disk)
         assert snapshot(server.engine_host.engine) == before
         await kill(server)
@@ -255,16 +255,16 @@ def test_log_stays_bounded_and_snapshots_replace_what_came_before():
 
 
 @pytest.mark.parametrize("call", ["create", "write", "sync", "rename", "sync_names"])
-def test_snapshot_that_cannot_be_written_costs_nothing_and_is_tried_again(call):
+def test_failed_snapshot_loses_nothing_and_is_retried(call):
     async def main():
-        disk, told = FaultyDisk(MemoryDisk()), []
+        disk, events = FaultyDisk(MemoryDisk()), []
         bounds = Bounds(log_entries=20, log_bytes=1 << 30, retry_s=0.05, pause_s=0.05)
-        async with serving_from(disk, bounds=bounds, told=told) as server:
+        async with serving_from(disk, bounds=bounds, events=events) as server:
             async with client_of(server.addresses[0]) as client:
                 disk.fail(call, errno.ENOSPC, times=2, name="snapshot-" if call != "sync_names" else "")
                 for _ in range(100):
                     await client.add("n", 1)
-                await eventually(lambda: any(isinstance(event, DataTrouble) for event in told), "it is said")
+                await eventually(lambda: any(isinstance(event, DataTrouble) for event in events), "it is reported")
                 while server.journal.snapshots == 0:
                     await client.add("m", 1)
                 assert (await client.add("n", 0)).value == 100
@@ -282,16 +282,16 @@ def test_snapshot_that_cannot_be_written_costs_nothing_and_is_tried_again(call):
 
 @pytest.mark.parametrize("call", ["write", "sync"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_failing_disk_stops_acknowledging_says_so_and_goes_on_by_itself(call, error):
+def test_server_with_a_failing_disk_refuses_requests_and_recovers_by_itself(call, error):
     async def main():
-        disk, told = FaultyDisk(MemoryDisk()), []
-        async with serving_from(disk, told=told) as server, client_of(server.addresses[0]) as client:
+        disk, events = FaultyDisk(MemoryDisk()), []
+        async with serving_from(disk, events=events) as server, client_of(server.addresses[0]) as client:
             session = await client.open_session(5.0)
             assert (await client.add("n", 1)).value == 1
             disk.fail(call, error)
             disk.fail("create", error)
-            hanging = asyncio.create_task(client.add("n", 1))  # it was executed when the disk failed
-            await eventually(lambda: server.journal.is_failing, "the trouble is noticed")
+            hanging = asyncio.create_task(client.add("n", 1))  # executed before the disk failed
+            await eventually(lambda: server.journal.is_failing, "the failure is noticed")
             with pytest.raises(Unavailable, match="cannot write its data"):
                 await client.add("n", 1)
             with pytest.raises(Unavailable, match="cannot write its data"):
@@ -302,7 +302,7 @@ def test_failing_disk_stops_acknowledging_says_so_and_goes_on_by_itself(call, er
             async with client_of(server.addresses[0]) as late:
                 with pytest.raises(Unavailable, match="cannot write its data"):
                     await late.get("n")
-            client._link.abort("it is cut")  # its request comes again, and is not said not to have happened
+            client._link.abort("it is cut")  # its request is resent, and must not be refused as not executed
             assert await client.keep_alive(session.lease)
             await asyncio.sleep(0.2)
             assert not hanging.done()
@@ -310,8 +310,8 @@ def test_failing_disk_stops_acknowledging_says_so_and_goes_on_by_itself(call, er
             assert (await hanging).value == 2
             assert (await client.add("n", 1)).value == 3
             assert not session.lost.is_set()
-            assert [type(event) for event in told if isinstance(event, DataTrouble | DataGoesOn)][-1] is DataGoesOn
-            assert any("Nothing is acknowledged" in str(event) for event in told if isinstance(event, DataTrouble))
+            assert [type(event) for event in events if isinstance(event, DataTrouble | DataGoesOn)][-1] is DataGoesOn
+            assert any("Nothing is acknowledged" in str(event) for event in events if isinstance(event, DataTrouble))
             before = snapshot(server.engine_host.engine)
             await kill(server)
             server = make(disk)
@@ -321,7 +321,7 @@ def test_failing_disk_stops_acknowledging_says_so_and_goes_on_by_itself(call, er
     run(main())
 
 
-def test_node_that_comes_while_the_disk_fails_is_let_in_and_told_why_it_gets_no_session():
+def test_new_node_is_told_why_it_gets_no_session_while_the_disk_fails():
     async def main():
         disk = FaultyDisk(MemoryDisk())
         async with serving_from(disk) as server, client_of(server.addresses[0], run="run") as one:
@@ -341,7 +341,7 @@ def test_node_that_comes_while_the_disk_fails_is_let_in_and_told_why_it_gets_no_
     run(main())
 
 
-def test_file_is_never_written_again_after_a_sync_that_failed():
+def test_file_is_never_written_again_after_a_failed_sync():
     async def main():
         disk = FaultyDisk(MemoryDisk())
         async with serving_from(disk) as server, client_of(server.addresses[0]) as client:
@@ -350,14 +350,14 @@ def test_file_is_never_written_again_after_a_sync_that_failed():
             disk.calls.clear()
             await put(client, "b")
             await put(client, "c")
-            failed = disk.calls.index("sync log-000000000001.tmp")  # the name it was made under
+            failed = disk.calls.index("sync log-000000000001.tmp")  # the name at its creation
             later = [call for call in disk.calls[failed + 1 :] if "log-000000000001" in call]
             assert [call for call in later if not call.startswith("remove")] == []
 
     run(main())
 
 
-def test_leases_do_not_end_while_the_disk_fails_and_begin_anew_afterwards():
+def test_leases_do_not_expire_while_the_disk_fails_and_are_renewed_afterwards():
     async def main():
         disk = FaultyDisk(MemoryDisk())
         async with serving_from(disk) as server, client_of(server.addresses[0]) as client:
@@ -365,7 +365,7 @@ def test_leases_do_not_end_while_the_disk_fails_and_begin_anew_afterwards():
             await put(client, "a", lease=lease)
             disk.fail("sync")
             hanging = asyncio.create_task(put(client, "b"))
-            await eventually(lambda: server.journal.is_failing, "the trouble is noticed")
+            await eventually(lambda: server.journal.is_failing, "the failure is noticed")
             await asyncio.sleep(1.0)
             assert server.engine_host.engine.leases.get(lease) is not None
             disk.heal()
@@ -376,12 +376,12 @@ def test_leases_do_not_end_while_the_disk_fails_and_begin_anew_afterwards():
     run(main())
 
 
-def test_disk_that_hangs_counts_as_failing_until_it_comes_back():
+def test_disk_that_hangs_counts_as_failing_until_it_answers():
     async def main():
         disk, gate = gated()
-        told = []
+        events = []
         slow = Bounds(stall_s=0.2)
-        async with serving_from(disk, bounds=slow, told=told) as server, client_of(server.addresses[0]) as client:
+        async with serving_from(disk, bounds=slow, events=events) as server, client_of(server.addresses[0]) as client:
             gate.clear()
             hanging = asyncio.create_task(put(client, "a"))
             await eventually(lambda: server.journal.is_failing, "it is noticed")
@@ -390,12 +390,12 @@ def test_disk_that_hangs_counts_as_failing_until_it_comes_back():
             gate.set()
             await hanging
             await put(client, "b")
-            assert isinstance(told[-1], DataGoesOn)
+            assert isinstance(events[-1], DataGoesOn)
 
     run(main())
 
 
-def test_disk_that_hangs_while_a_new_log_is_begun_counts_as_failing_until_it_comes_back():
+def test_disk_that_hangs_while_a_log_is_started_counts_as_failing_until_it_answers():
     gate = threading.Event()
 
     def before(call: str, name: str) -> None:
@@ -418,18 +418,18 @@ def test_disk_that_hangs_while_a_new_log_is_begun_counts_as_failing_until_it_com
     run(main())
 
 
-def test_server_that_stops_while_its_disk_fails_ends_in_time_and_says_what_is_lost(monkeypatch):
+def test_server_that_stops_while_its_disk_fails_ends_in_time_and_reports_the_loss(monkeypatch):
     monkeypatch.setattr("rallypoint.server.durability.journal.CLOSE_WITHIN_S", 0.3)
 
     async def main():
-        disk, told = FaultyDisk(MemoryDisk()), []
-        async with serving_from(disk, told=told) as server, client_of(server.addresses[0], stall_s=1.0) as client:
+        disk, events = FaultyDisk(MemoryDisk()), []
+        async with serving_from(disk, events=events) as server, client_of(server.addresses[0], stall_s=1.0) as client:
             disk.fail("write")
             hanging = asyncio.create_task(put(client, "a"))
-            await eventually(lambda: server.journal.is_failing, "the trouble is noticed")
+            await eventually(lambda: server.journal.is_failing, "the failure is noticed")
             await server.stop()
             server.addresses = ()
-            assert "1 changes that nobody was told of are lost" in str(told[-2]) + str(told[-1])
+            assert "1 unacknowledged changes are lost" in str(events[-2]) + str(events[-1])
             hanging.cancel()
             with pytest.raises((asyncio.CancelledError, OutcomeUnknown)):
                 await hanging
@@ -449,7 +449,7 @@ def refusal_of(disk) -> str:
     return run(main())
 
 
-def test_directory_of_a_server_that_runs_is_refused(tmp_path):
+def test_directory_of_a_running_server_is_refused(tmp_path):
     async def main():
         server = make(Directory(tmp_path))
         with pytest.raises(DataError, match=r"is used by a server that runs \(process \d+\)"):
@@ -460,7 +460,7 @@ def test_directory_of_a_server_that_runs_is_refused(tmp_path):
     run(main())
 
 
-def test_file_in_the_place_of_the_directory_is_refused(tmp_path):
+def test_file_instead_of_the_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     assert "is not a directory" in refusal_of(Directory(tmp_path / "file"))
     assert "is not a directory" in refusal_of(Directory(tmp_path / "file" / "below"))
@@ -479,7 +479,7 @@ def test_directory_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
     assert "cannot be used: No such file or directory" in refusal_of(disk)
 
 
-def test_request_of_a_coordinator_returns_when_it_is_kept():
+def test_request_of_a_coordinator_returns_when_its_effect_is_durable():
     async def main():
         disk, gate = gated()
         async with serving_from(disk) as server:

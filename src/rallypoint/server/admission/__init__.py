@@ -1,1 +1,1 @@
-"""Who may come in, and how much of a server one client may use: limits, quotas, refusals, credentials."""
+"""Admission to a server: authentication of peers, limits and quotas on what one client may use, and refusals."""

@@ -1,7 +1,7 @@
-"""The token and the certificates of one process, for both of its parts: as a client, and as a server if it becomes one.
+"""The token and certificates of one process, for its connections as a client and for its server, if it has one.
 
-They are read at the start, where what is wrong with a file is an error that names it, and again when a file has
-changed. A change that cannot be used changes nothing, and is told.
+The files are read at the start, where a bad file raises an error that names it, and again when they have changed. A
+changed file that is bad must never replace credentials that work: it is reported, and the old ones stay in use.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rallypoint.backends.token import TokenFile
 from rallypoint.errors import Rejected
 from rallypoint.events import Emitter, SecurityNotice, ServerTrouble
 
-LOOK_S = 2.0
-"""How soon a server notices that a file has changed."""
+POLL_S = 2.0
+"""How often a server looks for changed files."""
 
 
-class Served(Protocol):
-    """What asks for a token and shows a certificate: a server, or a page."""
+class CredentialsUser(Protocol):
+    """A server or dashboard that gets the current credentials."""
 
     name: str
     emit: Emitter
@@ -31,7 +31,7 @@ class Served(Protocol):
 
 
 class Credentials:
-    """What a process shows, and whom it trusts. Reads files when it is made: Rejected says what is wrong with one."""
+    """The credentials of a process. Reads the files when it is created; Rejected names a bad file."""
 
     def __init__(self, token_file: str | None = None, tls: TlsFiles | None = None, *, is_client: bool = True) -> None:
         self.tls = tls
@@ -39,35 +39,35 @@ class Credentials:
         self._stamp = None if tls is None else tls.stamp()
         self._client = tls.client_context() if tls is not None and is_client else None
         self._server = tls.server_context() if tls is not None and (tls.cert is not None or not is_client) else None
-        self._again = asyncio.Event()
+        self._reload_now = asyncio.Event()
 
     @property
     def token(self) -> str:
-        """The one to send; "": none."""
+        """The token to send as a client; "" if there is none."""
         return "" if self._token is None else self._token.first
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Those that a server accepts; (): it asks for none."""
+        """The tokens that a server accepts; () if it needs none."""
         return () if self._token is None else self._token.tokens
 
     @property
     def authenticates(self) -> bool:
-        """Whether a server with these lets in only those who can show something."""
+        """Whether a server with these credentials authenticates its clients."""
         return self._token is not None or (self.tls is not None and self.tls.ca is not None)
 
     @property
     def can_serve(self) -> bool:
-        """A node that is to speak TLS and has no certificate cannot be a server."""
+        """Whether a server can use these credentials: TLS needs a certificate."""
         return self.tls is None or self._server is not None
 
     def warnings(self) -> list[str]:
-        """What an operator should know of the files."""
+        """Risks of the files, such as a key that other users can read."""
         of_token = [] if self._token is None else self._token.warnings()
         return of_token + ([] if self.tls is None else self.tls.warnings())
 
     def secure(self, link: ClientConnection, host: str) -> asyncio.Protocol:
-        """TLS between a connection to this host and the link above it."""
+        """The TLS layer of a client connection to this host."""
         assert self._client is not None
         name = host.partition("%")[0].rstrip(".")
         return TlsPipe(self._client, link, host=name, on_opening=link.opening)
@@ -79,21 +79,21 @@ class Credentials:
     # --- files that change --------------------------------------------------------------------------------------------
 
     async def refresh(self) -> bool:
-        """Before a client connects: whether something was read again. What cannot be used is left for the next time."""
+        """Reload changed files, before a client connects. Whether there are new credentials; bad files are ignored."""
         if self._token is None and self.tls is None:
             return False
-        changed, _ = await asyncio.get_running_loop().run_in_executor(None, self._read_again, False)
+        changed, _ = await asyncio.get_running_loop().run_in_executor(None, self._reload, False)
         return changed
 
-    def _read_again(self, in_any_case: bool) -> tuple[bool, list[str]]:
-        """Whether something is different now, and what could not be used. Blocks."""
+    def _reload(self, even_unchanged: bool) -> tuple[bool, list[str]]:
+        """Whether there are new credentials, and what is wrong with bad files. Blocks."""
         changed, troubles = False, []
-        if self._token is not None and (in_any_case or self._token.has_changed):
+        if self._token is not None and (even_unchanged or self._token.has_changed):
             try:
                 changed = self._token.read_again()
             except Rejected as error:
                 troubles.append(f"{error}; the token that was read before still counts")
-        if self.tls is not None and (in_any_case or self.tls.stamp() != self._stamp):
+        if self.tls is not None and (even_unchanged or self.tls.stamp() != self._stamp):
             self._stamp = self.tls.stamp()
             try:
                 client = None if self._client is None else self.tls.client_context()
@@ -104,30 +104,30 @@ class Credentials:
                 self._client, self._server, changed = client, server, True
         return changed, troubles
 
-    def read_soon(self) -> None:
-        """Read the files again now, whether they have changed or not (a server was told to)."""
-        self._again.set()
+    def reload_now(self) -> None:
+        """Have `watch_files` reload all files now, whether they have changed or not (on SIGHUP)."""
+        self._reload_now.set()
 
-    def keep_fresh(self, server: Served) -> asyncio.Task[None] | None:
-        """Give a server what is new in the files, until it is cancelled; None: there are no files."""
+    def watch_files(self, server: CredentialsUser) -> asyncio.Task[None] | None:
+        """A task that gives new credentials to a server until it is cancelled; None if there are no files."""
         if self._token is None and self.tls is None:
             return None
-        return asyncio.create_task(self._keep_fresh(server), name="reader of token and certificates")
+        return asyncio.create_task(self._watch_files(server), name="reader of token and certificates")
 
-    async def _keep_fresh(self, server: Served) -> None:
+    async def _watch_files(self, server: CredentialsUser) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._again.wait()
+                async with asyncio.timeout(POLL_S):
+                    await self._reload_now.wait()
             except TimeoutError:
                 pass
-            was_told = self._again.is_set()
-            self._again.clear()
-            changed, troubles = await loop.run_in_executor(None, self._read_again, was_told)
+            is_requested = self._reload_now.is_set()
+            self._reload_now.clear()
+            changed, troubles = await loop.run_in_executor(None, self._reload, is_requested)
             for trouble in troubles:
                 server.emit(ServerTrouble(run_id="", by=server.name, reason=trouble))
             if changed:
                 server.token, server.tls = self.tokens, self._server
-                reason = "took up what is new in the files of its token and certificates"
+                reason = "loaded changed files of its token and certificates"
                 server.emit(SecurityNotice(run_id="", by=server.name, reason=reason))

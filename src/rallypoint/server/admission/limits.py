@@ -1,4 +1,4 @@
-"""The limits of a server: what one side may ask of it. Each of them ends in a sentence for whoever passes it."""
+"""The limits of a server. A client that exceeds one is told which, and which option raises it."""
 
 from __future__ import annotations
 
@@ -9,40 +9,43 @@ from rallypoint.wire.frames import DEFAULT_LIMIT
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 OTHER_FILES = 64
-"""What a process has open besides its connections."""
+"""File descriptors that a server process needs besides its connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Defaults fit ten thousand nodes on one server; every one is an option of `rallypoint serve`."""
+    """The defaults fit 10,000 nodes on one server. Each limit is an option of `rallypoint serve`."""
 
     max_connections: int = 15_000
-    """Clients that have said hello."""
+    """Connections whose hello was accepted."""
     max_pending: int = 4_096
-    """Connections that have not said hello yet."""
+    """Connections whose hello was not accepted yet."""
     hello_timeout_s: float = 10.0
     max_runs: int = 1_000
     max_keys: int = 4_000_000
     max_keys_per_run: int = 1_000_000
     max_bytes: int = 4 * GIB
-    """Keys and values, in total."""
+    """Size of all keys and values."""
     max_bytes_per_run: int = GIB
     max_value: int = 16 * MIB
     max_frame: int = DEFAULT_LIMIT
     max_leases: int = 200_000
     max_watches: int = 10_000
-    """Of one connection, and requests of it that wait."""
+    """Watches of one connection; also its requests that wait for keys."""
     max_waits: int = 1_000_000
-    """Keys that one connection waits for at a time."""
+    """Keys that one connection waits for at the same time."""
     max_failed_logins: int = 50
-    """Of one source, within a minute; then it is refused for `login_block_s`."""
+    """Failed logins of one source within a minute, after which it is refused for `login_block_s`."""
     login_block_s: float = 60.0
     log_interval_s: float = 60.0
-    """One line for each source and kind of refusal within this time."""
+    """Refusals of the same source and kind are logged once within this time."""
 
 
 def fit_open_files(limits: ServerLimits) -> tuple[ServerLimits, str | None]:
-    """Raise the process's limit on open files as far as it may be; what fits, and a sentence if that is less."""
+    """Raise the process's limit on open files as far as allowed. Returns the limits that fit, and a warning if lower.
+
+    The warning is None if the given limits fit.
+    """
     wanted = limits.max_connections + limits.max_pending + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:

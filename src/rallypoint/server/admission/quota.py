@@ -1,8 +1,8 @@
-"""Quotas on what is kept: keys, bytes and leases, in total and by run. A request that would pass one is refused.
+"""Quotas on stored keys, bytes and leases, in total and for each run. A request that would exceed one is refused.
 
-On the way of every request lies one subtraction: what a frame may add at most is known by its length, and `room` is a
-lower bound of what may still be added anywhere. Only when that is used up are the sums looked at, and only when they
-are close to a quota each operation.
+The cost for most requests must be one subtraction: the length of a frame bounds what it can add, and `room` is a lower
+bound of what may still be added to any run. The sums are recomputed only when `room` is used up, and operations are
+checked one by one only when a sum is close to its quota.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from rallypoint.server.admission.limits import ServerLimits
 from rallypoint.server.admission.refusals import Refusal
 
 LEAST_KEY_BYTES = 5
-"""No operation that writes a key is shorter on the wire."""
+"""The shortest encoding of an operation that writes a key."""
 LEAST_LEASE_BYTES = 3
+"""The shortest encoding of an operation that creates a lease."""
 NUMBER_BYTES = 20
+"""The longest value of a counter."""
 ADVICE = "delete what is not needed, or raise"
 
 
-class Refusing(Exception):
-    """The operation is refused; `kind` says by which limit."""
+class QuotaExceeded(Exception):
+    """An operation would exceed a quota. `kind`: which one."""
 
     def __init__(self, kind: Refusal, why: str) -> None:
         super().__init__(why)
@@ -29,7 +31,7 @@ class Refusing(Exception):
 
 
 class Quota:
-    """The quotas of one engine. `room` falls with every frame; below zero, `is_tight` has to be asked."""
+    """The quotas of one engine. Every frame reduces `room` by its length; below zero, `is_tight` must be called."""
 
     def __init__(self, engine: Engine, limits: ServerLimits) -> None:
         self._engine = engine
@@ -38,7 +40,7 @@ class Quota:
         self.max_value = limits.max_value
 
     def is_tight(self, length: int) -> bool:
-        """Whether the operations of a frame of this length have to be looked at one by one."""
+        """Whether the operations of a frame of this length must be checked one by one. Recomputes `room`."""
         usage, limits = self._engine.usage, self._limits
         runs = usage.runs.values()
         free_keys = min(limits.max_keys - usage.keys, limits.max_keys_per_run - max((u.keys for u in runs), default=0))
@@ -50,7 +52,7 @@ class Quota:
         return self.room < 0 or length > self.max_value
 
     def refusal(self, op: Op, origin: Origin | None) -> tuple[Refusal, Failure] | None:
-        """Why an operation is refused; None: it is within the quotas, or was executed before and is only answered."""
+        """Why an operation is refused; None if it is within the quotas, or is a resend that was executed before."""
         try:
             match op:
                 case Txn(_, then, otherwise):
@@ -59,17 +61,17 @@ class Quota:
                 case Add(key):
                     self._check((Put(key, bytes(NUMBER_BYTES)),))
                 case Grant() if len(self._engine.leases) >= self._limits.max_leases:
-                    raise Refusing(Refusal.LEASES, _full("leases", self._limits.max_leases, "--max-leases"))
+                    raise QuotaExceeded(Refusal.LEASES, _full("leases", self._limits.max_leases, "--max-leases"))
                 case _:
                     pass
-        except Refusing as why:
+        except QuotaExceeded as exceeded:
             if origin is not None and self._engine.dedupe.lookup(origin) is not None:
                 return None
-            return why.kind, Failure(FailureCode.INVALID, str(why))
+            return exceeded.kind, Failure(FailureCode.INVALID, str(exceeded))
         return None
 
     def _check(self, branch: tuple[BranchOp, ...]) -> None:
-        """Refusing if what a branch writes would be too many keys, or too large, for their runs or for the server."""
+        """QuotaExceeded if the puts of a branch would exceed a quota of their runs or of the server."""
         items, usage, limits = self._engine.items, self._engine.usage, self._limits
         added: dict[str, list[int]] = {}
         for step in branch:
@@ -77,7 +79,7 @@ class Quota:
                 continue
             if len(step.value) > limits.max_value:
                 size = len(step.value)
-                raise Refusing(
+                raise QuotaExceeded(
                     Refusal.VALUE,
                     f"the value of {step.key[:200]!r} has {size} bytes, and the server takes {limits.max_value} at "
                     f"most (--max-value)",
@@ -89,14 +91,16 @@ class Quota:
         for run, (keys, size) in added.items():
             used = usage.runs.get(run)
             if keys > 0 and keys + (used.keys if used else 0) > limits.max_keys_per_run:
-                raise Refusing(Refusal.KEYS, _full_run(run, "keys", limits.max_keys_per_run, "--max-keys-per-run"))
+                raise QuotaExceeded(Refusal.KEYS, _full_run(run, "keys", limits.max_keys_per_run, "--max-keys-per-run"))
             if size > 0 and size + (used.size if used else 0) > limits.max_bytes_per_run:
-                raise Refusing(Refusal.BYTES, _full_run(run, "bytes", limits.max_bytes_per_run, "--max-bytes-per-run"))
+                raise QuotaExceeded(
+                    Refusal.BYTES, _full_run(run, "bytes", limits.max_bytes_per_run, "--max-bytes-per-run")
+                )
         keys, size = (sum(more[index] for more in added.values()) for index in (0, 1))
         if keys > 0 and keys + usage.keys > limits.max_keys:
-            raise Refusing(Refusal.KEYS, _full("keys", limits.max_keys, "--max-keys"))
+            raise QuotaExceeded(Refusal.KEYS, _full("keys", limits.max_keys, "--max-keys"))
         if size > 0 and size + usage.size > limits.max_bytes:
-            raise Refusing(Refusal.BYTES, _full("bytes of keys and values", limits.max_bytes, "--max-bytes"))
+            raise QuotaExceeded(Refusal.BYTES, _full("bytes of keys and values", limits.max_bytes, "--max-bytes"))
 
 
 def _full(what: str, limit: int, option: str) -> str:

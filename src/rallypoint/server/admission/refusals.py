@@ -1,6 +1,7 @@
-"""Who was refused and how often: counters for all, one line a source and interval, and a stop for those who guess.
+"""Records of refusals: counters by kind, rate-limited log lines, and blocking of sources with too many failed logins.
 
-Everything here is bounded: an attacker with many addresses gets counted, not remembered. Time is an argument.
+Everything here is bounded: beyond the bound an attacker with many addresses is counted, but not stored. Time is an
+argument.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ from __future__ import annotations
 import enum
 import ipaddress
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 
 MOST_SOURCES = 4_096
-MOST_TOLD = 256
-"""Sources and kinds that get lines of their own within an interval; all others share one for each kind."""
+MOST_LOGGED = 256
+"""Pairs of source and kind that are logged separately within an interval; all others share one line for each kind."""
 LOGIN_WINDOW_S = 60.0
-ELSEWHERE = "elsewhere"
-"""The source of all those beyond what is remembered."""
+OTHER_SOURCES = "other sources"
+"""Stands for all sources beyond `MOST_LOGGED`."""
 
 
 class Refusal(enum.Enum):
-    """Why somebody, or something, was refused."""
+    """Why a connection or a request was refused."""
 
     TOKEN = "token"
     CERTIFICATE = "certificate"
@@ -42,7 +44,7 @@ class Refusal(enum.Enum):
 
 
 def source_of(address: str) -> str:
-    """Whom an address stands for: itself, or of IPv6 the network of which one machine has all addresses."""
+    """The source of an address: the address itself; of IPv6 its /64 network, because one machine may use all of it."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -55,50 +57,57 @@ def source_of(address: str) -> str:
     return str(found)
 
 
+@dataclass(slots=True)
+class _LogState:
+    logged_at: float
+    unlogged: int = 0
+    """Refusals since then."""
+
+
 class Refusals:
-    """Counters by kind, and what was said of whom lately."""
+    """Counters by kind, and when each source and kind was last logged."""
 
     def __init__(self, interval_s: float) -> None:
         self.counts: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         self._interval_s = interval_s
-        self._said: OrderedDict[tuple[str, Refusal], list[float]] = OrderedDict()
-        """When the last line was, and how many were not told since."""
+        self._logged: OrderedDict[tuple[str, Refusal], _LogState] = OrderedDict()
+        """In the order in which they were last logged."""
 
     def note(self, kind: Refusal, source: str, now: float) -> int | None:
-        """Count one. None: say nothing of it; otherwise so many were not told of since the last line."""
+        """Count a refusal. None: do not log it; otherwise the number of refusals since the last log line."""
         self.counts[kind] += 1
-        said = self._said.get((source, kind))
-        if said is None:
-            self._forget(now)
-            if len(self._said) >= MOST_TOLD:
-                source = ELSEWHERE
-                said = self._said.get((source, kind))
-        if said is None:
-            self._said[source, kind] = [now, 0]
+        state = self._logged.get((source, kind))
+        if state is None:
+            self._expire(now)
+            if len(self._logged) >= MOST_LOGGED:
+                source = OTHER_SOURCES
+                state = self._logged.get((source, kind))
+        if state is None:
+            self._logged[source, kind] = _LogState(now)
             return 0
-        if now - said[0] < self._interval_s:
-            said[1] += 1
+        if now - state.logged_at < self._interval_s:
+            state.unlogged += 1
             return None
-        untold = int(said[1])
-        said[0], said[1] = now, 0
-        self._said.move_to_end((source, kind))
-        return untold
+        unlogged = state.unlogged
+        state.logged_at, state.unlogged = now, 0
+        self._logged.move_to_end((source, kind))
+        return unlogged
 
-    def _forget(self, now: float) -> None:
-        """Those of whom a line would be said again anyway; in order of their last line."""
-        while self._said:
-            key, (at, _) = next(iter(self._said.items()))
-            if now - at < self._interval_s:
+    def _expire(self, now: float) -> None:
+        """Remove the entries whose next refusal would be logged anyway."""
+        while self._logged:
+            key, state = next(iter(self._logged.items()))
+            if now - state.logged_at < self._interval_s:
                 return
-            del self._said[key]
+            del self._logged[key]
 
     def describe(self) -> dict[str, str]:
-        """What there is to count, by kind."""
+        """The counters that are not zero."""
         return {f"refused_{kind.value}": str(count) for kind, count in self.counts.items() if count}
 
 
 class FailedLogins:
-    """Sources that fail to log in too often are refused for a while, before any work is done for them."""
+    """Sources with too many failed logins, which are blocked for a while, before any work is done for them."""
 
     def __init__(self, most: int, block_s: float) -> None:
         self._most = most
@@ -107,7 +116,7 @@ class FailedLogins:
         self._blocked_until: OrderedDict[str, float] = OrderedDict()
 
     def failed(self, source: str, now: float) -> None:
-        """A wrong token, none, or a certificate that is missing or refused."""
+        """A login failed: the token or certificate is wrong or missing."""
         times = self._failed.setdefault(source, deque())
         self._failed.move_to_end(source)
         times.append(now)
@@ -123,7 +132,7 @@ class FailedLogins:
             self._blocked_until.popitem(last=False)
 
     def blocked_s(self, source: str, now: float) -> float:
-        """For how long the source is still refused; 0: it is not."""
+        """How long the source is still blocked; 0 if it is not."""
         if not self._blocked_until:
             return 0.0
         until = self._blocked_until.get(source, now)

@@ -1,1 +1,1 @@
-"""A server that keeps its data: journal, snapshots, recovery, and the directory they are in."""
+"""A server that keeps its data: the log, snapshots, recovery, and the directory with the files."""

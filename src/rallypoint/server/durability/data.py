@@ -1,4 +1,8 @@
-"""Opening a directory of data: what is recovered, made sure of, and written before anybody is served."""
+"""Opening the data directory of a server: recovery of its store, and the start of its log.
+
+The last log is rewritten before the server starts: what was read from it may not have reached the disk, and the server
+must never acknowledge anything that depends on it before it has.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +35,13 @@ def open_data(
     workers: tuple[Worker, Worker] | None = None,
     bounds: Bounds | None = None,
 ) -> tuple[Engine, Journal]:
-    """The store of a directory, which is made if there is none, and its journal. On a running loop; blocks.
+    """The engine and the journal of a directory, which is created if it does not exist. Needs a running loop; blocks.
 
-    DataError: the directory cannot be used, and what to do. `first_revision` and `generation` are for a new store.
+    DataError if the directory cannot be used. `first_revision` and `generation` are for a new store.
     """
     emit = emit or Emitter()
     loop = asyncio.get_running_loop()
-    began_at = time.perf_counter()
+    started_at = time.perf_counter()
     disk.lock()
     try:
         found = recover(disk, loop.time, history)
@@ -57,7 +61,7 @@ def open_data(
         mark("recovery.cut")
         emit(LogCut(run_id="", by=by, file=f"{disk.where}/{found.cut_from}", bytes=found.cut_bytes))
     if not is_new:
-        took_s = time.perf_counter() - began_at
+        took_s = time.perf_counter() - started_at
         counts = {"keys": len(engine.items), "leases": len(engine.leases), "replayed": found.replayed}
         emit(DataLoaded(run_id="", by=by, where=disk.where, took_s=took_s, **counts))
     workers = workers or (Thread("rallypoint log"), Thread("rallypoint snapshots"))
@@ -65,14 +69,14 @@ def open_data(
 
 
 def _prepare(disk: Disk, engine: Engine, found: Recovered, is_new: bool) -> File:
-    """A log to append to. The last one is written anew: what was read of it may not be on the disk yet."""
+    """Write the files that the journal continues with, and remove obsolete ones. Returns the log to append to."""
     for name in disk.names():
         if name.endswith(TEMPORARY):
             disk.remove(name)
     if is_new:
         found.snapshot_bytes = write_snapshot(disk, 1, 0, found.generation, capture(engine))
-    disk.remove(log_name(found.log + 1))  # was to be the next, and never was
-    file = begin_log(disk, found.log, found.log_start, found.generation, found.kept)
+    disk.remove(log_name(found.log + 1))  # left over from an interrupted rotation
+    file = begin_log(disk, found.log, found.log_start, found.generation, found.frames)
     remove_before(disk, found.snapshot)
-    found.kept = b""
+    found.frames = b""
     return file

@@ -1,7 +1,7 @@
-"""The directory of a server's data, as far as the server needs one: files that are only appended to, and their names.
+"""The data directory of a server: append-only files and their names.
 
-What is written is on the disk after `sync`, and a name is after `sync_names`. Everything may raise OSError, at any
-time; after a `sync` that failed nobody knows what is on the disk, and the file must not be trusted again.
+Content is on the disk after `sync`, and names are after `sync_names`. Every call may raise OSError. After a failed
+`sync` the content of the file on the disk is unknown, and it must not be used again.
 """
 
 from __future__ import annotations
@@ -20,70 +20,70 @@ _sync = getattr(os, "fdatasync", os.fsync)
 
 
 class File(Protocol):
-    """A file that is being written."""
+    """A file that is open for writing."""
 
     def write(self, data: bytes) -> None:
-        """Append all of it, or raise; then a part of it may be there."""
+        """Append all of the data. If it raises, a part may have been appended."""
 
     def sync(self) -> None:
-        """Return when all that was written is on the disk."""
+        """Return when all written data are on the disk."""
 
     def close(self) -> None:
         """Does not raise."""
 
 
 class Disk(Protocol):
-    """One directory. It belongs to one server at a time, from `lock` to `close`."""
+    """One directory. One server at a time has it, from `lock` to `close`."""
 
     where: str
-    """For people."""
+    """Its path, for messages."""
 
     def lock(self) -> None:
-        """Make the directory, if need be, and make it ours. DataError says why that is not possible."""
+        """Create the directory if necessary, and lock it. DataError if that is not possible."""
 
     def names(self) -> list[str]:
-        """What is in it."""
+        """The names of all files."""
 
     def read(self, name: str) -> bytes:
-        """A whole file."""
+        """The whole content of a file."""
 
     def create(self, name: str) -> File:
-        """A new file, in the place of one of that name."""
+        """Create an empty file, replacing an existing one."""
 
     def rename(self, name: str, new: str) -> None:
-        """In one step; what was there is gone."""
+        """Rename a file atomically, replacing an existing one."""
 
     def remove(self, name: str) -> None:
-        """Fine if it is not there."""
+        """Remove a file, if it exists."""
 
     def sync_names(self) -> None:
-        """Return when all names are on the disk as they are."""
+        """Return when all names are on the disk."""
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Unlock the directory."""
 
 
 class RealFile:
-    """A file descriptor."""
+    """A file of the operating system."""
 
     def __init__(self, path: Path) -> None:
-        self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, data: bytes) -> None:
         left = memoryview(data)
         while left:
-            left = left[os.write(self._number, left) :]
+            left = left[os.write(self._descriptor, left) :]
 
     def sync(self) -> None:
-        _sync(self._number)
+        _sync(self._descriptor)
 
     def close(self) -> None:
-        with suppress(OSError):  # whatever was promised was promised by `sync`
-            os.close(self._number)
+        with suppress(OSError):  # only `sync` gives guarantees
+            os.close(self._descriptor)
 
 
 class Directory:
-    """A directory of this machine."""
+    """A directory of the operating system."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -93,26 +93,26 @@ class Directory:
     def lock(self) -> None:
         try:
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            number = os.open(self._path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise DataError(self._why_not(error)) from error
+            raise DataError(self._describe(error)) from error
         try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(number, 32, 0).decode("ascii", "replace").strip()
-            os.close(number)
+            pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise DataError(f"{self.where} cannot be locked: {error.strerror}") from error
-            who = f"process {holder}" if holder.isdecimal() else "another process"
+            holder = f"process {pid}" if pid.isdecimal() else "another process"
             raise DataError(
-                f"{self.where} is used by a server that runs ({who}): stop that one first, or give another directory"
+                f"{self.where} is used by a server that runs ({holder}): stop that one first, or give another directory"
             ) from None
-        with suppress(OSError):  # only a help for people; whether the disk can be written is found out soon enough
-            os.ftruncate(number, 0)
-            os.pwrite(number, b"%d\n" % os.getpid(), 0)
-        self._lock = number
+        with suppress(OSError):  # only for the message above; later writes will show whether the disk works
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        self._lock = descriptor
 
-    def _why_not(self, error: OSError) -> str:
+    def _describe(self, error: OSError) -> str:
         if isinstance(error, FileExistsError | NotADirectoryError):
             return f"{self.where} is not a directory: give --data a directory, which is made if it does not exist"
         if isinstance(error, PermissionError):
@@ -135,11 +135,11 @@ class Directory:
         (self._path / name).unlink(missing_ok=True)
 
     def sync_names(self) -> None:
-        number = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)
 
     def close(self) -> None:
         if self._lock is not None:

@@ -1,4 +1,4 @@
-"""Where a disk is waited for: a thread that does one thing after the other, and tells the loop when it is done."""
+"""A thread for blocking disk calls, so that a slow disk never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Done: TypeAlias = Callable[[Exception | None], None]
 
 
 class Worker(Protocol):
-    """Does work in the order it is given, one piece at a time, and never on the loop's account."""
+    """Runs blocking calls outside the event loop, one at a time, in the order in which they are submitted."""
 
     def submit(self, work: Callable[[], None], done: Done) -> None:
-        """Have it done; then `done` is called on the loop, with what was raised, if anything was."""
+        """Run `work`, then call `done` on the event loop, with the exception that it raised, if any."""
 
     def close(self) -> None:
-        """No more work is coming."""
+        """End after the work that was submitted."""
 
 
 class Thread:
-    """A worker. It does not keep the process from ending: a disk that hangs must not either."""
+    """A worker on a daemon thread, so that a disk that hangs does not keep the process from ending."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -42,10 +42,10 @@ class Thread:
             try:
                 work()
             except Exception as error:
-                self._tell(done, error)
+                self._report(done, error)
             else:
-                self._tell(done, None)
+                self._report(done, None)
 
-    def _tell(self, done: Done, error: Exception | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+    def _report(self, done: Done, error: Exception | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(done, error)

@@ -1,4 +1,7 @@
-"""How the files of a server's data come to be: written under a temporary name, made durable, then given their own."""
+"""Creating the files of a data directory: each is written under a temporary name, synced, and then renamed.
+
+A file must never have its final name before its content is durable.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from rallypoint.server.durability.recovery import TEMPORARY, log_name, snapshot_
 CHUNK = 1024 * 1024
 
 
-def begin_log(disk: Disk, number: int, first: int, generation: str, kept: bytes) -> File:
-    """A log that is durable with its name and holds these frames already. OSError: it is not there."""
+def begin_log(disk: Disk, number: int, first: int, generation: str, frames: bytes) -> File:
+    """A new log that contains these frames, durable with its name. OSError if it could not be created."""
     name = log_name(number)
     file = disk.create(name + TEMPORARY)
     try:
-        file.write(Header(Kind.LOG, number, first, generation).encode() + kept)
+        file.write(Header(Kind.LOG, number, first, generation).encode() + frames)
         file.sync()
         disk.rename(name + TEMPORARY, name)
         disk.sync_names()
@@ -28,7 +31,7 @@ def begin_log(disk: Disk, number: int, first: int, generation: str, kept: bytes)
 
 
 def snapshot_chunks(number: int, first: int, generation: str, captured: Captured, has_log: bool) -> Iterator[bytes]:
-    """The bytes of a snapshot, encoded while they are asked for. An empty chunk: nothing to write yet."""
+    """The bytes of a snapshot, encoded lazily. An empty chunk is a point at which the caller may yield."""
     waiting = [Header(Kind.SNAPSHOT, number, first, generation).encode()]
     size = 0
     for index, part in enumerate(captured.parts(has_log)):
@@ -43,14 +46,14 @@ def snapshot_chunks(number: int, first: int, generation: str, captured: Captured
 
 
 def finish_snapshot(disk: Disk, file: File, number: int) -> None:
-    """Give a snapshot its name, for good. It is durable already."""
+    """Close a snapshot whose content is durable, and give it its name."""
     file.close()
     disk.rename(snapshot_name(number) + TEMPORARY, snapshot_name(number))
     disk.sync_names()
 
 
 def write_snapshot(disk: Disk, number: int, first: int, generation: str, captured: Captured) -> int:
-    """All of it at once, of a store without a log; how many bytes."""
+    """Write a snapshot that has no log yet. Returns its size. Blocks."""
     file = disk.create(snapshot_name(number) + TEMPORARY)
     size = 0
     for chunk in snapshot_chunks(number, first, generation, captured, has_log=False):
@@ -62,7 +65,7 @@ def write_snapshot(disk: Disk, number: int, first: int, generation: str, capture
 
 
 def remove_before(disk: Disk, number: int) -> None:
-    """Remove what a durable snapshot has made useless. What cannot be removed is in nobody's way."""
+    """Remove files older than a durable snapshot. A file that cannot be removed does no harm."""
     for name in disk.names():
         kind, _, rest = name.partition("-")
         digits = rest.removesuffix(TEMPORARY)

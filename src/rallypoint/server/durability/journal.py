@@ -1,13 +1,12 @@
-"""The log of a server that keeps its data: what was executed is written, and nobody is told before it is.
+"""The write-ahead log of a server with data: executed operations are appended, and reported when they are durable.
 
-Entries that come while a write is under way go out together with the next one. `when_durable` calls back once all that
-was executed up to now is on the disk (`always`), or with the operating system (`os`). When the log has grown, the store
-is captured, a new log is begun, and the snapshot is written beside it; what came before is removed when that is
-durable.
+Durable means on the disk (`always`) or written to the operating system (`os`). Entries that are appended during a write
+are written together with the next one (group commit). When the log has grown, the store is captured, a new log is
+started, and a snapshot is written beside it; older files are removed when the snapshot is durable.
 
-A write that fails is never tried again on the same file: after a failed sync nobody knows what the disk holds. From
-then on nothing is executed (`is_failing`), and everything is written anew, as a snapshot of the store as it is now,
-again and again until the disk takes it. Then those who waited are told. A disk that does not come back counts as
+A file must never be written again after a write or sync failed on it: what it contains is unknown then. Until the disk
+works again no operation may be executed (`is_failing`), and a snapshot of the whole store is written to new files,
+repeated until it succeeds. Then the callbacks of `when_durable` are called. A disk that does not answer counts as
 failing, too.
 """
 
@@ -29,33 +28,40 @@ from rallypoint.kv.snapshot_parts import Captured, capture
 from rallypoint.server.durability.disk import Disk, File
 from rallypoint.server.durability.disk_thread import Worker
 from rallypoint.server.durability.files import begin_log, finish_snapshot, remove_before, snapshot_chunks
-from rallypoint.server.durability.recovery import Recovered, snapshot_name
+from rallypoint.server.durability.recovery import TEMPORARY, Recovered, snapshot_name
 
 FIRST_RETRY_S = 0.05
 CLOSE_WITHIN_S = 5.0
 
 
 class Sync(enum.Enum):
-    """When what was executed counts as kept: the value is the word of the option."""
+    """When entries count as durable. The value is that of the option `--sync`."""
 
     ALWAYS = "always"
+    """They are on the disk."""
     OS = "os"
+    """They were written to the operating system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """When the log is long enough for a snapshot, and how long a disk may take."""
+    """The length of the log that starts a snapshot, and time limits of the disk."""
 
     log_bytes: int = 16 * 1024 * 1024
     log_entries: int = 100_000
     stall_s: float = 5.0
+    """A disk that does not answer for this time counts as failing."""
     retry_s: float = 1.0
+    """The longest pause between attempts to write to a failing disk."""
     pause_s: float = 10.0
-    """Before a snapshot that failed is tried again, while the log itself can be written."""
+    """The pause after a failed snapshot, while the log can be written."""
 
 
 class Journal:
-    """Belongs to the loop it is made on. The store is the caller's; it appends what it has executed, in order."""
+    """The log of one engine, to which the caller appends executed operations in order.
+
+    Must be created and used on one event loop. Blocking work is done by the `workers`.
+    """
 
     def __init__(
         self,
@@ -74,13 +80,13 @@ class Journal:
         self.sync = sync
         self.generation = found.generation
         self.position = found.position
-        """So many entries there are."""
+        """Number of entries since the directory was created."""
         self.durable = found.position
-        """So many of them are kept."""
+        """Number of durable entries."""
         self.trouble = ""
-        """Why nothing can be kept just now; empty: it can."""
-        self.on_able: Callable[[], None] = lambda: None
-        """Called when it can be again."""
+        """Why the disk is failing; empty if it is not."""
+        self.on_recovered: Callable[[], None] = lambda: None
+        """Called when the disk is no longer failing."""
         self._engine = engine
         self._file = file
         self._number = found.log
@@ -95,194 +101,198 @@ class Journal:
         self._pending: list[Entry] = []
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_busy = False
+        """A commit is due or running, or the files are being rewritten."""
         self._is_closed = False
-        self._stall: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._failed_at = 0.0
-        self._able = asyncio.Event()
-        self._able.set()
+        self._working = asyncio.Event()
+        """The disk is not failing."""
+        self._working.set()
         self._snapshotting: asyncio.Task[None] | None = None
-        self._reviving: asyncio.Task[None] | None = None
-        self._not_before = float("-inf")
+        self._rewriting: asyncio.Task[None] | None = None
+        self._no_snapshot_before = float("-inf")
         self.commits = 0
         self.commit_s = 0.0
-        """So long all commits together have taken."""
+        """Total duration of all commits."""
         self.snapshots = 0
-        self._began_at = 0.0
+        self._commit_began_at = 0.0
 
-    # --- for whoever executes -----------------------------------------------------------------------------------------
+    # --- appending ----------------------------------------------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
-        """All that was executed is kept."""
+        """All entries are durable."""
         return self.durable == self.position
 
     @property
     def is_failing(self) -> bool:
-        """Nothing may be executed that has to be kept."""
+        """The disk is failing: operations that need to be durable must not be executed."""
         return bool(self.trouble)
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Bytes and entries of the log since the last snapshot, and bytes of that."""
+        """Bytes and entries of the log since the last snapshot, and bytes of that snapshot."""
         return self._log_bytes, self._log_entries, self._snapshot_bytes
 
     def append(self, entry: Entry) -> None:
-        """It was executed just now."""
+        """Log an operation that was just executed."""
         self._pending.append(entry)
         self.position += 1
         if not self._is_busy:
             self._is_busy = True
             self._loop.call_soon(self._commit)
 
-    def when_durable(self, call: Callable[[], None]) -> None:
-        """Call when all that was executed up to now is kept: at once if it is. In the order of asking."""
+    def when_durable(self, callback: Callable[[], None]) -> None:
+        """Call back when all current entries are durable: at once if they are. Callbacks are called in order."""
         if self.durable == self.position:
-            call()
+            callback()
         else:
-            self._waiting.append((self.position, call))
+            self._waiting.append((self.position, callback))
 
     async def wait_durable(self) -> None:
-        """Return when all that was executed up to now is kept."""
+        """Return when all current entries are durable."""
         if self.durable == self.position:
             return
-        kept: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((self.position, lambda: None if kept.done() else kept.set_result(None)))
-        await kept
+        durable: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((self.position, lambda: None if durable.done() else durable.set_result(None)))
+        await durable
 
-    async def wait_able(self) -> None:
-        """Return when something may be executed."""
+    async def wait_working(self) -> None:
+        """Return when the disk is not failing."""
         while self.trouble:
-            await self._able.wait()
+            await self._working.wait()
 
     # --- commits ------------------------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """Write all that is there. One at a time: what comes meanwhile goes together."""
-        if not self._pending or self._reviving is not None or self._is_closed:
+        """Write all pending entries. One commit at a time: entries that are appended meanwhile form the next one."""
+        if not self._pending or self._rewriting is not None or self._is_closed:
             self._is_busy = False
             return
         entries, self._pending = self._pending, []
-        upto = self.position
-        data = encode_entries(upto - len(entries), entries)
+        position = self.position
+        data = encode_entries(position - len(entries), entries)
         self._log_bytes += len(data)
         self._log_entries += len(entries)
-        captured = capture(self._engine) if self._wants_snapshot() else None
-        self._began_at = self._loop.time()
-        self._stall = self._loop.call_later(self._bounds.stall_s, self._stalled)
+        captured = capture(self._engine) if self._needs_snapshot() else None
+        self._commit_began_at = self._loop.time()
+        self._stall_timer = self._loop.call_later(self._bounds.stall_s, self._stalled)
         self._committer.submit(
-            partial(_write, self._file, data, self.sync is Sync.ALWAYS), partial(self._committed, upto, captured)
+            partial(_write, self._file, data, self.sync is Sync.ALWAYS), partial(self._committed, position, captured)
         )
 
-    def _committed(self, upto: int, captured: Captured | None, error: Exception | None) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
+    def _committed(self, position: int, captured: Captured | None, error: Exception | None) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         if self._is_closed:
             return
         if error is not None:
             self._fail(error)
             return
         self.commits += 1
-        self.commit_s += self._loop.time() - self._began_at
-        self._keep(upto)
+        self.commit_s += self._loop.time() - self._commit_began_at
+        self._set_durable(position)
         if captured is not None:
-            self._rotate(upto, captured)
+            self._rotate(position, captured)
         else:
             self._commit()
 
-    def _keep(self, upto: int) -> None:
-        self.durable = upto
+    def _set_durable(self, position: int) -> None:
+        """All entries before this position are durable: call the callbacks that wait for them."""
+        self.durable = position
         waiting = self._waiting
-        while waiting and waiting[0][0] <= upto:
-            call = waiting.popleft()[1]
+        while waiting and waiting[0][0] <= position:
+            _, callback = waiting.popleft()
             try:
-                call()
-            except Exception as error:  # a defect of one must not keep the others waiting for ever
-                self._loop.call_exception_handler({"message": "telling what is kept failed", "exception": error})
+                callback()
+            except Exception as error:  # a bug in one callback must not prevent the others
+                self._loop.call_exception_handler({"message": "a durability callback failed", "exception": error})
         if self.trouble:
             self._recovered()
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
-    def _wants_snapshot(self) -> bool:
-        if self._snapshotting is not None or self._loop.time() < self._not_before:
+    def _needs_snapshot(self) -> bool:
+        if self._snapshotting is not None or self._loop.time() < self._no_snapshot_before:
             return False
         bounds = self._bounds
-        most_bytes = max(bounds.log_bytes, self._snapshot_bytes)  # writing it must not cost more than the log does
+        most_bytes = max(bounds.log_bytes, self._snapshot_bytes)  # so that snapshots at most double what is written
         most_entries = max(bounds.log_entries, len(self._engine.items) // 2)
         return self._log_bytes > most_bytes or self._log_entries > most_entries
 
     def _rotate(self, first: int, captured: Captured) -> None:
-        """Begin a new log, which a snapshot of all that came before will belong to."""
+        """Start a new log from entry `first`, and a snapshot of everything before it."""
         number = self._number + 1
-        made: list[File] = []
+        created: list[File] = []
 
         def work() -> None:
             if self.sync is Sync.OS:
-                self._file.sync()  # so that at most the last log is torn when the power goes
-            made.append(begin_log(self.disk, number, first, self.generation, b""))
+                self._file.sync()  # so that only the last log can be torn after a power failure
+            created.append(begin_log(self.disk, number, first, self.generation, b""))
 
         def done(error: Exception | None) -> None:
-            if self._stall is not None:
-                self._stall.cancel()
+            if self._stall_timer is not None:
+                self._stall_timer.cancel()
             if self._is_closed:
                 return
             if self.trouble:
                 self._recovered()
             if error is not None:
-                self._no_snapshot(error)  # the log that there is will do
+                self._snapshot_failed(error)  # the current log stays in use
             else:
                 self._file.close()
-                self._file, self._number = made[0], number
+                self._file, self._number = created[0], number
                 self._log_bytes = self._log_entries = 0
                 self._snapshotting = asyncio.create_task(self._snapshot(number, first, captured), name="snapshot")
             self._commit()
 
-        self._stall = self._loop.call_later(self._bounds.stall_s, self._stalled)
+        self._stall_timer = self._loop.call_later(self._bounds.stall_s, self._stalled)
         self._committer.submit(work, done)
 
     async def _snapshot(self, number: int, first: int, captured: Captured) -> None:
-        """A task of its own. One that fails is tried again later: the log has everything."""
+        """Write a snapshot. If that fails nothing is lost, because the older files are still there."""
         try:
             await self._write_snapshot(number, first, captured, has_log=True)
         except Exception as error:
-            self._no_snapshot(error)
+            self._snapshot_failed(error)
         finally:
             self._snapshotting = None
 
-    def _no_snapshot(self, error: Exception) -> None:
+    def _snapshot_failed(self, error: Exception) -> None:
         mark("journal.snapshot_failed")
-        self._not_before = self._loop.time() + self._bounds.pause_s
-        why = f"a snapshot could not be written: {_words(error)}. The log grows until one can be"
+        self._no_snapshot_before = self._loop.time() + self._bounds.pause_s
+        why = f"a snapshot could not be written: {_describe(error)}. The log grows until one can be"
         self._emit(DataTrouble(run_id="", by=self._by, where=self.disk.where, reason=why))
 
     async def _write_snapshot(self, number: int, first: int, captured: Captured, *, has_log: bool) -> None:
-        """In pieces, so that nobody waits for more than one of them. What is raised: it is not there."""
+        """Write it in small pieces, so that the event loop is never blocked for long. May raise any disk error."""
         began_at = self._loop.time()
-        disk, temporary = self.disk, snapshot_name(number) + ".tmp"
-        made: list[File] = []
-        await self._on_the_side(lambda: made.append(disk.create(temporary)))
-        file, size = made[0], 0
+        disk, temporary = self.disk, snapshot_name(number) + TEMPORARY
+        created: list[File] = []
+        await self._run_snapshot_work(lambda: created.append(disk.create(temporary)))
+        file, size = created[0], 0
         try:
             for chunk in snapshot_chunks(number, first, self.generation, captured, has_log):
                 if chunk:
                     size += len(chunk)
-                    await self._on_the_side(partial(_write, file, chunk, True))
+                    await self._run_snapshot_work(partial(_write, file, chunk, True))
                 else:
                     await asyncio.sleep(0)
-            await self._on_the_side(partial(finish_snapshot, disk, file, number))
+            await self._run_snapshot_work(partial(finish_snapshot, disk, file, number))
         except Exception:
-            await self._on_the_side(partial(_discard, disk, file, temporary))
+            await self._run_snapshot_work(partial(_discard, disk, file, temporary))
             raise
         self.snapshots += 1
         self._snapshot_bytes = size
-        await self._on_the_side(partial(remove_before, disk, number))
+        await self._run_snapshot_work(partial(remove_before, disk, number))
         took_s = self._loop.time() - began_at
         self._emit(SnapshotTaken(run_id="", by=self._by, keys=len(captured.items), bytes=size, took_s=took_s))
 
-    async def _on_the_side(self, work: Callable[[], None]) -> None:
+    async def _run_snapshot_work(self, work: Callable[[], None]) -> None:
+        """Run a blocking call on the worker for snapshots, which never delays commits. Raises what it raises."""
         done: asyncio.Future[None] = self._loop.create_future()
 
-        def tell(error: Exception | None) -> None:
+        def set_result(error: Exception | None) -> None:
             if done.done():
                 return
             if error is None:
@@ -290,25 +300,25 @@ class Journal:
             else:
                 done.set_exception(error)
 
-        self._snapshotter.submit(work, tell)
+        self._snapshotter.submit(work, set_result)
         await done
 
-    # --- trouble ------------------------------------------------------------------------------------------------------
+    # --- a failing disk -----------------------------------------------------------------------------------------------
 
     def _stalled(self) -> None:
-        """The disk has not come back. It may yet: then all is well."""
+        """The disk has not answered in time. If its answer comes later and is no error, the file stays in use."""
         mark("journal.stalled")
-        self._troubled(f"it has not answered for {self._bounds.stall_s:g} s")
+        self._set_trouble(f"it has not answered for {self._bounds.stall_s:g} s")
 
     def _fail(self, error: Exception) -> None:
         mark("journal.failed")
-        self._troubled(_words(error))
-        self._reviving = asyncio.create_task(self._revive(), name="reviving the log")
+        self._set_trouble(_describe(error))
+        self._rewriting = asyncio.create_task(self._rewrite(), name="rewriting the log")
 
-    def _troubled(self, why: str) -> None:
+    def _set_trouble(self, why: str) -> None:
         if not self.trouble:
             self._failed_at = self._loop.time()
-            self._able.clear()
+            self._working.clear()
         if why != self.trouble:
             self.trouble = why
             waiting = self.position - self.durable
@@ -318,12 +328,12 @@ class Journal:
     def _recovered(self) -> None:
         after_s = self._loop.time() - self._failed_at
         self.trouble = ""
-        self._able.set()
+        self._working.set()
         self._emit(DataGoesOn(run_id="", by=self._by, where=self.disk.where, after_s=after_s))
-        self.on_able()
+        self.on_recovered()
 
-    async def _revive(self) -> None:
-        """Write everything anew until that works."""
+    async def _rewrite(self) -> None:
+        """Write the whole store to new files, repeated until that succeeds."""
         pause_s = FIRST_RETRY_S
         while True:
             await asyncio.sleep(pause_s)
@@ -331,46 +341,50 @@ class Journal:
             if self._snapshotting is not None:
                 await asyncio.wait([self._snapshotting])
             try:
-                await self._begin_afresh()
+                await self._write_new_files()
             except Exception as error:
-                self._troubled(_words(error))
+                self._set_trouble(_describe(error))
                 continue
             break
-        self._reviving = None
+        self._rewriting = None
         self._is_busy = True
         self._commit()
 
-    async def _begin_afresh(self) -> None:
-        """The store as it is, and a log that begins there. What was not durable is in it."""
+    async def _write_new_files(self) -> None:
+        """Write a snapshot of the store, with the entries that are not durable yet, and start a log after it."""
         self._number += 1
-        number, upto = self._number, self.position
+        number, position = self._number, self.position
         covered = len(self._pending)
-        await self._write_snapshot(number, upto, capture(self._engine), has_log=False)
-        made: list[File] = []
-        await self._on_the_side(lambda: made.append(begin_log(self.disk, number, upto, self.generation, b"")))
+        await self._write_snapshot(number, position, capture(self._engine), has_log=False)
+        created: list[File] = []
+        await self._run_snapshot_work(
+            lambda: created.append(begin_log(self.disk, number, position, self.generation, b""))
+        )
         self._file.close()
-        self._file = made[0]
+        self._file = created[0]
         self._log_bytes = self._log_entries = 0
         del self._pending[:covered]
-        self._keep(upto)
+        self._set_durable(position)
+
+    # --- closing ------------------------------------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Return when everything is kept, or when that has taken too long. What is not kept was told to nobody."""
+        """Return when all entries are durable, or after `CLOSE_WITHIN_S`. The others were never acknowledged."""
         try:
             async with asyncio.timeout(CLOSE_WITHIN_S):
                 while not self.is_settled:
                     await self.wait_durable()
         except TimeoutError:
             waiting = self.position - self.durable
-            reason = f"{self.trouble or 'it is too slow'}. {waiting} changes that nobody was told of are lost"
+            reason = f"{self.trouble or 'it is too slow'}. {waiting} unacknowledged changes are lost"
             self._emit(DataTrouble(run_id="", by=self._by, where=self.disk.where, reason=reason))
 
     async def close(self) -> None:
-        """Let go of the directory. What is not written yet is not written any more; `settle` first."""
+        """Close the directory. Entries that are not written yet are lost: `settle` first."""
         self._is_closed = True
-        if self._stall is not None:
-            self._stall.cancel()
-        for task in (self._snapshotting, self._reviving):
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        for task in (self._snapshotting, self._rewriting):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
@@ -388,9 +402,9 @@ def _write(file: File, data: bytes, and_sync: bool) -> None:
 
 def _discard(disk: Disk, file: File, name: str) -> None:
     file.close()
-    with suppress(OSError):  # it is in nobody's way
+    with suppress(OSError):  # it is removed at the next start
         disk.remove(name)
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or repr(error)

@@ -1,8 +1,9 @@
-"""What a directory of data holds: read at the start, and refused when going on from it could be a lie.
+"""Recovery: reading the store from a data directory.
 
-`snapshot-N` is the store as it was when `log-N` began; `log-N` and those after it are what happened since. The snapshot
-with the highest number counts, older files are left over from a moment between two steps. Only the very last frame of
-the last log may be torn.
+`snapshot-N` is the store at the start of `log-N`; `log-N` and later logs contain the changes since then. The snapshot
+with the highest number is used; older files are left over from an interrupted rotation. Only the last frame of the last
+log may be torn. Anything else that is missing or unreadable is refused: recovery must never lose an acknowledged
+change silently. Nothing here changes the directory.
 """
 
 from __future__ import annotations
@@ -45,45 +46,48 @@ def log_name(number: int) -> str:
 
 @dataclass(slots=True)
 class Recovered:
-    """What was found. An empty directory: no engine yet."""
+    """The content of a directory. An empty directory has no engine."""
 
     engine: Engine | None = None
     generation: str = ""
     position: int = 0
-    """How many entries there have been since the directory was made."""
+    """Number of entries since the directory was created."""
     snapshot: int = 0
-    """The number of the snapshot that counts."""
+    """Number of the snapshot that was read."""
     log: int = 0
-    """The number of the last log; of the snapshot, if there is none."""
+    """Number of the last log; of the snapshot, if there is no log."""
     log_start: int = 0
-    """The position that it begins at."""
-    kept: bytes = b""
-    """Its whole frames."""
+    """The position at the start of the last log."""
+    frames: bytes = b""
+    """The complete frames of the last log."""
     snapshot_bytes: int = 0
     log_bytes: int = 0
-    """Of all logs."""
+    """Size of all logs."""
     replayed: int = 0
+    """Number of entries read from the logs."""
     cut_bytes: int = 0
+    """Size of a torn end of the last log."""
     cut_from: str = ""
+    """The name of that log."""
 
 
 def recover(disk: Disk, clock: Callable[[], float], history: int | None = None) -> Recovered:
-    """Read everything. DataError: it cannot be gone on from, and what to do. Changes nothing on the disk."""
+    """Read all files. DataError if the store cannot be recovered; its text says what to do."""
     snapshots, logs = _numbers(disk)
     if not snapshots:
         if logs:
-            raise DataError(_refusal(disk, log_name(logs[0]), "there is a log, but no snapshot that it goes on from"))
+            raise DataError(_damaged(disk, log_name(logs[0]), "there is a log, but no snapshot before it"))
         return Recovered()
     found = Recovered(snapshot=snapshots[-1], log=snapshots[-1])
     now = clock()
     has_log = _load(disk, found, now, history)
-    wanted = [number for number in logs if number >= found.snapshot]
-    if not wanted and has_log:
-        raise DataError(_refusal(disk, log_name(found.snapshot), "it is missing"))
-    for expected, number in enumerate(wanted, start=found.snapshot):
+    newer = [number for number in logs if number >= found.snapshot]
+    if not newer and has_log:
+        raise DataError(_damaged(disk, log_name(found.snapshot), "it is missing"))
+    for expected, number in enumerate(newer, start=found.snapshot):
         if number != expected:
-            raise DataError(_refusal(disk, log_name(expected), f"it is missing, and {log_name(number)} is there"))
-        _replay(disk, found, number, now, is_last=number == wanted[-1])
+            raise DataError(_damaged(disk, log_name(expected), f"it is missing, and {log_name(number)} is there"))
+        _replay(disk, found, number, now, is_last=number == newer[-1])
     assert found.engine is not None
     renew_all(found.engine, clock())
     return found
@@ -100,17 +104,17 @@ def _numbers(disk: Disk) -> tuple[list[int], list[int]]:
 
 
 def _load(disk: Disk, found: Recovered, now: float, history: int | None) -> bool:
-    """The snapshot; whether its log has to be there."""
+    """Read the snapshot. Returns whether its log must exist."""
     name = snapshot_name(found.snapshot)
     data = _read(disk, name)
     header = _header(disk, name, data, Kind.SNAPSHOT, found.snapshot)
     scanned = scan(data)
     if scanned.end is not End.CLEAN:
-        raise DataError(_refusal(disk, name, scanned.why))
+        raise DataError(_damaged(disk, name, scanned.why))
     try:
         found.engine, has_log = assemble([payload for _, payload in scanned.frames], now, history)
     except SnapshotError as error:
-        raise DataError(_refusal(disk, name, str(error))) from error
+        raise DataError(_damaged(disk, name, str(error))) from error
     found.generation, found.position, found.log_start = header.generation, header.first, header.first
     found.snapshot_bytes = len(data)
     return has_log
@@ -121,15 +125,15 @@ def _replay(disk: Disk, found: Recovered, number: int, now: float, is_last: bool
     data = _read(disk, name)
     header = _header(disk, name, data, Kind.LOG, number)
     if header.generation != found.generation:
-        raise DataError(_refusal(disk, name, "it belongs to another directory"))
+        raise DataError(_damaged(disk, name, "it belongs to another directory"))
     scanned = scan(data)
     if is_last and header.first < found.position and scanned.end is End.CLEAN and not scanned.frames:
-        return  # it was to be the next, something failed, and the one before went on
+        return  # starting this log failed, and the one before it stayed in use
     if header.first != found.position:
-        why = f"it begins with entry {header.first}, and what comes before ends with {found.position - 1}"
-        raise DataError(_refusal(disk, name, why))
+        why = f"it begins with entry {header.first}, and the files before it end with {found.position - 1}"
+        raise DataError(_damaged(disk, name, why))
     if scanned.end is End.DAMAGED or (scanned.end is End.TORN and not is_last):
-        raise DataError(_refusal(disk, name, scanned.why, scanned))
+        raise DataError(_damaged(disk, name, scanned.why, scanned))
     assert found.engine is not None
     try:
         for entries in decode_entries(scanned.frames, found.position):
@@ -137,9 +141,9 @@ def _replay(disk: Disk, found: Recovered, number: int, now: float, is_last: bool
             found.position += len(entries)
             found.replayed += len(entries)
     except FormatError as error:
-        raise DataError(_refusal(disk, name, str(error))) from error
+        raise DataError(_damaged(disk, name, str(error))) from error
     found.log, found.log_start = number, header.first
-    found.kept = data[HEADER_SIZE : scanned.good]
+    found.frames = data[HEADER_SIZE : scanned.good]
     found.log_bytes += scanned.good
     if scanned.end is End.TORN:
         found.cut_bytes, found.cut_from = len(data) - scanned.good, name
@@ -160,14 +164,14 @@ def _header(disk: Disk, name: str, data: bytes, kind: Kind, number: int) -> Head
             f"{disk.where}/{name} was written by a newer version: {error}. Upgrade, or give another directory"
         ) from error
     except FormatError as error:
-        raise DataError(_refusal(disk, name, str(error))) from error
+        raise DataError(_damaged(disk, name, str(error))) from error
     if header.number != number:
-        raise DataError(_refusal(disk, name, f"it says that its number is {header.number}"))
+        raise DataError(_damaged(disk, name, f"its header has number {header.number}"))
     return header
 
 
-def _refusal(disk: Disk, name: str, why: str, scanned: Scanned | None = None) -> str:
-    """What is wrong and what can be done about it."""
+def _damaged(disk: Disk, name: str, why: str, scanned: Scanned | None = None) -> str:
+    """The message for a file that is damaged or missing, with advice."""
     advice = "restore the directory from a backup, or move it away to begin without data (running rounds end)"
     if scanned is not None:
         advice += (
@@ -175,6 +179,6 @@ def _refusal(disk: Disk, name: str, why: str, scanned: Scanned | None = None) ->
             f"remove the logs after it"
         )
     return (
-        f"{disk.where}/{name} is damaged: {why}. Going on from it could undo what was acknowledged, so nothing was "
-        f"changed. What to do: {advice}"
+        f"{disk.where}/{name} is damaged: {why}. Recovery could lose acknowledged changes, so nothing was changed. "
+        f"What to do: {advice}"
     )

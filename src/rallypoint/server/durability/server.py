@@ -1,9 +1,9 @@
-"""A server that keeps its data: what leaves it, on a connection or through its coordinators, was kept before.
+"""The server with data: nothing may leave it, to a client or to a coordinator, before the state behind it is durable.
 
-Everything is executed as without data, at once and in order; then it waits. The bytes for a client wait in `_write`,
-the one way out of a connection. A coordinator's calls return, and its watches tell, when what they speak of is kept.
-Clients of a server whose disk fails are told so: their requests are not executed. Renewals are the exception, since
-nothing about them has to be kept: a full disk ends no session, and time stands still for leases until the disk is back.
+Operations are executed at once and in order, as without data; their results are held back. Bytes for a client wait in
+`_write`, through which all bytes of a connection go. Calls of a coordinator return, and its watches deliver, when the
+state is durable. While the disk is failing, requests are refused without being executed. Renewals are the exception,
+because they are not logged: a full disk ends no session, and no lease expires until the disk works again.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from rallypoint.wire.messages import Answer, ClientMessage, Do, RefusalCode, Ref
 
 
 class DurableEngineHost(EngineHost):
-    """Writes down what it executes, before anybody can be told of it."""
+    """Logs the operations that it executes."""
 
     def __init__(self, engine: Engine, journal: Journal) -> None:
         self._journal = journal
-        journal.on_able = self._able
+        journal.on_recovered = self._recovered
         super().__init__(engine)
 
     def execute(self, op: Op, origin: Origin | None = None) -> Result:
         engine, journal = self.engine, self._journal
         if journal.is_failing:
             if isinstance(op, KeepAlive | Shorten):
-                return self._unchanged(op)
+                return self._current_lease(op)
             now = engine.now
         else:
             now = self._loop.time()
@@ -72,8 +72,8 @@ class DurableEngineHost(EngineHost):
             self.on_revoked(op.lease)
         return outcome.result
 
-    def _unchanged(self, op: KeepAlive | Shorten) -> LeaseResult:
-        """While nothing can be kept no time passes for leases, and they begin anew afterwards."""
+    def _current_lease(self, op: KeepAlive | Shorten) -> LeaseResult:
+        """The result while the disk is failing: leases do not expire then, and are all renewed afterwards."""
         lease = self.engine.leases.get(op.lease)
         return LeaseResult(op.lease, lease.ttl_s if lease else 0.0, lease is not None)
 
@@ -83,22 +83,22 @@ class DurableEngineHost(EngineHost):
         else:
             super()._tick()
 
-    def _able(self) -> None:
+    def _recovered(self) -> None:
         renew_all(self.engine, self._loop.time())
         self.arm()
 
 
 class DurableConnection(Connection):
-    """Sends what it has to send once that is kept."""
+    """Sends bytes when the state behind them is durable."""
 
     def __init__(self, context: ConnectionContext, journal: Journal) -> None:
         super().__init__(context)
         self._journal = journal
-        self._speaks_freely = False
-        """What is written says nothing of the store that was not so before."""
+        self._writes_at_once = False
+        """The bytes being written do not depend on state that is not durable."""
 
     def _write(self, data: bytes) -> None:
-        if self._speaks_freely:
+        if self._writes_at_once:
             self._write_now(data)
         else:
             self._journal.when_durable(partial(self._write_now, data))
@@ -107,29 +107,32 @@ class DurableConnection(Connection):
         if self._transport is not None and not self._transport.is_closing():
             super()._write(data)
 
-    def _send_away(self, last_words: bytes, why: str, kind: Refusal) -> None:
-        self._speaks_freely = True
-        super()._send_away(last_words, why, kind)
+    def _send_away(self, message: bytes, why: str, kind: Refusal) -> None:
+        self._writes_at_once = True
+        super()._send_away(message, why, kind)
 
     def shut_down(self, why: str) -> None:
-        if not self._journal.is_settled:  # what is not kept now never will be
+        if not self._journal.is_settled:  # the server stops, so answers that are not durable now never will be
             self._out.clear()
-            self._speaks_freely = True
+            self._writes_at_once = True
         super().shut_down(why)
 
     def _greet(self, payload: bytes) -> None:
-        """While the disk fails: whoever goes on with sessions that live may, since that is as it was."""
+        """While the disk is failing, a client is accepted if all its sessions are alive: its welcome changes nothing.
+
+        If one of them has ended, that may not be durable yet, and the client must not be told.
+        """
         if not self._journal.is_failing:
             super()._greet(payload)
             return
         verdict = judge(payload, self._context.tokens, self._context.versions)
         leases = self._context.engine_host.engine.leases
         if isinstance(verdict, Accepted) and any(leases.get(held.lease) is None for held in verdict.hello.sessions):
-            self._refuse(Refused(RefusalCode.BUSY, self._why_not()))
+            self._refuse(Refused(RefusalCode.BUSY, self._failure()))
             return
-        self._speaks_freely = True
+        self._writes_at_once = True
         super()._greet(payload)
-        self._speaks_freely = False
+        self._writes_at_once = False
 
     def _handle(self, message: ClientMessage, client: Client, acked: int) -> None:
         if not self._journal.is_failing:
@@ -139,15 +142,15 @@ class DurableConnection(Connection):
             case Do(seq, KeepAlive() as op):
                 result = self._context.engine_host.execute(op)
                 assert isinstance(result, LeaseResult)
-                if result.alive:  # that it lives was so before; that it does not may be undone
+                if result.alive:  # its end may not be durable yet
                     self._answer_at_once(Answer(seq, result))
                 else:
                     self.send(Answer(seq, result))
             case Do(seq, op) if self._was_executed(Origin(client.id, seq, acked), op):
-                super()._handle(message, client, acked)  # and answered when that is kept
+                super()._handle(message, client, acked)  # a resend: answered when its first execution is durable
             case Do(seq):
                 mark("journal.refused")
-                self._answer_at_once(Answer(seq, Failure(FailureCode.UNAVAILABLE, self._why_not())))
+                self._answer_at_once(Answer(seq, Failure(FailureCode.UNAVAILABLE, self._failure())))
             case _:
                 super()._handle(message, client, acked)
 
@@ -157,22 +160,22 @@ class DurableConnection(Connection):
     def _answer_at_once(self, answer: Answer) -> None:
         self._write_now(frame(encoder.encode([answer])))
 
-    def _why_not(self) -> str:
+    def _failure(self) -> str:
         return f"the server cannot write its data, and executes nothing meanwhile: {self._journal.trouble}"
 
 
 class DurableWatch(LocalWatch):
-    """Tells of what is kept."""
+    """Delivers batches when they are durable."""
 
     def __init__(self, engine_host: EngineHost, journal: Journal, prefix: str, after_revision: int) -> None:
         super().__init__(engine_host, prefix, after_revision)
         self._journal = journal
 
     def push(self, batch: Batch) -> None:
-        self._journal.when_durable(partial(self._push, self._id, batch))
+        self._journal.when_durable(partial(self._deliver, self._id, batch))
 
-    def _push(self, watch: int | None, batch: Batch) -> None:
-        if watch == self._id:  # else it has begun again since, and will be told of it then
+    def _deliver(self, watch: int | None, batch: Batch) -> None:
+        if watch == self._id:  # else the watch was restarted, and gets the batch from its backlog
             super().push(batch)
 
     def _take(self, backlog: tuple[Batch, ...]) -> None:
@@ -181,14 +184,14 @@ class DurableWatch(LocalWatch):
 
 
 class DurableLocal(LocalBackend):
-    """For coordinators: a call returns when what it did is kept."""
+    """The backend of the coordinators: a call returns when its effect is durable."""
 
     def __init__(self, engine_host: EngineHost, journal: Journal) -> None:
         super().__init__(engine_host)
         self._journal = journal
 
     async def execute(self, op: Op) -> Result:
-        await self._journal.wait_able()
+        await self._journal.wait_working()
         result = await super().execute(op)
         await self._journal.wait_durable()
         return result
@@ -198,7 +201,7 @@ class DurableLocal(LocalBackend):
 
 
 class DurableServer(Server):
-    """Serves from the store of a directory, until `stop`."""
+    """A server with the store of a data directory."""
 
     def __init__(self, engine: Engine, journal: Journal, **options: Any) -> None:
         self.journal = journal

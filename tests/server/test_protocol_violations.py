@@ -1,4 +1,4 @@
-"""Whoever does not keep to the protocol: one clear answer, its own connection closed, and nothing for the others."""
+"""Peers that violate the protocol get one clear answer and are disconnected; other clients are not affected."""
 
 import asyncio
 import http.client
@@ -31,36 +31,36 @@ from tests.server.kit import PATIENCE_S, Raw, client_of, eventually, port_of, pu
 LINE = b"this is a Rallypoint server, and it was sent "
 
 
-async def lives_on(server) -> None:
-    """The server serves others, and holds on to nobody who was sent away."""
+async def still_serves(server) -> None:
+    """The server still serves others, and no refused connection is left."""
     async with client_of(server.addresses[0]) as backend:
-        revision = await put(backend, "/lives", b"on")
-        assert (await backend.get("/lives")).item.mod_revision == revision
+        revision = await put(backend, "/alive")
+        assert (await backend.get("/alive")).item.mod_revision == revision
     await eventually(lambda: not server.connections, "all connections are gone")
 
 
 def refused_with(answer: bytes) -> Refused:
-    """The one refusal that an answer consists of."""
+    """The refusal in an answer that contains nothing else."""
     assert answer.startswith(GREETING)
     header, payload = answer[len(GREETING) :][:4], answer[len(GREETING) + 4 :]
     assert int.from_bytes(header, "big") == len(payload)
-    word = welcome_decoder.decode(payload)
-    assert isinstance(word, Refused)
-    return word
+    refusal = welcome_decoder.decode(payload)
+    assert isinstance(refusal, Refused)
+    return refusal
 
 
 def going_with(answer: bytes) -> str:
-    """The one goodbye that an answer consists of."""
+    """The reason of the `Going` message in an answer that contains nothing else."""
     assert int.from_bytes(answer[:4], "big") == len(answer) - 4
-    (word,) = server_decoder.decode(answer[4:])
-    assert isinstance(word, Going)
-    return word.why
+    (going,) = server_decoder.decode(answer[4:])
+    assert isinstance(going, Going)
+    return going.why
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- other protocols --------------------------------------------------------------------------------------------------
 
 
-def test_http_client_gets_a_proper_400_with_one_clear_line():
+def test_http_client_gets_status_400_with_one_line():
     async def main():
         async with serving() as server:
 
@@ -74,15 +74,15 @@ def test_http_client_gets_a_proper_400_with_one_clear_line():
                     asked.close()
 
             for method, body in (("GET", None), ("POST", b"a=1"), ("PUT", b"x" * 1000), ("DELETE", None)):
-                status, kind, text = await asyncio.to_thread(ask, method, body)
-                assert (status, kind) == (400, "text/plain")
+                status, content_type, text = await asyncio.to_thread(ask, method, body)
+                assert (status, content_type) == (400, "text/plain")
                 assert text == LINE + b"HTTP; connect with tcp:// URLs of Rallypoint\n"
-            await lives_on(server)
+            await still_serves(server)
 
     run(main())
 
 
-def test_browser_like_client_sees_the_line_too():
+def test_urllib_reports_the_line_too():
     async def main():
         async with serving() as server:
             with pytest.raises(urllib.error.HTTPError) as caught:
@@ -94,7 +94,7 @@ def test_browser_like_client_sees_the_line_too():
     run(main())
 
 
-STRANGERS = {
+OTHER_PROTOCOLS = {
     "pickle": (pickle.dumps({"rank": 0}), b"a pickle"),
     "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), b"TLS"),
     "ssh": (b"SSH-2.0-OpenSSH_9.6\r\n", b"SSH"),
@@ -103,9 +103,9 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-def test_stranger_is_told_one_line_and_closed(stranger):
-    sent, named = STRANGERS[stranger]
+@pytest.mark.parametrize("protocol", OTHER_PROTOCOLS)
+def test_other_protocol_gets_one_line_and_is_closed(protocol):
+    sent, named = OTHER_PROTOCOLS[protocol]
 
     async def main():
         seen = []
@@ -116,7 +116,7 @@ def test_stranger_is_told_one_line_and_closed(stranger):
             assert answer.startswith(LINE + named)
             assert answer.count(b"\n") == 1
             raw.close()
-            await lives_on(server)
+            await still_serves(server)
             assert server.describe()["refused"] == "1"
         (refused,) = [event for event in seen if isinstance(event, ClientRefused)]
         assert refused.peer.startswith("127.0.0.1:")
@@ -125,7 +125,7 @@ def test_stranger_is_told_one_line_and_closed(stranger):
     run(main())
 
 
-def test_random_bytes_cost_only_their_own_connections():
+def test_random_bytes_affect_only_their_own_connections():
     async def main():
         rng = random.Random(4)
         async with serving() as server, client_of(server.addresses[0]) as other:
@@ -147,14 +147,14 @@ def test_random_bytes_cost_only_their_own_connections():
     run(main())
 
 
-def test_connection_that_closes_without_a_word_is_forgotten():
+def test_connection_that_closes_without_a_hello_is_no_refusal():
     async def main():
         async with serving() as server:
             for sent in (b"", GREETING[:3], GREETING, GREETING + b"\x00\x00"):
                 raw = await Raw.open(server)
                 raw.send_bytes(sent)
                 raw.close()
-            await lives_on(server)
+            await still_serves(server)
             assert server.describe()["refused"] == "0"
 
     run(main())
@@ -163,7 +163,7 @@ def test_connection_that_closes_without_a_word_is_forgotten():
 # --- hellos -----------------------------------------------------------------------------------------------------------
 
 
-def test_connection_without_a_hello_is_dropped_when_its_time_is_over():
+def test_connection_without_a_hello_in_time_is_closed():
     async def main():
         loop = asyncio.get_running_loop()
         limits = ServerLimits(hello_timeout_s=0.2)
@@ -177,13 +177,13 @@ def test_connection_without_a_hello_is_dropped_when_its_time_is_over():
                 assert refused == Refused(RefusalCode.MALFORMED, "no hello within 0.2 s")
                 assert loop.time() - began_at >= 0.19
                 raw.close()
-            await put(known, "/a")  # who has said hello may be silent
+            await put(known, "/a")  # after its hello a client may be idle
             assert server.describe()["refused"] == "3"
 
     run(main())
 
 
-def test_hello_that_is_too_long_is_refused_before_it_has_arrived():
+def test_too_long_hello_is_refused_before_it_has_arrived():
     async def main():
         async with serving() as server:
             raw = await Raw.open(server)
@@ -193,13 +193,13 @@ def test_hello_that_is_too_long_is_refused_before_it_has_arrived():
             sizes = f"a frame of {HELLO_LIMIT + 1} bytes is longer than the limit of {HELLO_LIMIT}"
             assert refused.message == f"the hello is too long: {sizes}"
             raw.close()
-            await lives_on(server)
+            await still_serves(server)
 
     run(main())
 
 
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("fields", "code"),
     [
         ({"token": "wrong"}, RefusalCode.TOKEN),
         ({}, RefusalCode.TOKEN),
@@ -207,11 +207,13 @@ def test_hello_that_is_too_long_is_refused_before_it_has_arrived():
         ({"token": "right", "client": ""}, RefusalCode.MALFORMED),
     ],
 )
-def test_hello_that_may_not_come_in_is_told_why_and_closed(said, code):
+def test_invalid_hello_is_refused_with_the_reason(fields, code):
     async def main():
         async with serving(token="right") as server:
             raw = await Raw.open(server)
-            raw.send_bytes(GREETING + frame(encoder.encode(Hello(**{"oldest": 1, "newest": 1, "client": "c", **said}))))
+            raw.send_bytes(
+                GREETING + frame(encoder.encode(Hello(**{"oldest": 1, "newest": 1, "client": "c", **fields})))
+            )
             assert refused_with(await raw.rest()).code is code
             raw.close()
             assert len(server.clients) == 0
@@ -222,7 +224,7 @@ def test_hello_that_may_not_come_in_is_told_why_and_closed(said, code):
     run(main())
 
 
-def test_frames_that_come_with_a_refused_hello_are_not_looked_at():
+def test_frames_after_a_refused_hello_are_ignored():
     async def main():
         async with serving(token="right") as server:
             raw = await Raw.open(server)
@@ -236,7 +238,7 @@ def test_frames_that_come_with_a_refused_hello_are_not_looked_at():
     run(main())
 
 
-def test_requests_may_come_together_with_the_hello():
+def test_requests_may_be_sent_with_the_hello():
     async def main():
         async with serving() as server:
             raw = await Raw.open(server)
@@ -251,7 +253,7 @@ def test_requests_may_come_together_with_the_hello():
     run(main())
 
 
-def test_versions_one_apart_understand_each_other_over_a_connection():
+def test_peers_with_different_version_ranges_agree_on_the_newest_common_one():
     async def main():
         for theirs, ours, agreed in (
             (Versions(1, 2), Versions(1, 1), 1),
@@ -271,7 +273,7 @@ def test_versions_one_apart_understand_each_other_over_a_connection():
 
 # --- after the hello --------------------------------------------------------------------------------------------------
 
-GARBAGE = {
+MALFORMED = {
     "not msgpack": frame(b"\xc1\xc1\xc1"),
     "nothing": frame(b""),
     "a string": frame(msgspec.msgpack.encode("hello")),
@@ -285,13 +287,13 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("what", GARBAGE)
-def test_frame_that_cannot_be_read_is_answered_in_one_sentence_and_closed(what):
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_frame_is_answered_with_one_sentence_and_closed(kind):
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as other:
             await put(other, "/a")
             raw, _ = await Raw.welcomed(server)
-            raw.send_bytes(GARBAGE[what])
+            raw.send_bytes(MALFORMED[kind])
             raw.send(Do(1, Txn((), (Put("/b", b""),))))
             assert going_with(await raw.rest()).startswith("a frame could not be read: ")
             raw.close()
@@ -302,7 +304,7 @@ def test_frame_that_cannot_be_read_is_answered_in_one_sentence_and_closed(what):
     run(main())
 
 
-def test_frame_that_is_too_long_is_answered_with_the_limit_and_closed():
+def test_too_long_frame_is_answered_with_the_limit_and_closed():
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as other:
             server.max_frame = 10_000
@@ -318,7 +320,7 @@ def test_frame_that_is_too_long_is_answered_with_the_limit_and_closed():
     run(main())
 
 
-def test_message_before_one_that_cannot_be_read_counts():
+def test_request_before_a_malformed_frame_is_executed():
     async def main():
         async with serving() as server:
             raw, _ = await Raw.welcomed(server)
@@ -331,20 +333,20 @@ def test_message_before_one_that_cannot_be_read_counts():
     run(main())
 
 
-def test_values_that_make_no_sense_are_refused_and_the_connection_lives():
+def test_invalid_values_are_refused_and_the_connection_stays_open():
     async def main():
         nan, inf = float("nan"), float("inf")
         async with serving() as server:
             raw, _ = await Raw.welcomed(server)
-            senseless = [Grant(nan), Grant(inf), Grant(-1.0), Txn((), (Put("", b""),)), Txn((), (Put("/a", b"", 77),))]
-            raw.send(*(Do(seq, op) for seq, op in enumerate(senseless, start=1)))
-            for seq in range(1, len(senseless) + 1):
+            invalid = [Grant(nan), Grant(inf), Grant(-1.0), Txn((), (Put("", b""),)), Txn((), (Put("/a", b"", 77),))]
+            raw.send(*(Do(seq, op) for seq, op in enumerate(invalid, start=1)))
+            for seq in range(1, len(invalid) + 1):
                 assert type(await raw.answer(seq)).__name__ == "Failure"
             for grace_s in (nan, inf, -inf, -1.0):
                 raw.send(Hold(12345, grace_s), Hold(-1, grace_s))
             raw.send(Do(10, Txn((), (Get("/a"),))))
             assert isinstance(await raw.answer(10), TxnResult)
             raw.close()
-            await lives_on(server)
+            await still_serves(server)
 
     run(main())
