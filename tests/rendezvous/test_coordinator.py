@@ -22,12 +22,12 @@ from rallypoint.rendezvous import coordinator as coordinating
 from rallypoint.rendezvous.history import KEPT
 from rallypoint.rendezvous.records import HealthRecord, HistoryRecord, RoundPhase, decode
 from rallypoint.testing.chaos import ChaosBackend, Faults
-from tests.rendezvous.kit import InterceptingBackend, Town, TxnHook, now, play, wait_until
+from tests.rendezvous.kit import CheckedWorld, InterceptingBackend, TxnHook, now, run_scenario, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
 
 
-async def run_agent(world: Town, name: str) -> None:
+async def run_agent(world: CheckedWorld, name: str) -> None:
     """Join, work until the round changes, join again, after any error."""
     node = world.node(name)
     while True:
@@ -41,7 +41,7 @@ async def run_agent(world: Town, name: str) -> None:
         await changed.wait()
 
 
-def all_joined(world: Town, *names: str) -> bool:
+def all_joined(world: CheckedWorld, *names: str) -> bool:
     record = world.round
     if record is None or record.phase is not RoundPhase.ACTIVE or record.size != len(names):
         return False
@@ -59,8 +59,8 @@ def intercept(
 
 
 def test_successor_takes_over_at_once_when_the_coordinator_leaves() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         await asyncio.sleep(60)
         leaving = world.coordinator()
         left_at = now()
@@ -68,15 +68,15 @@ def test_successor_takes_over_at_once_when_the_coordinator_leaves() -> None:
         await wait_until(lambda: world.coordinator() not in ("", leaving), 1)
         assert now() - left_at < 0.3
         survivors = [name for name in "abc" if name != leaving]
-        joined = await world.gathered(*survivors)
+        joined = await world.join_all(*survivors)
         assert {(one.number, one.size) for one in joined.values()} == {(2, 2)}
 
-    play(scenario, min_nodes=2, max_nodes=3)
+    run_scenario(scenario, min_nodes=2, max_nodes=3)
 
 
 def test_successor_takes_over_within_the_time_to_live_when_the_coordinator_dies() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         await asyncio.sleep(62)
         dying = world.coordinator()
         world.crash(dying)
@@ -84,21 +84,21 @@ def test_successor_takes_over_within_the_time_to_live_when_the_coordinator_dies(
         assert taken_s <= 15.3
         await wait_until(lambda: len(world.of(WorldChanged)) == 2, 1)
 
-    play(scenario, min_nodes=2, max_nodes=3)
+    run_scenario(scenario, min_nodes=2, max_nodes=3)
 
 
 def test_idle_run_keeps_its_coordinator() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         await asyncio.sleep(3600)
         assert len(world.of(CoordinatorElected)) == 1
 
-    play(scenario, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 def test_new_coordinator_knows_the_ranks_and_losses_of_the_round() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("c", "d", "e")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("c", "d", "e")
         waiting = world.enter("a", "b")
         await asyncio.sleep(2)
         await asyncio.gather(*world.enter("c", "d", "e"), *waiting)
@@ -114,10 +114,10 @@ def test_new_coordinator_knows_the_ranks_and_losses_of_the_round() -> None:
         await asyncio.sleep(20)
         assert world.status is not None
         assert world.status.lost == 1
-        ranks = {name: joined.rank for name, joined in (await world.gathered(*"abde")).items()}
+        ranks = {name: joined.rank for name, joined in (await world.join_all(*"abde")).items()}
         assert ranks == {"b": 0, "d": 1, "e": 2, "a": 3}
 
-    play(scenario, min_nodes=3, max_nodes=5, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=3, max_nodes=5, last_call_timeout=1)
 
 
 def test_coordinator_with_a_defect_is_replaced_or_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,19 +130,19 @@ def test_coordinator_with_a_defect_is_replaced_or_restarted(monkeypatch: pytest.
 
     monkeypatch.setattr(coordinating, "decide", decide)
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         assert len(world.of(CoordinatorElected)) == 4
         assert {event.reason for event in world.of(CoordinatorDeposed)} == {"it failed: ZeroDivisionError('a defect')"}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_late_write_of_a_deposed_coordinator_is_refused() -> None:
     """Its write is delayed; meanwhile its session ends, and another coordinator forms a round."""
     refused: list[bool] = []
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         stalled = asyncio.Event()
 
         async def delay_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
@@ -168,20 +168,20 @@ def test_late_write_of_a_deposed_coordinator_is_refused() -> None:
         del calls[deposed]
         assert {one.size for one in await asyncio.gather(*calls.values())} == {3}
 
-    play(scenario, min_nodes=3, max_nodes=4, last_call_timeout=1, confirm_timeout=200)
+    run_scenario(scenario, min_nodes=3, max_nodes=4, last_call_timeout=1, confirm_timeout=200)
 
 
 def test_coordinator_whose_key_is_deleted_stops_deciding() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         term = world.server.engine.items[world.keys.coordinator].create_revision
         await MemoryBackend(world.server).txn([], [Delete(world.keys.coordinator)])
         await asyncio.sleep(1)
         assert world.server.engine.items[world.keys.coordinator].create_revision > term
         assert [event.term for event in world.of(CoordinatorDeposed)] == [term]
-        await world.gathered("a", "b")
+        await world.join_all("a", "b")
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 # Writes of unknown outcome
@@ -224,7 +224,7 @@ def test_round_forms_despite_a_write_of_unknown_outcome(kind: str, outcome: str,
         except Exception:  # refused by the backend, for example because its lease has ended
             return
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         agents = []
         for name in "abcd":
             world.start(name)
@@ -242,7 +242,7 @@ def test_round_forms_despite_a_write_of_unknown_outcome(kind: str, outcome: str,
             agent.cancel()
         await asyncio.wait([*agents, *late_tasks])
 
-    play(scenario, wrap=intercept(fail_once, limits), min_nodes=3, max_nodes=4, last_call_timeout=2)
+    run_scenario(scenario, wrap=intercept(fail_once, limits), min_nodes=3, max_nodes=4, last_call_timeout=2)
 
 
 @pytest.mark.parametrize("seed", [*range(8), 1189])
@@ -253,7 +253,7 @@ def test_heavy_faults_break_no_guarantee_and_a_round_forms_when_they_stop(seed: 
         chaos.append(ChaosBackend(backend, random.Random(f"{seed} {name}"), Faults.cruel()))
         return chaos[-1]
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         agents = []
         for name in "abcde":
             world.start(name)
@@ -268,14 +268,14 @@ def test_heavy_faults_break_no_guarantee_and_a_round_forms_when_they_stop(seed: 
             agent.cancel()
         await asyncio.wait(agents)
 
-    play(scenario, seed=seed, wrap=wrap, min_nodes=3, max_nodes=5, last_call_timeout=5, hold_back_losses=0)
+    run_scenario(scenario, seed=seed, wrap=wrap, min_nodes=3, max_nodes=5, last_call_timeout=5, hold_back_losses=0)
 
 
 # Forming
 
 
 def test_forming_of_another_coordinator_is_not_continued() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def crash(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "active" in writes and len(world.processes) == 4:
                 world.crash(world.coordinator())
@@ -289,11 +289,11 @@ def test_forming_of_another_coordinator_is_not_continued() -> None:
         assert {(one.number, one.size) for one in joined} == {(2, 3)}
         assert [event.round for event in world.of(RoundForming)] == [1, 2]
 
-    play(scenario, min_nodes=3, max_nodes=4, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=3, max_nodes=4, last_call_timeout=1)
 
 
 def test_member_that_is_lost_while_forming_makes_the_rest_form_again() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def crash(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "confirm" in writes:
                 session = world.node("b")._node_session.session
@@ -309,14 +309,14 @@ def test_member_that_is_lost_while_forming_makes_the_rest_form_again() -> None:
         assert {(one.number, one.size) for one in joined} == {(2, 2)}
         assert [event.round for event in world.of(RoundGivenUp)] == [1]
 
-    play(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c", "d"])
 def test_member_that_is_lost_just_before_activation_is_not_in_the_round(victim: str) -> None:
     """All members have confirmed and the coordinator is about to activate the round: then a session ends."""
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         victims: list[str] = []
 
         async def lose_session(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
@@ -336,11 +336,11 @@ def test_member_that_is_lost_just_before_activation_is_not_in_the_round(victim: 
         sizes = {call.result().size for name, call in calls.items() if name not in victims}
         assert len(sizes) == 1
 
-    play(scenario, min_nodes=3, max_nodes=4, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=3, max_nodes=4, last_call_timeout=1)
 
 
 def test_attempt_with_a_missing_assignment_is_given_up_at_once() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         failed: list[set[str]] = []
 
         async def fail_assign_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
@@ -350,16 +350,16 @@ def test_attempt_with_a_missing_assignment_is_given_up_at_once() -> None:
             return await execute()
 
         world._wrap = intercept(lambda _: fail_assign_once, Limits(max_txn_ops=5))
-        joined = await world.gathered(*"abcdefgh")
+        joined = await world.join_all(*"abcdefgh")
         assert failed
         assert {one.number for one in joined.values()} == {2}
         assert now() < 2
 
-    play(scenario, min_nodes=8)
+    run_scenario(scenario, min_nodes=8)
 
 
 def test_confirm_timeout_starts_after_the_assignments_are_written() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def slow(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if writes == {"assign"}:
                 await asyncio.sleep(4)
@@ -368,20 +368,20 @@ def test_confirm_timeout_starts_after_the_assignments_are_written() -> None:
             return await execute()
 
         world._wrap = intercept(lambda _: slow, Limits(max_txn_ops=5))
-        joined = await world.gathered(*"abcdefgh")
+        joined = await world.join_all(*"abcdefgh")
         assert {one.number for one in joined.values()} == {1}
 
-    play(scenario, min_nodes=8, confirm_timeout=5)
+    run_scenario(scenario, min_nodes=8, confirm_timeout=5)
 
 
 def test_large_roster_is_split_and_complete_before_the_round_is_active() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         names = [f"node{index}" for index in range(300)]
-        joined = await world.gathered(*names)
+        joined = await world.join_all(*names)
         roster = await world.node("node7").roster(joined["node7"])
         assert [member.name for member in roster] == names
 
-    play(scenario, wrap=intercept(lambda _: None, Limits(max_txn_ops=20)), min_nodes=300)
+    run_scenario(scenario, wrap=intercept(lambda _: None, Limits(max_txn_ops=20)), min_nodes=300)
 
 
 # Status
@@ -390,7 +390,7 @@ def test_large_roster_is_split_and_complete_before_the_round_is_active() -> None
 def test_counts_are_corrected_after_a_write_of_unknown_outcome() -> None:
     """The members receive that a node waits; the answer to that write is lost, and the node leaves."""
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def lose_answer(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             result = await execute()
             if writes == {"status"} and world.status and world.status.waiting and "c" in world.processes:
@@ -400,7 +400,7 @@ def test_counts_are_corrected_after_a_write_of_unknown_outcome() -> None:
             return result
 
         world._wrap = intercept(lambda name: lose_answer if name != "c" else None)
-        await world.gathered("a", "b")
+        await world.join_all("a", "b")
         await asyncio.sleep(10)
         (call,) = world.enter("c")
         await asyncio.sleep(30)
@@ -410,11 +410,11 @@ def test_counts_are_corrected_after_a_write_of_unknown_outcome() -> None:
         assert [world.node(name).waiting_count() for name in "ab"] == [0, 0]
         await asyncio.wait([call])
 
-    play(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 def test_counts_are_corrected_after_a_late_write() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         late: list[Execute] = []
 
         async def delay_status(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
@@ -424,7 +424,7 @@ def test_counts_are_corrected_after_a_late_write() -> None:
             return await execute()
 
         world._wrap = intercept(lambda name: delay_status if name != "c" else None)
-        await world.gathered("a", "b")
+        await world.join_all("a", "b")
         await asyncio.sleep(10)
         (call,) = world.enter("c")
         await asyncio.sleep(10)
@@ -438,12 +438,12 @@ def test_counts_are_corrected_after_a_late_write() -> None:
         await asyncio.sleep(10)
         assert world.status == before
 
-    play(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1, admission_window=0)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1, admission_window=0)
 
 
 def test_status_is_written_at_most_four_times_a_second() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         for index in range(100):
             world.enter(f"late{index}")
             await asyncio.sleep(0.05)
@@ -454,22 +454,22 @@ def test_status_is_written_at_most_four_times_a_second() -> None:
         assert now() - started_at == pytest.approx(5)
         assert 2 <= _revisions(world) - before <= 21
 
-    def _revisions(world: Town) -> int:
+    def _revisions(world: CheckedWorld) -> int:
         return world.server.engine.items[world.keys.waiting].version
 
-    play(scenario, min_nodes=2, max_nodes=1000, last_call_timeout=1, admission_window=0)
+    run_scenario(scenario, min_nodes=2, max_nodes=1000, last_call_timeout=1, admission_window=0)
 
 
 # Holding back
 
 
 def test_node_that_is_lost_repeatedly_is_held_back_and_admitted_later() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")  # one of these two is the coordinator from now on
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")  # one of these two is the coordinator from now on
         for _ in range(3):
             (call,) = world.enter("bad")
             await wait_until(lambda: "bad" in world.present(), 10)
-            survivors = await world.gathered("a", "b")
+            survivors = await world.join_all("a", "b")
             assert (await call).number == survivors["a"].number
             world.crash("bad")
             await asyncio.sleep(16)
@@ -488,17 +488,17 @@ def test_node_that_is_lost_repeatedly_is_held_back_and_admitted_later() -> None:
         await asyncio.sleep(700)
         assert world.record(HealthRecord, world.keys.health("bad")) is None
 
-    play(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 # Deleting old data
 
 
 def test_only_data_of_recent_rounds_is_kept() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         engine = world.server.engine
         for _ in range(30):
-            joined = await world.gathered("a", "b")
+            joined = await world.join_all("a", "b")
             number = joined["a"].number
             await world.node("a").backend.txn(
                 [], [Put(world.keys.store(number) + "key", b"value", joined["a"].data_lease)]
@@ -512,12 +512,12 @@ def test_only_data_of_recent_rounds_is_kept() -> None:
         for part in ("roster/", "store/"):
             assert len([key for key in engine.items if key.startswith(world.keys.data + part)]) == 2
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_all_keys_are_deleted_hours_after_the_run() -> None:
-    async def scenario(world: Town) -> None:
-        joined = await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        joined = await world.join_all("a", "b")
         await world.node("a").backend.txn([], [Put(world.keys.store(1) + "key", b"", joined["a"].data_lease)])
         await asyncio.sleep(3 * 3600)
         assert world.of(WorldChanged) == []
@@ -531,14 +531,14 @@ def test_all_keys_are_deleted_hours_after_the_run() -> None:
         assert not world.server.engine.items
         assert not list(world.server.engine.leases)
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_active_round_keeps_its_data_when_an_operator_deletes_the_config() -> None:
     """As the error about a damaged config advises. The next node to join makes a new config."""
 
-    async def scenario(world: Town) -> None:
-        joined = await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        joined = await world.join_all("a", "b")
         key = world.keys.store(1) + "key"
         await world.node("a").backend.txn([], [Put(key, b"value", joined["a"].data_lease)])
         await world.node("a").backend.txn([], [Delete(world.keys.config)])
@@ -547,24 +547,24 @@ def test_active_round_keeps_its_data_when_an_operator_deletes_the_config() -> No
         assert world.keys.config in world.server.engine.items
         assert key in world.server.engine.items
         assert len(await world.node("a").roster(joined["a"])) == 2
-        again = await world.gathered("a", "b")
+        again = await world.join_all("a", "b")
         assert {one.number for one in again.values()} == {2}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_store_of_an_earlier_incarnation_is_never_seen_by_a_later_round() -> None:
-    async def scenario(world: Town) -> None:
-        joined = await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        joined = await world.join_all("a", "b")
         number = joined["a"].number
         await world.node("a").backend.txn([], [Put(world.keys.store(number) + "key", b"old", joined["a"].data_lease)])
         for name in "ab":
             await world.node(name).stop()
         await asyncio.sleep(100)
         assert world.keys.config not in world.server.engine.items
-        joined = await world.gathered("c", "d")
+        joined = await world.join_all("c", "d")
         for one in joined.values():
             seen = await world.node("c").backend.scan(world.keys.store(one.number))
             assert not seen.items
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)

@@ -7,7 +7,7 @@ import pytest
 
 from rallypoint.backends.contract import Backend, Limits
 from rallypoint.kv.types import TxnResult
-from tests.rendezvous.kit import InterceptingBackend, Town, play
+from tests.rendezvous.kit import CheckedWorld, InterceptingBackend, run_scenario
 
 NAMES = ("a", "b", "c", "d", "e")
 SETTLED_S = 120.0
@@ -23,7 +23,7 @@ class CoordinatorKiller:
         self.count = 0
         self.killed: str | None = None
         self.killed_at: set[str] = set()
-        self.world: Town | None = None
+        self.world: CheckedWorld | None = None
 
     def wrap(self, name: str, backend: Backend) -> Backend:
         async def hook(
@@ -43,7 +43,7 @@ class CoordinatorKiller:
         return InterceptingBackend(backend, hook, self.limits)
 
 
-async def run_agent(world: Town, name: str) -> None:
+async def run_agent(world: CheckedWorld, name: str) -> None:
     """Join, work until the round changes, join again."""
     node = world.node(name)
     while True:
@@ -53,10 +53,10 @@ async def run_agent(world: Town, name: str) -> None:
         await changed.wait()
 
 
-def scenario_with(killer: CoordinatorKiller) -> Callable[[Town], Awaitable[None]]:
+def scenario_with(killer: CoordinatorKiller) -> Callable[[CheckedWorld], Awaitable[None]]:
     """Four nodes join, a fifth joins late; meanwhile a coordinator may be killed."""
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         killer.world = world
         agents = []
         for name in NAMES[:4]:
@@ -88,7 +88,7 @@ def test_coordinator_may_die_at_any_of_its_writes(max_txn_ops: int, after: bool,
     killed_at: set[str] = set()
     for nth in range(1, 100):
         killer = CoordinatorKiller(nth, after=after, max_txn_ops=max_txn_ops)
-        play(
+        run_scenario(
             scenario_with(killer),
             seed=seed,
             wrap=killer.wrap,

@@ -17,7 +17,7 @@ from rallypoint.rendezvous.run_config import DATA_TTL_S
 from rallypoint.rendezvous.watched_keys import WatchedKeys
 from rallypoint.store import AsyncStore
 from rallypoint.testing import loop as virtual
-from tests.rendezvous.kit import InterceptingBackend, Town, TxnHook, now, play, wait_until
+from tests.rendezvous.kit import CheckedWorld, InterceptingBackend, TxnHook, now, run_scenario, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
 MAX_ITERATIONS = 10_000
@@ -38,7 +38,7 @@ class ScanRecorder(InterceptingBackend):
         return await super().scan(prefix)
 
 
-def config_of(world: Town) -> ConfigRecord:
+def config_of(world: CheckedWorld) -> ConfigRecord:
     config = world.record(ConfigRecord, world.keys.config)
     assert config is not None
     return config
@@ -51,9 +51,9 @@ def config_of(world: Town) -> ConfigRecord:
 def test_run_with_short_sessions_forms_rounds_for_hours(end: str) -> None:
     """No session lasts for the half hour after which a node renews the data lease."""
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         for life in range(1, 13):
-            joined = await world.gathered("a", "b")
+            joined = await world.join_all("a", "b")
             assert {one.number for one in joined.values()} == {life}
             await asyncio.sleep(1000)
             for name in "ab":
@@ -66,13 +66,13 @@ def test_run_with_short_sessions_forms_rounds_for_hours(end: str) -> None:
         assert now() > 3 * 3600 > DATA_TTL_S
         assert len(world.of(RoundActive)) == 12
 
-    play(scenario, max_iterations=MAX_ITERATIONS, min_nodes=2, join_timeout=30, hold_back_losses=0)
+    run_scenario(scenario, max_iterations=MAX_ITERATIONS, min_nodes=2, join_timeout=30, hold_back_losses=0)
 
 
 def test_data_lease_that_ended_is_replaced_and_rounds_form_again() -> None:
     scans: list[float] = []
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world._wrap = lambda _, backend: ScanRecorder(backend, None, scans, world.keys.control)
         (first,) = world.enter("a")
         await asyncio.sleep(1)
@@ -86,14 +86,14 @@ def test_data_lease_that_ended_is_replaced_and_rounds_form_again() -> None:
         after = config_of(world)
         assert after.data_lease != before.data_lease
         assert after.incarnation == before.incarnation
-        again = await world.gathered("a", "b")
+        again = await world.join_all("a", "b")
         assert {one.number for one in again.values()} == {2}
         node = world.node("a")
         store = AsyncStore(node.backend, node.keys, node.identity.id, again["a"])
         await store.set("k", b"v")
         assert await store.get("k") == b"v"
 
-    play(scenario, max_iterations=MAX_ITERATIONS, min_nodes=2)
+    run_scenario(scenario, max_iterations=MAX_ITERATIONS, min_nodes=2)
 
 
 # Pauses
@@ -103,7 +103,7 @@ def test_coordinator_backs_off_when_its_writes_are_refused_repeatedly() -> None:
     scans: list[float] = []
     refused: list[float] = []
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def refuse(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "form" in writes and now() < 20:
                 refused.append(now())
@@ -121,11 +121,11 @@ def test_coordinator_backs_off_when_its_writes_are_refused_repeatedly() -> None:
         assert {one.number for one in joined} == {1}
         assert now() < 22
 
-    play(scenario, max_iterations=MAX_ITERATIONS, min_nodes=2, keep_alive_interval=60)
+    run_scenario(scenario, max_iterations=MAX_ITERATIONS, min_nodes=2, keep_alive_interval=60)
 
 
 def test_one_refused_write_is_retried_at_once() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         refused_writes: list[set[str]] = []
 
         async def refuse_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
@@ -135,11 +135,11 @@ def test_one_refused_write_is_retried_at_once() -> None:
             return await execute()
 
         world._wrap = lambda _, backend: InterceptingBackend(backend, refuse_once)
-        await world.gathered("a", "b")
+        await world.join_all("a", "b")
         assert refused_writes
         assert now() < 0.02
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])
@@ -152,7 +152,7 @@ def test_coordinator_that_always_fails_is_restarted_with_growing_pauses(
 
     monkeypatch.setattr(coordinating, "decide", decide)
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def fail_deletion(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if not removed and by_coordinator and not writes:
                 raise Unavailable("not executed")
@@ -168,7 +168,7 @@ def test_coordinator_that_always_fails_is_restarted_with_growing_pauses(
         assert deposed == [(event.by, event.term) for event in world.of(CoordinatorElected)]
         assert {event.reason for event in world.of(CoordinatorDeposed)} == {"it failed: ZeroDivisionError('a defect')"}
 
-    play(scenario, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 # A defect of the backend
@@ -236,7 +236,7 @@ def test_watched_keys_go_on_after_a_defect(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["scan", "watch", "batch"])
 def test_node_joins_despite_a_defect_of_the_backend(where: str) -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         made: dict[str, Defective] = {}
 
         def wrap(name: str, backend: Backend) -> Backend:
@@ -254,4 +254,4 @@ def test_node_joins_despite_a_defect_of_the_backend(where: str) -> None:
         world.enter("a")
         await wait_until(lambda: world.node("b").waiting_count() == 1, 30)
 
-    play(scenario, min_nodes=1, max_nodes=2, join_timeout=30)
+    run_scenario(scenario, min_nodes=1, max_nodes=2, join_timeout=30)

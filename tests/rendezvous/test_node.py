@@ -40,8 +40,8 @@ from rallypoint.rendezvous.records import (
     encode,
 )
 from rallypoint.testing.chaos import ChaosBackend, Faults
-from tests.rendezvous.board import node
-from tests.rendezvous.kit import InterceptingBackend, Town, now, play, wait_until
+from tests.rendezvous.fake_run import node
+from tests.rendezvous.kit import CheckedWorld, InterceptingBackend, now, run_scenario, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
 
@@ -68,7 +68,7 @@ async def duration_of(awaitable: Awaitable[object]) -> float:
 
 
 def test_no_call_returns_below_the_minimum() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         calls = world.enter("a", "b")
         await asyncio.sleep(100)
         assert not any(call.done() for call in calls)
@@ -77,11 +77,11 @@ def test_no_call_returns_below_the_minimum() -> None:
         assert [one.rank for one in joined] == [0, 1, 2]
         assert {(one.number, one.size, one.addr, one.port) for one in joined} == {(1, 3, "a", 20_001)}
 
-    play(scenario, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 def test_round_forms_with_the_nodes_that_joined_in_the_last_call() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         calls = world.enter("a", "b")
         await asyncio.sleep(5)
         calls += world.enter("c")
@@ -89,20 +89,20 @@ def test_round_forms_with_the_nodes_that_joined_in_the_last_call() -> None:
         assert joined[0].size == 3
         assert now() == pytest.approx(10, abs=0.1)
 
-    play(scenario, min_nodes=2, max_nodes=4, last_call_timeout=10)
+    run_scenario(scenario, min_nodes=2, max_nodes=4, last_call_timeout=10)
 
 
 def test_full_round_forms_at_once() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         assert now() < 0.1
 
-    play(scenario, min_nodes=2, max_nodes=3)
+    run_scenario(scenario, min_nodes=2, max_nodes=3)
 
 
 def test_late_node_waits_for_the_next_round_and_never_forms_a_second_group() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         late = world.enter("c", "d")
         await asyncio.sleep(60)
         assert not any(call.done() for call in late)
@@ -111,51 +111,51 @@ def test_late_node_waits_for_the_next_round_and_never_forms_a_second_group() -> 
         joined = await asyncio.gather(*again, *late)
         assert {(one.number, one.size) for one in joined} == {(2, 4)}
 
-    play(scenario, min_nodes=2, max_nodes=4, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=4, last_call_timeout=1)
 
 
 def test_members_keep_their_ranks_from_round_to_round() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c", "d")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c", "d")
         world.crash("b")
         await asyncio.sleep(20)
-        second = await world.gathered("d", "c", "a")
+        second = await world.join_all("d", "c", "a")
         assert {name: one.rank for name, one in second.items()} == {"a": 0, "d": 1, "c": 2}
         newcomers = world.enter("b")
         await wait_until(lambda: world.node("a").waiting_count() == 1, 10)
-        third = await world.gathered("c", "a", "d")
+        third = await world.join_all("c", "a", "d")
         assert (await newcomers[0]).number == third["a"].number
         ranks = {name: one.rank for name, one in third.items()}
         assert (ranks["a"], ranks["d"], ranks["c"]) == (0, 1, 2)
 
-    play(scenario, min_nodes=3, max_nodes=4, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=3, max_nodes=4, last_call_timeout=1)
 
 
 def test_all_members_read_the_same_roster() -> None:
-    async def scenario(world: Town) -> None:
-        joined = await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        joined = await world.join_all("a", "b", "c")
         rosters = [await world.node(name).roster(joined[name]) for name in joined]
         assert rosters[0] == rosters[1] == rosters[2]
         assert [member.name for member in rosters[0]] == ["a", "b", "c"]
 
-    play(scenario, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 def test_second_call_at_the_same_time_is_an_error() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.enter("a")
         await asyncio.sleep(1)
         with pytest.raises(RendezvousError, match="one call at a time"):
             await world.node("a").next_round()
         assert set(world.present()) == {"a"}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_two_runs_on_one_backend_are_independent() -> None:
-    async def scenario(world: Town) -> None:
-        other = Town(server=world.server, run_id="run/2", min_nodes=2)
-        first, second = await asyncio.gather(world.gathered("a", "b"), other.gathered("a", "x"))
+    async def scenario(world: CheckedWorld) -> None:
+        other = CheckedWorld(server=world.server, run_id="run/2", min_nodes=2)
+        first, second = await asyncio.gather(world.join_all("a", "b"), other.join_all("a", "x"))
         assert {one.number for one in first.values()} == {one.number for one in second.values()} == {1}
         await world.node("a").close_run("done")
         await asyncio.sleep(1)
@@ -166,11 +166,11 @@ def test_two_runs_on_one_backend_are_independent() -> None:
         other.check()
         await other.stop()
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_assignment_for_another_join_is_not_confirmed() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.enter("a")
         await asyncio.sleep(1)
         number = 5
@@ -186,11 +186,11 @@ def test_assignment_for_another_join_is_not_confirmed() -> None:
             await asyncio.sleep(1)
             assert world.present()["a"].phase is phase
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_join_is_refused_if_the_run_is_closed_just_before_it() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         operator = world.start("operator")
 
         async def close_before_join(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
@@ -204,11 +204,11 @@ def test_join_is_refused_if_the_run_is_closed_just_before_it() -> None:
         changes = [change.key for batch in world.server.engine.history.batches for change in batch.changes]
         assert not [key for key in changes if key.startswith(world.keys.nodes)]
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_join_is_repeated_if_the_config_is_replaced_just_before_it() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         other = world.start("other", min_nodes=7)
         replaced: list[str] = []
 
@@ -219,21 +219,21 @@ def test_join_is_repeated_if_the_config_is_replaced_just_before_it() -> None:
             return await execute()
 
         world._wrap = lambda name, backend: InterceptingBackend(backend, replace_before_join)
-        joined = await world.gathered("a", "b")
+        joined = await world.join_all("a", "b")
         assert replaced
         assert {one.size for one in joined.values()} == {2}
         config = world.record(ConfigRecord, world.keys.config)
         assert config is not None
         assert config.shared["min_nodes"] == 2
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 # Settings and damage
 
 
 def test_node_with_other_settings_is_refused_and_leaves_no_keys_or_leases() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.enter("a")
         await asyncio.sleep(1)
         leases = len(world.server.engine.leases)
@@ -243,73 +243,73 @@ def test_node_with_other_settings_is_refused_and_leaves_no_keys_or_leases() -> N
         assert len(world.server.engine.leases) == leases
         assert set(world.present()) == {"a"}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_settings_may_change_when_all_nodes_are_gone() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         await world.node("a").leave("done")
         world.start("c", min_nodes=3)
         with pytest.raises(SettingsMismatchError):
             await world.join("c")
         await world.node("b").leave("done")
-        joined = await world.gathered("c", "d", "e", min_nodes=3)
+        joined = await world.join_all("c", "d", "e", min_nodes=3)
         assert {(one.number, one.size) for one in joined.values()} == {(2, 3)}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_run_does_not_expire_under_nodes_that_replaced_a_shorter_lease() -> None:
     """The run's lease was granted for keep-alives of half a second; the later nodes renew every five."""
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", keep_alive_interval=0.5, reopen_after=0)
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", keep_alive_interval=0.5, reopen_after=0)
         for name in ("a", "b"):
             await world.node(name).leave("done")
-        joined = await world.gathered("c", "d")
+        joined = await world.join_all("c", "d")
         assert {one.number for one in joined.values()} == {2}
         await asyncio.sleep(100)
         assert world.round is not None
         assert world.of(WorldChanged) == []
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_run_does_not_expire_when_the_node_with_the_shortest_time_to_live_leaves() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.start("a", keep_alive_interval=0.5, reopen_after=0)
         world.enter("a")
         await asyncio.sleep(0.1)
-        await world.gathered("b", "c")
+        await world.join_all("b", "c")
         await world.node("a").leave("done")
         await asyncio.sleep(100)
         assert world.round is not None
         assert {event.cause for event in world.of(WorldChanged)} == {"loss"}
 
-    play(scenario, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 @pytest.mark.parametrize("value", [b"damaged", b"{}", encode(node("b", id="another")), b'{"v": 99}'])
 def test_damaged_record_of_one_node_never_affects_the_others(value: bytes) -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.enter("a")
         await asyncio.sleep(1)
         await world.node("a").backend.txn([], [Put(world.keys.node("stranger"), value)])
-        first = await world.gathered("b", "c")
+        first = await world.join_all("b", "c")
         assert {one.number for one in first.values()} == {1}
         own = world.server.engine.items[world.keys.node(world.node("b").identity.id)]
         await world.node("a").backend.txn([], [Put(own.key, value, own.lease)])
         await asyncio.sleep(1)
         assert {event.cause for event in world.of(WorldChanged)} == {"loss"}
-        second = await world.gathered("a", "b", "c")
+        second = await world.join_all("a", "b", "c")
         assert {one.number for one in second.values()} == {2}
 
-    play(scenario, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 def test_node_whose_key_was_written_by_another_program_fails_at_once() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         process = world.start("a")
         own = world.keys.node(process.node.identity.id)
         await process.node.backend.txn([], [Put(own, b"not under a session")])
@@ -318,27 +318,27 @@ def test_node_whose_key_was_written_by_another_program_fails_at_once() -> None:
         assert caught.value.key == own
         assert now() < 1
         await process.node.backend.txn([], [Delete(own)])
-        await world.gathered("a", "b")
+        await world.join_all("a", "b")
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_huge_floor_of_another_program_only_makes_the_numbers_jump() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         record = node("x", phase=NodePhase.LEFT, floor=2**40)
         await world.node("a").backend.txn([], [Put(world.keys.node("x"), encode(record))])
-        second = await world.gathered("a", "b")
+        second = await world.join_all("a", "b")
         assert {one.number for one in second.values()} == {2**40 + 1}
-        third = await world.gathered("a", "b")
+        third = await world.join_all("a", "b")
         assert {one.number for one in third.values()} == {2**40 + 2}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 @pytest.mark.parametrize("part", ["round", "closed", "config"])
 def test_damaged_key_of_the_run_is_a_state_error_that_names_the_key(part: str) -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         calls = world.enter("a")
         await asyncio.sleep(1)
         key = getattr(world.keys, part)
@@ -355,13 +355,13 @@ def test_damaged_key_of_the_run_is_a_state_error_that_names_the_key(part: str) -
         assert "b" not in world.present()
         await world.node("b").backend.txn([], [Delete(key)])
 
-    play(scenario, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 def test_damaged_status_is_an_error_until_it_is_repaired() -> None:
     """Found a bug: the error was raised again after the repair."""
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         (call,) = world.enter("a")
         await asyncio.sleep(1)
         backend, key = world.node("a").backend, world.keys.waiting
@@ -372,16 +372,16 @@ def test_damaged_status_is_an_error_until_it_is_repaired() -> None:
         assert caught.value.key == key
         await backend.txn([], [Put(key, item.value, item.lease)])
         await asyncio.sleep(1)
-        await world.gathered("a", "b")
+        await world.join_all("a", "b")
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_session_lost_while_entering_is_reported_to_the_listener_of_the_new_round() -> None:
     """Found a bug: the listener of the previous round was called, and before the new round was reported."""
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a")
         node, causes = world.node("a"), []
         node.listen(lambda cause, reason: causes.append(cause))
         entered = node._node_session.entered
@@ -401,11 +401,11 @@ def test_session_lost_while_entering_is_reported_to_the_listener_of_the_new_roun
         assert events == [RoundEntered, RoundEntered, WorldChanged]
         assert joined.number == 2
 
-    play(scenario, min_nodes=1)
+    run_scenario(scenario, min_nodes=1)
 
 
 def test_damaged_assignment_is_an_error_until_it_is_repaired() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         (call,) = world.enter("a")
         await asyncio.sleep(1)
         own = world.keys.assign(world.node("a").identity.id)
@@ -415,13 +415,13 @@ def test_damaged_assignment_is_an_error_until_it_is_repaired() -> None:
         assert caught.value.key == own
         await world.node("a").backend.txn([], [Delete(own)])
         await asyncio.sleep(1)
-        await world.gathered("a", "b")
+        await world.join_all("a", "b")
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_node_withdraws_when_its_bootstrap_fails() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         process = world.start("a")
 
         async def no_port(number: int, size: int) -> tuple[str, int]:
@@ -435,14 +435,14 @@ def test_node_withdraws_when_its_bootstrap_fails() -> None:
         calls += world.enter("c")
         assert {one.size for one in await asyncio.gather(*calls[1:])} == {2}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 # Time-outs
 
 
 def test_join_timeout_names_present_and_lost_nodes() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         (call,) = world.enter("a")
         await asyncio.sleep(12)
         world.enter("b", "c")
@@ -460,21 +460,21 @@ def test_join_timeout_names_present_and_lost_nodes() -> None:
         (failure,) = world.of(JoinFailed)
         assert (failure.by, failure.error) == ("a", "RendezvousTimeoutError")
 
-    play(scenario, min_nodes=4, join_timeout=60)
+    run_scenario(scenario, min_nodes=4, join_timeout=60)
 
 
 def test_node_may_join_again_after_a_timeout() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         with pytest.raises(RendezvousTimeoutError):
             await world.enter("a")[0]
-        joined = await world.gathered("a", "b")
+        joined = await world.join_all("a", "b")
         assert {one.number for one in joined.values()} == {1}
 
-    play(scenario, min_nodes=2, join_timeout=10)
+    run_scenario(scenario, min_nodes=2, join_timeout=10)
 
 
 def test_node_withdraws_when_its_call_is_cancelled() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         calls = world.enter("a", "b")
         await asyncio.sleep(1)
         calls[0].cancel()
@@ -482,13 +482,13 @@ def test_node_withdraws_when_its_call_is_cancelled() -> None:
         assert set(world.present()) == {"b"}
         assert now() == pytest.approx(1, abs=0.1)
 
-    play(scenario, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 def test_node_that_confirmed_waits_past_its_deadline_for_the_outcome() -> None:
     """Its deadline passes while another member has not confirmed yet: it gets the round, not an error."""
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def slow(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "confirm" in writes:
                 await asyncio.sleep(4)
@@ -502,11 +502,11 @@ def test_node_that_confirmed_waits_past_its_deadline_for_the_outcome() -> None:
         assert {one.number for one in joined} == {1}
         assert now() == pytest.approx(13, abs=0.1)
 
-    play(scenario, min_nodes=2, join_timeout=10, confirm_timeout=5)
+    run_scenario(scenario, min_nodes=2, join_timeout=10, confirm_timeout=5)
 
 
 def test_node_that_confirmed_waits_for_the_confirm_timeout_at_most() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def never(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "confirm" in writes:
                 await asyncio.sleep(1000)
@@ -520,13 +520,13 @@ def test_node_that_confirmed_waits_for_the_confirm_timeout_at_most() -> None:
             await call
         assert now() <= 15.1
 
-    play(scenario, min_nodes=2, join_timeout=10, confirm_timeout=5)
+    run_scenario(scenario, min_nodes=2, join_timeout=10, confirm_timeout=5)
 
 
 def test_claim_includes_a_confirmation_that_was_not_answered() -> None:
     """A backend that lost its data must not reuse the number: that round may have become active."""
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def unanswered(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             result = await execute()
             if "confirm" in writes:
@@ -536,18 +536,18 @@ def test_claim_includes_a_confirmation_that_was_not_answered() -> None:
         world._wrap = lambda name, backend: InterceptingBackend(backend, unanswered if name == "b" else None)
         calls = world.enter("a", "b")
         assert (await calls[0]).number == 1
-        claim = msgspec.json.decode(world.node("b")._claim(), type=ClaimRecord)
+        claim = msgspec.json.decode(world.node("b")._make_claim(), type=ClaimRecord)
         assert (claim.floor, claim.is_member) == (1, False)
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 # Spares
 
 
 def test_spare_has_no_deadline_and_a_new_one_when_a_place_is_free() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         (spare,) = world.enter("c")
         await asyncio.sleep(500)
         assert not spare.done()
@@ -562,12 +562,12 @@ def test_spare_has_no_deadline_and_a_new_one_when_a_place_is_free() -> None:
             await spare
         assert 500 + 10 + 60 <= now() <= lost_at + 60
 
-    play(scenario, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, min_nodes=2, join_timeout=60)
 
 
 def test_spare_is_promoted_when_a_member_is_lost() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         (spare,) = world.enter("c")
         await asyncio.sleep(500)
         world.crash("b")
@@ -577,12 +577,12 @@ def test_spare_is_promoted_when_a_member_is_lost() -> None:
         joined = await asyncio.gather(again, spare)
         assert [(one.number, one.rank) for one in joined] == [(2, 0), (2, 1)]
 
-    play(scenario, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, min_nodes=2, join_timeout=60)
 
 
 def test_loss_of_a_spare_changes_nothing() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         world.enter("c")
         await asyncio.sleep(5)
         world.crash("c")
@@ -590,14 +590,14 @@ def test_loss_of_a_spare_changes_nothing() -> None:
         assert world.of(WorldChanged) == []
         assert [world.node(name).waiting_count() for name in ("a", "b")] == [0, 0]
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_spare_that_loses_the_backend_times_out() -> None:
     chaos = Chaos()
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         (spare,) = world.enter("c")
         await asyncio.sleep(100)
         chaos.backends["c"].cut()
@@ -606,12 +606,12 @@ def test_spare_that_loses_the_backend_times_out() -> None:
         assert now() <= 100 + 20 + 60 + 10
         chaos.backends["c"].heal()
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
 
 def test_node_that_waits_with_too_few_others_has_a_deadline() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         world.crash("a")
         world.crash("b")
         await asyncio.sleep(20)
@@ -620,12 +620,12 @@ def test_node_that_waits_with_too_few_others_has_a_deadline() -> None:
             await call
         assert now() == pytest.approx(80, abs=0.5)
 
-    play(scenario, min_nodes=3, join_timeout=60)
+    run_scenario(scenario, min_nodes=3, join_timeout=60)
 
 
 def test_node_that_waits_after_a_round_is_over_has_a_deadline() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         for name in "ab":
             await world.node(name).leave("done")
         (call,) = world.enter("c")
@@ -633,12 +633,12 @@ def test_node_that_waits_after_a_round_is_over_has_a_deadline() -> None:
             await call
         assert now() == pytest.approx(60, abs=0.5)
 
-    play(scenario, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, min_nodes=2, join_timeout=60)
 
 
 def test_waiting_node_is_admitted_within_one_further_round() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         await asyncio.sleep(60)
         (late,) = world.enter("c")
         await asyncio.sleep(0.9)
@@ -649,7 +649,7 @@ def test_waiting_node_is_admitted_within_one_further_round() -> None:
         again = world.enter("a", "b")
         assert {(one.number, one.size) for one in await asyncio.gather(*again, late)} == {(2, 3)}
 
-    play(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 # Loss
@@ -657,34 +657,34 @@ def test_waiting_node_is_admitted_within_one_further_round() -> None:
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_loss_of_a_member_is_known_to_every_survivor_in_time(victim: str) -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         await asyncio.sleep(32)
         world.crash(victim)
         survivors = [name for name in "abc" if name != victim]
         await wait_until(lambda: all(world.node(name).waiting_count() for name in survivors), 15 + 1)
         assert {(event.by, event.cause) for event in world.of(WorldChanged)} == {(name, "loss") for name in survivors}
-        joined = await world.gathered(*survivors)
+        joined = await world.join_all(*survivors)
         assert {(one.number, one.size) for one in joined.values()} == {(2, 2)}
 
-    play(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 def test_loss_below_the_minimum_is_reported_but_does_not_count_as_waiting() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         world.crash("b")
         await asyncio.sleep(20)
         assert world.node("a").waiting_count() == 0
         assert [event.cause for event in world.of(WorldChanged)] == ["loss"]
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c", "d"])
 @pytest.mark.parametrize("after", [False, True], ids=["before confirming", "after confirming"])
 def test_round_forms_without_a_node_that_dies_around_its_confirmation(victim: str, after: bool) -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def crash(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "confirm" not in writes:
                 return await execute()
@@ -703,11 +703,11 @@ def test_round_forms_without_a_node_that_dies_around_its_confirmation(victim: st
             assert sizes == {3}
             assert now() <= 15 + 30
 
-    play(scenario, min_nodes=3, max_nodes=4, last_call_timeout=5, confirm_timeout=10)
+    run_scenario(scenario, min_nodes=3, max_nodes=4, last_call_timeout=5, confirm_timeout=10)
 
 
 def test_live_node_that_does_not_confirm_is_excluded() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def never(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "confirm" in writes:
                 await asyncio.sleep(1000)
@@ -720,14 +720,14 @@ def test_live_node_that_does_not_confirm_is_excluded() -> None:
         assert now() == pytest.approx(10, abs=0.5)
         assert "b" in world.present()
 
-    play(scenario, min_nodes=2, max_nodes=3, confirm_timeout=10, last_call_timeout=5)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, confirm_timeout=10, last_call_timeout=5)
 
 
 def test_lost_session_is_reported_and_the_node_may_join_again() -> None:
     chaos = Chaos()
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         chaos.backends["b"].cut()
         await wait_until(lambda: bool(world.of(SessionLost)), 15.1)
         assert world.of(SessionLost)[0].by == "b"
@@ -735,18 +735,18 @@ def test_lost_session_is_reported_and_the_node_may_join_again() -> None:
         assert [event.cause for event in world.of(WorldChanged) if event.by == "b"] == ["session lost"]
         chaos.backends["b"].heal()
         await asyncio.sleep(2)
-        joined = await world.gathered("a", "b", "c")
+        joined = await world.join_all("a", "b", "c")
         assert {(one.number, one.size) for one in joined.values()} == {(2, 3)}
         assert {name: one.rank for name, one in joined.items()} == {"a": 0, "b": 1, "c": 2}
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2, max_nodes=3)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2, max_nodes=3)
 
 
 def test_outage_shorter_than_the_time_to_live_has_no_effect() -> None:
     chaos = Chaos()
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         for one in chaos.backends.values():
             one.cut()
         await asyncio.sleep(8)
@@ -756,11 +756,11 @@ def test_outage_shorter_than_the_time_to_live_has_no_effect() -> None:
         assert world.of(WorldChanged) == []
         assert world.of(SessionLost) == []
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2)
 
 
 def test_waiting_nodes_make_the_run_again_when_its_keys_vanish() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         calls = world.enter("a", "b")
         await asyncio.sleep(5)
         await MemoryBackend(world.server).revoke(world.server.engine.items[world.keys.config].lease)
@@ -768,13 +768,13 @@ def test_waiting_nodes_make_the_run_again_when_its_keys_vanish() -> None:
         assert {one.size for one in joined} == {2}
         assert now() < 5 + 30 + 1
 
-    play(scenario, min_nodes=2, max_nodes=3)
+    run_scenario(scenario, min_nodes=2, max_nodes=3)
 
 
 def test_round_is_over_when_its_state_vanishes_and_numbers_go_on() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
+        await world.join_all("a", "b")
         await world.node("a").backend.txn([], [Delete(world.keys.round)])
         await asyncio.sleep(1)
         assert {(event.by, event.cause) for event in world.of(WorldChanged)} == {
@@ -782,18 +782,18 @@ def test_round_is_over_when_its_state_vanishes_and_numbers_go_on() -> None:
             ("b", "round over"),
         }
         assert [world.node(name).waiting_count() for name in "ab"] == [1, 1]
-        joined = await world.gathered("a", "b")
+        joined = await world.join_all("a", "b")
         assert {one.number for one in joined.values()} == {3}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 # Leaving
 
 
 def test_leaving_ends_the_session_at_once_and_reports_the_reason() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         leases = len(world.server.engine.leases)
         assert await duration_of(world.node("c").leave("done here")) < 0.1
         assert set(world.present()) == {"a", "b"}
@@ -804,7 +804,7 @@ def test_leaving_ends_the_session_at_once_and_reports_the_reason() -> None:
         assert world.node("a").waiting_count() == 1
         await world.node("c").leave("again")
 
-    play(scenario, min_nodes=2, max_nodes=3)
+    run_scenario(scenario, min_nodes=2, max_nodes=3)
 
 
 def test_leaving_with_an_unanswered_confirmation_is_no_loss() -> None:
@@ -817,7 +817,7 @@ def test_leaving_with_an_unanswered_confirmation_is_no_loss() -> None:
             await asyncio.sleep(1)  # it was executed, but the node has no answer yet
         return result
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world._wrap = lambda name, backend: InterceptingBackend(backend, slow if name == "b" else None)
         _, joining = world.enter("a", "b")
         await sent.wait()
@@ -829,7 +829,7 @@ def test_leaving_with_an_unanswered_confirmation_is_no_loss() -> None:
         assert "left: b (done here)" in world.status.reason
         assert world.of(NodeLost) == []
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def slow_join(sent: asyncio.Event, *, executed: bool) -> Callable[[set[str], bool, Execute], Awaitable[TxnResult]]:
@@ -852,7 +852,7 @@ def slow_join(sent: asyncio.Event, *, executed: bool) -> Callable[[set[str], boo
 def test_leaving_with_an_unanswered_join_is_no_loss() -> None:
     sent = asyncio.Event()
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.enter("a")
         await asyncio.sleep(10)
         world._wrap = lambda name, backend: InterceptingBackend(backend, slow_join(sent, executed=True))
@@ -867,13 +867,13 @@ def test_leaving_with_an_unanswered_join_is_no_loss() -> None:
         assert world.of(NodeLost) == []
         assert set(world.present()) == {"a"}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_leaving_before_the_join_is_executed_creates_no_key() -> None:
     sent = asyncio.Event()
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.enter("a")
         await asyncio.sleep(10)
         world._wrap = lambda name, backend: InterceptingBackend(backend, slow_join(sent, executed=False))
@@ -886,39 +886,39 @@ def test_leaving_before_the_join_is_executed_creates_no_key() -> None:
         changes = [change.key for batch in world.server.engine.history.batches for change in batch.changes]
         assert len({key for key in changes if key.startswith(world.keys.nodes)}) == 1
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_leaving_is_bounded_when_the_backend_is_unreachable() -> None:
     chaos = Chaos()
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         chaos.backends["b"].cut()
         assert await duration_of(world.node("b").leave("no answer")) <= 10.1
         await asyncio.sleep(20)
         assert set(world.present()) == {"a"}
         chaos.backends["b"].heal()
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2)
 
 
 def test_node_that_left_may_join_again() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         await world.node("b").leave("a break")
-        joined = await world.gathered("a", "b")
+        joined = await world.join_all("a", "b")
         assert {one.number for one in joined.values()} == {2}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 # Draining
 
 
 def test_drained_member_is_notified_and_drained_waiting_node_exits_gracefully() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         (waiting,) = world.enter("c")
         await asyncio.sleep(5)
         run_config = world.node("a")._run_config
@@ -935,15 +935,15 @@ def test_drained_member_is_notified_and_drained_waiting_node_exits_gracefully() 
         with pytest.raises(RendezvousGracefulExitError):
             await again
 
-    play(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 # Closing
 
 
 def test_close_is_a_graceful_exit_for_spares_and_an_error_for_later_joins() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         (spare,) = world.enter("c")
         await asyncio.sleep(5)
         await world.node("a").close_run("done")
@@ -957,19 +957,19 @@ def test_close_is_a_graceful_exit_for_spares_and_an_error_for_later_joins() -> N
         with pytest.raises(RendezvousClosedError):
             await again
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_close_is_an_error_for_a_node_that_waits_for_a_free_place() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         (waiting,) = world.enter("c")
         await asyncio.sleep(5)
         await world.node("a").close_run("done")
         with pytest.raises(RendezvousClosedError, match="closed by a: done"):
             await waiting
 
-    play(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0])
@@ -977,7 +977,7 @@ def test_close_while_forming_admits_all_members_or_none(moment: float) -> None:
     """Each step of the forming takes a second; the run is closed before, during or after any of them."""
     chaos = Chaos(Faults(delay_s=(0.25, 0.25), watch_delay_s=(0.25, 0.25)))
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         calls = world.enter("a", "b")
         await asyncio.sleep(moment)
         operator = world.start("operator")
@@ -990,11 +990,11 @@ def test_close_while_forming_admits_all_members_or_none(moment: float) -> None:
         if not entered:
             assert "a" not in world.present()
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2)
 
 
 def test_close_ends_all_calls_that_wait_for_more_nodes() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         calls = world.enter("a", "b")
         await asyncio.sleep(5)
         operator = world.start("operator")
@@ -1003,26 +1003,26 @@ def test_close_ends_all_calls_that_wait_for_more_nodes() -> None:
         assert [type(one) for one in results] == [RendezvousClosedError, RendezvousClosedError]
         assert now() <= 5.1
 
-    play(scenario, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 def test_reopened_run_goes_on_with_higher_numbers() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         await world.node("a").close_run("pause")
         await world.node("a").close_run("pause again")
         assert await world.node("b").reopen_run("on we go")
         assert not await world.node("b").reopen_run("on we go")
-        joined = await world.gathered("a", "b")
+        joined = await world.join_all("a", "b")
         assert {one.number for one in joined.values()} == {2}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_node_that_has_not_seen_the_reopening_yet_can_join() -> None:
     chaos = Chaos(Faults(watch_delay_s=(2.0, 2.0)))
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         (call,) = world.enter("a")
         await asyncio.sleep(10)
         operator = world.start("operator")
@@ -1034,13 +1034,13 @@ def test_node_that_has_not_seen_the_reopening_yet_can_join() -> None:
         assert world.node("a").view.is_closed
         await asyncio.gather(*calls)
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2)
 
 
 def test_closing_an_unreachable_run_times_out_with_its_reason() -> None:
     chaos = Chaos()
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.start("a")
         chaos.backends["a"].cut()
         with pytest.raises(RendezvousTimeoutError, match="could not be closed within 7 s"):
@@ -1048,12 +1048,12 @@ def test_closing_an_unreachable_run_times_out_with_its_reason() -> None:
         assert now() == pytest.approx(7)
         chaos.backends["a"].heal()
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2, close_timeout=7)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2, close_timeout=7)
 
 
 def test_run_id_is_free_again_after_reopen_after() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         await asyncio.sleep(1000)
         await world.node("a").close_run("done")
         for name in "ab":
@@ -1068,11 +1068,11 @@ def test_run_id_is_free_again_after_reopen_after() -> None:
             except TimeoutError:
                 break
         assert 50 <= now() - gone_at <= 60 + 15 + 5 + 1.1
-        joined = await world.gathered("c", "d")
+        joined = await world.join_all("c", "d")
         assert world.of(WorldChanged) == []
         assert {one.size for one in joined.values()} == {2}
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 # Reaching the backend
@@ -1081,7 +1081,7 @@ def test_run_id_is_free_again_after_reopen_after() -> None:
 def test_backend_that_is_never_reached_is_a_connection_error() -> None:
     chaos = Chaos()
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.start("a")
         chaos.backends["a"].cut()
         with pytest.raises(RendezvousConnectionError, match="could not reach memory://") as caught:
@@ -1090,13 +1090,13 @@ def test_backend_that_is_never_reached_is_a_connection_error() -> None:
         assert now() == pytest.approx(60, abs=5.1)
         chaos.backends["a"].heal()
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
 
 def test_join_waits_for_a_backend_that_starts_late() -> None:
     chaos = Chaos()
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         for name in "ab":
             world.start(name)
             chaos.backends[name].cut()
@@ -1107,13 +1107,13 @@ def test_join_waits_for_a_backend_that_starts_late() -> None:
         await asyncio.gather(*calls)
         assert len(world.of(BackendUnreachable)) == len(world.of(BackendReachable)) == 2
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
 
 def test_timeout_names_the_outage_of_the_backend() -> None:
     chaos = Chaos()
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         (call,) = world.enter("a")
         await asyncio.sleep(5)
         chaos.backends["a"].cut()
@@ -1122,14 +1122,14 @@ def test_timeout_names_the_outage_of_the_backend() -> None:
         assert not isinstance(caught.value, RendezvousConnectionError)
         chaos.backends["a"].heal()
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
 
 def test_round_survives_an_outage_of_the_backend() -> None:
     chaos = Chaos()
 
-    async def scenario(world: Town) -> None:
-        joined = await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        joined = await world.join_all("a", "b")
         for one in chaos.backends.values():
             one.cut()
         await asyncio.sleep(10)
@@ -1142,4 +1142,4 @@ def test_round_survives_an_outage_of_the_backend() -> None:
         assert world.round is not None
         assert (world.round.number, world.round.phase) == (1, RoundPhase.ACTIVE)
 
-    play(scenario, wrap=chaos.wrap, min_nodes=2)
+    run_scenario(scenario, wrap=chaos.wrap, min_nodes=2)

@@ -32,7 +32,7 @@ from rallypoint.rendezvous.records import (
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.testing import loop as virtual
-from tests.rendezvous.board import node
+from tests.rendezvous.fake_run import node
 from tests.rendezvous.kit import ForwardingBackend, InterceptingBackend
 
 KEYS = RunKeys("rallypoint", "run")
@@ -82,7 +82,7 @@ class SharedRun:
         return lease
 
 
-def play(scenario: Callable[[SharedRun], Awaitable[T]], seed: int | None = None) -> T:
+def run_scenario(scenario: Callable[[SharedRun], Awaitable[T]], seed: int | None = None) -> T:
     async def main() -> T:
         return await scenario(SharedRun())
 
@@ -107,7 +107,7 @@ def test_first_node_makes_the_run() -> None:
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
         assert run.item(KEYS.config).lease == run.item(KEYS.closed).lease == snapshot.config.run_lease
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_second_node_finds_the_existing_run() -> None:
@@ -118,7 +118,7 @@ def test_second_node_finds_the_existing_run() -> None:
         assert second.config == first.config
         assert not second.empty
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
@@ -128,7 +128,7 @@ def test_race_of_many_creators_makes_one_run_and_leaves_no_leases(seed: int | No
         assert len({snapshot.config.incarnation for snapshot in found}) == 1
         assert run.leases == {run.config.run_lease, run.config.data_lease}
 
-    play(scenario, seed)
+    run_scenario(scenario, seed)
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
@@ -138,7 +138,7 @@ def test_concurrent_calls_of_one_node_leave_no_leases(seed: int | None) -> None:
         await asyncio.gather(*(run_config.find_or_make() for _ in range(4)))
         assert run.leases == {run.config.run_lease, run.config.data_lease}
 
-    play(scenario, seed)
+    run_scenario(scenario, seed)
 
 
 def test_retry_finds_a_run_whose_creation_had_an_unknown_outcome() -> None:
@@ -158,7 +158,7 @@ def test_retry_finds_a_run_whose_creation_had_an_unknown_outcome() -> None:
         assert snapshot.config == run.config
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_creation_that_was_not_executed_leaves_no_leases() -> None:
@@ -180,7 +180,7 @@ def test_creation_that_was_not_executed_leaves_no_leases() -> None:
         snapshot = await run_config.check()
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_creation_that_is_executed_late_makes_one_run_with_its_leases() -> None:
@@ -205,7 +205,7 @@ def test_creation_that_is_executed_late_makes_one_run_with_its_leases() -> None:
         assert snapshot.config.incarnation == "id1"
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_granted_leases_are_revoked_when_another_node_made_the_run() -> None:
@@ -225,7 +225,7 @@ def test_granted_leases_are_revoked_when_another_node_made_the_run() -> None:
         assert run.config.by == "b"
         assert run.leases == {run.config.run_lease, run.config.data_lease}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_granted_leases_that_ended_meanwhile_are_replaced() -> None:
@@ -246,7 +246,7 @@ def test_granted_leases_that_ended_meanwhile_are_replaced() -> None:
         snapshot = await run_config.check()
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_lease_with_unanswered_revoke_is_not_used_for_another_run() -> None:
@@ -278,7 +278,7 @@ def test_lease_with_unanswered_revoke_is_not_used_for_another_run() -> None:
         assert snapshot.config.by == "a"
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_run_that_is_not_renewed_expires() -> None:
@@ -289,7 +289,7 @@ def test_run_that_is_not_renewed_expires() -> None:
         await asyncio.sleep(2)
         assert await run.run_config().read() is None
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_check_renews_the_run() -> None:
@@ -301,7 +301,7 @@ def test_check_renews_the_run() -> None:
             await run.run_config("b").check()
         assert run.config.incarnation == "id1"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # Settings
@@ -318,7 +318,7 @@ def test_mismatch_names_each_setting_with_both_values() -> None:
         assert "ranks is 'natural' here and 'sticky' there" in str(caught.value)
         assert "which a started" in str(caught.value)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_other_timing_is_no_mismatch() -> None:
@@ -328,7 +328,7 @@ def test_other_timing_is_no_mismatch() -> None:
         snapshot = await run.run_config("b", last_call_timeout=1, keep_alive_interval=1, reopen_after=5).check()
         assert snapshot.config.timing.last_call_timeout_s == 30
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("options", [{"min_nodes": 3}, {"last_call_timeout": 1}], ids=["shared", "timing"])
@@ -341,7 +341,7 @@ def test_config_of_a_run_without_nodes_is_replaced(options: dict[str, object]) -
         assert second.config.run_lease == first.config.run_lease
         assert second.config.by == "b"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_refused_node_leaves_a_record_with_its_error() -> None:
@@ -355,7 +355,7 @@ def test_refused_node_leaves_a_record_with_its_error() -> None:
         assert refused.differences == caught.value.differences
         assert run.item(KEYS.refusal("b/1")).lease == run.config.data_lease, "it must expire with the run's data"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_node_with_failed_preflight_leaves_a_record_and_blocks_no_other() -> None:
@@ -367,7 +367,7 @@ def test_node_with_failed_preflight_leaves_a_record_and_blocks_no_other() -> Non
         assert run.item(KEYS.refusal("b")).lease == run.config.data_lease, "it must expire with the run's data"
         await run.run_config("a", min_nodes=3).check()  # other settings are possible: the run has no nodes
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_failed_write_of_the_record_does_not_hide_the_mismatch() -> None:
@@ -388,7 +388,7 @@ def test_failed_write_of_the_record_does_not_hide_the_mismatch() -> None:
             ).check()
         assert KEYS.refusal("b") not in run.server.engine.items
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_closing_makes_an_absent_run_only_if_requested() -> None:
@@ -398,7 +398,7 @@ def test_closing_makes_an_absent_run_only_if_requested() -> None:
         assert await run.run_config("a").close("enough")
         assert not await run.run_config("operator").close("enough", make=False)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_run_is_listed_as_long_as_it_exists() -> None:
@@ -408,7 +408,7 @@ def test_run_is_listed_as_long_as_it_exists() -> None:
         await run.backend.revoke(run.config.run_lease)
         assert KEYS.listed_run not in run.server.engine.items
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_config_is_not_replaced_after_a_node_has_joined() -> None:
@@ -427,7 +427,7 @@ def test_config_is_not_replaced_after_a_node_has_joined() -> None:
             await run.run_config("b", backend=intercepting, min_nodes=5).check()
         assert run.config.by == "a"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_concurrent_replacements_of_the_config_agree_on_one() -> None:
@@ -436,7 +436,7 @@ def test_concurrent_replacements_of_the_config_agree_on_one() -> None:
         found = await asyncio.gather(*(run.run_config(f"n{index}", min_nodes=5).check() for index in range(4)))
         assert {snapshot.config.incarnation for snapshot in found} == {run.config.incarnation}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # Closing and reopening
@@ -452,7 +452,7 @@ def test_error_of_a_closed_run_names_the_closing_node_and_its_reason() -> None:
         assert "closed by ops: maintenance" in str(caught.value)
         assert "free again 60 s after" in str(caught.value)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_closing_is_idempotent_and_keeps_the_first_reason() -> None:
@@ -463,7 +463,7 @@ def test_closing_is_idempotent_and_keeps_the_first_reason() -> None:
         assert not await run.run_config("late").close("another")
         assert run.closed.by == by
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_run_that_does_not_exist_can_be_closed() -> None:
@@ -472,7 +472,7 @@ def test_run_that_does_not_exist_can_be_closed() -> None:
         with pytest.raises(RendezvousClosedError):
             await run.run_config("a").check()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_reopening_rewrites_the_key() -> None:
@@ -487,7 +487,7 @@ def test_reopening_rewrites_the_key() -> None:
         assert not await run.run_config("ops").reopen("again")
         await run.run_config("a").check()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_run_that_does_not_exist_cannot_be_reopened() -> None:
@@ -495,7 +495,7 @@ def test_run_that_does_not_exist_cannot_be_reopened() -> None:
         assert not await run.run_config("ops").reopen("again")
         assert not run.server.engine.items
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_run_without_reopen_after_is_reopened_when_it_has_no_nodes() -> None:
@@ -510,7 +510,7 @@ def test_run_without_reopen_after_is_reopened_when_it_has_no_nodes() -> None:
         assert not snapshot.closed.closed
         assert run.closed.why == "no node was left"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_run_with_reopen_after_stays_closed_when_it_has_no_nodes() -> None:
@@ -519,7 +519,7 @@ def test_run_with_reopen_after_stays_closed_when_it_has_no_nodes() -> None:
         with pytest.raises(RendezvousClosedError):
             await run.run_config("b").check()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_closed_run_expires_although_nodes_keep_trying_to_join() -> None:
@@ -537,7 +537,7 @@ def test_closed_run_expires_although_nodes_keep_trying_to_join() -> None:
             raise AssertionError("the closed run does not expire")
         assert asyncio.get_running_loop().time() <= 60 + 15 + 5
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # Draining
@@ -554,7 +554,7 @@ def test_node_is_drained_by_name_or_id() -> None:
         await run.backend.revoke(lease)
         assert KEYS.drain("id-a") not in run.server.engine.items
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_all_nodes_of_a_name_are_drained() -> None:
@@ -564,7 +564,7 @@ def test_all_nodes_of_a_name_are_drained() -> None:
             await run.backend.txn([], [Put(KEYS.node(node_id), encode(node("a", id=node_id, session=lease)), lease)])
         assert await run.run_config("ops").drain("a", "") == ["x", "y"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_draining_an_unknown_node_lists_the_existing_ones() -> None:
@@ -576,7 +576,7 @@ def test_draining_an_unknown_node_lists_the_existing_ones() -> None:
         with pytest.raises(RendezvousError, match=r"no node with the name or id 'x'; its nodes: a, b$"):
             await run.run_config("ops").drain("x", "")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_draining_a_node_that_leaves_meanwhile_is_no_error() -> None:
@@ -593,7 +593,7 @@ def test_draining_a_node_that_leaves_meanwhile_is_no_error() -> None:
         assert await run_config.drain("a", "") == ["id-a"]
         assert KEYS.drain("id-a") not in run.server.engine.items
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_damaged_record_of_one_node_does_not_keep_others_from_being_drained() -> None:
@@ -602,7 +602,7 @@ def test_damaged_record_of_one_node_does_not_keep_others_from_being_drained() ->
         await run.backend.txn([], [Put(KEYS.node("0"), b"damaged")])
         assert await run.run_config("ops").drain("a", "") == ["id-a"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # Renewing the run
@@ -643,4 +643,4 @@ def test_run_is_renewed_soon_after_an_outage() -> None:
         renewing.cancel()
         await session.close()
 
-    play(scenario)
+    run_scenario(scenario)

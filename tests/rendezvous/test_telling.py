@@ -28,7 +28,16 @@ from rallypoint.kv.types import Batch, TxnResult
 from rallypoint.rendezvous.node_session import WITHDRAW_S
 from rallypoint.rendezvous.records import HistoryRecord
 from rallypoint.testing.cuttable import CuttableBackend
-from tests.rendezvous.kit import ForwardingBackend, InterceptingBackend, T, Town, TxnHook, now, play, wait_until
+from tests.rendezvous.kit import (
+    CheckedWorld,
+    ForwardingBackend,
+    InterceptingBackend,
+    T,
+    TxnHook,
+    now,
+    run_scenario,
+    wait_until,
+)
 
 Execute = Callable[[], Awaitable[TxnResult]]
 
@@ -37,12 +46,12 @@ def intercept(hook: TxnHook, limits: Limits | None = None) -> Callable[[str, Bac
     return lambda _, backend: InterceptingBackend(backend, hook, limits)
 
 
-def waiting_reason(world: Town) -> str:
+def waiting_reason(world: CheckedWorld) -> str:
     status = world.status
     return status.reason if status is not None else ""
 
 
-def report_of(world: Town, number: int) -> HistoryRecord:
+def report_of(world: CheckedWorld, number: int) -> HistoryRecord:
     report = world.record(HistoryRecord, world.keys.history(number))
     assert report is not None
     return report
@@ -75,7 +84,7 @@ class DelayedWatch(Watch):
 
 
 def test_new_coordinator_names_its_lost_predecessor_before_the_first_round() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         world.enter("c")
         await asyncio.sleep(1.0)
         assert world.coordinator() == "c"
@@ -88,32 +97,32 @@ def test_new_coordinator_names_its_lost_predecessor_before_the_first_round() -> 
         await wait_until(lambda: "2 of at least 3" in waiting_reason(world), 5.0)
         assert "gone" not in waiting_reason(world)
 
-    play(scenario, min_nodes=3, max_nodes=3)
+    run_scenario(scenario, min_nodes=3, max_nodes=3)
 
 
 def test_coordinator_that_is_lost_in_a_round_is_named_once() -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         lost = world.coordinator()
         world.crash(lost)
         await wait_until(lambda: world.coordinator() not in ("", lost) and lost in waiting_reason(world), 60.0)
         assert waiting_reason(world).count(f"{lost} (") == 1
 
-    play(scenario, min_nodes=3, max_nodes=3)
+    run_scenario(scenario, min_nodes=3, max_nodes=3)
 
 
 def test_node_that_closes_or_reopens_a_run_sees_it_at_once() -> None:
     """Also if its watch delivers later than the answer arrives."""
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         node = world.node("a")
         await node.close_run("enough")
         assert node.view.is_closed
         await node.reopen_run("more")
         assert not node.view.is_closed
 
-    play(scenario, wrap=lambda _, backend: DelayedWatches(backend), min_nodes=2, max_nodes=2)
+    run_scenario(scenario, wrap=lambda _, backend: DelayedWatches(backend), min_nodes=2, max_nodes=2)
 
 
 # Rounds
@@ -133,9 +142,9 @@ def test_end_of_a_round_is_reported_although_its_write_failed(error: Exception) 
             raise error
         return await execute()
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
+        await world.join_all("a", "b")
         await asyncio.sleep(5)
         assert failed
         (over,) = world.of(RoundOver)
@@ -143,7 +152,7 @@ def test_end_of_a_round_is_reported_although_its_write_failed(error: Exception) 
         assert report_of(world, 1).ended == over.reason != ""
         assert report_of(world, 2).ended == ""
 
-    play(scenario, wrap=intercept(fail_once), min_nodes=2)
+    run_scenario(scenario, wrap=intercept(fail_once), min_nodes=2)
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -159,16 +168,16 @@ def test_round_is_reported_active_once_after_an_unknown_outcome(done: bool, limi
             raise OutcomeUnknown("no answer")
         return await execute()
 
-    async def scenario(world: Town) -> None:
-        joined = await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        joined = await world.join_all("a", "b")
         await asyncio.sleep(5)
         assert unknown
         assert {one.number for one in joined.values()} == {1}
         assert [event.round for event in world.of(RoundActive)] == [1]
-        await world.gathered("a", "b")
+        await world.join_all("a", "b")
         assert len(world.of(RoundActive)) == 2
 
-    play(scenario, wrap=intercept(lose_answer, limits), min_nodes=2)
+    run_scenario(scenario, wrap=intercept(lose_answer, limits), min_nodes=2)
 
 
 def test_attempt_with_a_missing_assignment_is_reported_as_given_up() -> None:
@@ -180,13 +189,13 @@ def test_attempt_with_a_missing_assignment_is_reported_as_given_up() -> None:
             raise Unavailable("not executed")
         return await execute()
 
-    async def scenario(world: Town) -> None:
-        await world.gathered(*"abcdefgh")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all(*"abcdefgh")
         assert [event.round for event in world.of(RoundForming)] == [1, 2]
         assert [event.round for event in world.of(RoundGivenUp)] == [1]
         assert [event.round for event in world.of(RoundActive)] == [2]
 
-    play(scenario, wrap=intercept(fail_once, Limits(max_txn_ops=5)), min_nodes=8)
+    run_scenario(scenario, wrap=intercept(fail_once, Limits(max_txn_ops=5)), min_nodes=8)
 
 
 def test_attempt_that_was_never_committed_is_not_reported_as_given_up() -> None:
@@ -198,30 +207,30 @@ def test_attempt_that_was_never_committed_is_not_reported_as_given_up() -> None:
             raise Unavailable("not executed")
         return await execute()
 
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         assert failed
         assert world.of(RoundGivenUp) == []
         assert [event.round for event in world.of(RoundForming)] == [1]
 
-    play(scenario, wrap=intercept(fail_once), min_nodes=2)
+    run_scenario(scenario, wrap=intercept(fail_once), min_nodes=2)
 
 
 @pytest.mark.parametrize("change", [True, False], ids=["another coordinator", "the same coordinator"])
 def test_report_has_the_duration_only_if_the_same_coordinator_saw_the_beginning(change: bool) -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         await asyncio.sleep(100)
         leaving = next(name for name in "abc" if (name == world.coordinator()) is change)
         await world.node(leaving).leave("done")
-        await world.gathered(*(name for name in "abc" if name != leaving))
+        await world.join_all(*(name for name in "abc" if name != leaving))
         await asyncio.sleep(5)
         report = report_of(world, 1)
         assert f"{leaving} left (done)" in report.ended or change
         assert report.ended
         assert report.lasted_s == (None if change else pytest.approx(100, abs=1))
 
-    play(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 # Nodes
@@ -234,7 +243,7 @@ def test_timeout_after_an_outage_that_is_over_does_not_name_the_backend() -> Non
         lines.append(CuttableBackend(backend))
         return lines[-1]
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         (call,) = world.enter("a")
         await asyncio.sleep(8)
         lines[0].refuse()
@@ -248,13 +257,13 @@ def test_timeout_after_an_outage_that_is_over_does_not_name_the_backend() -> Non
         (reachable,) = world.of(BackendReachable)
         assert reachable.after_s < 30
 
-    play(scenario, wrap=wrap, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, wrap=wrap, min_nodes=2, join_timeout=60)
 
 
 @pytest.mark.parametrize("cause", ["a spare of a closed run", "drained"])
 def test_graceful_exit_is_reported_as_leaving_and_not_as_a_failure(cause: str) -> None:
-    async def scenario(world: Town) -> None:
-        await world.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         (call,) = world.enter("c")
         await asyncio.sleep(5)
         if cause == "drained":
@@ -267,11 +276,11 @@ def test_graceful_exit_is_reported_as_leaving_and_not_as_a_failure(cause: str) -
         assert (left.by, left.reason) == ("c", str(caught.value))
         assert world.of(JoinFailed) == []
 
-    play(scenario, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_timeout_of_the_bootstrap_is_no_join_timeout() -> None:
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         process = world.start("a")
 
         async def time_out(number: int, size: int) -> tuple[str, int]:
@@ -288,7 +297,7 @@ def test_timeout_of_the_bootstrap_is_no_join_timeout() -> None:
         calls += world.enter("c")
         assert {one.size for one in await asyncio.gather(*calls[1:])} == {2}
 
-    play(scenario, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, min_nodes=2, join_timeout=60)
 
 
 # A backend that hangs
@@ -313,7 +322,7 @@ def test_withdrawing_from_a_hanging_backend_takes_five_seconds_at_most(way: str)
         made[name] = Hanging(backend)
         return made[name]
 
-    async def scenario(world: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         (call,) = world.enter("a")
         await asyncio.sleep(9)
         made["a"].hangs = True
@@ -334,4 +343,4 @@ def test_withdrawing_from_a_hanging_backend_takes_five_seconds_at_most(way: str)
         made["a"].hangs = False
         await asyncio.wait({call})
 
-    play(scenario, wrap=wrap, min_nodes=2, join_timeout=10)
+    run_scenario(scenario, wrap=wrap, min_nodes=2, join_timeout=10)
