@@ -102,9 +102,9 @@ MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
         [
             Patch(
                 Coordinator,
-                "_look",
+                "_scan",
                 "scanned.items,",
-                "[i for i in scanned.items if self._told or not i.key.startswith(self._keys.nodes)],",
+                "[i for i in scanned.items if self._status or not i.key.startswith(self._keys.nodes)],",
             )
         ],
         Setup("", nodes=3, begin="active", budget=Budget(take_over=1, leave=1)),
@@ -116,7 +116,14 @@ MUTANTS: dict[str, tuple[list[Patch], Setup, type[Broke]]] = {
         BrokeCompletion,
     ),
     "members are told nothing new of their round": (
-        [Patch(Coordinator, "_tell", "record == self._told:", "self._told and record.number == self._told.number:")],
+        [
+            Patch(
+                Coordinator,
+                "_update_status",
+                "record == self._status:",
+                "self._status and record.number == self._status.number:",
+            )
+        ],
         Setup("", begin="active", budget=Budget(expire=1)),
         BrokeCompletion,
     ),

@@ -1,4 +1,4 @@
-"""A run's control keys in a real engine, written by hand, and the view of them: for tests of `View` and `decide`."""
+"""The control keys of a run in a real engine, written by hand, and a view of them: for tests of `View` and `decide`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS = RunKeys("rallypoint", "run")
 
 
 def config(incarnation: str = "first", **options: object) -> ConfigRecord:
-    """What the first node writes, with these options."""
+    """The config that the first node writes, with these options."""
     given: dict[str, Any] = {"min_nodes": 2, "max_nodes": 4, **options}
     settings = Settings.build(scheme="memory", run_id="run", **given)
     return ConfigRecord(
@@ -45,7 +45,7 @@ def config(incarnation: str = "first", **options: object) -> ConfigRecord:
 def node(
     name: str, *, join: int = 1, phase: NodePhase = NodePhase.JOINING, round: int = 0, **fields: Any
 ) -> NodeRecord:
-    """A node's record; its id is its name unless another is given."""
+    """A node's record; the id is the name unless another is given."""
     fields = {"id": name, "addr": name, "session": 0, "floor": round, **fields}
     return NodeRecord(name=name, join=join, phase=phase, round=round, **fields)
 
@@ -56,7 +56,7 @@ def round_record(number: int, phase: RoundPhase = RoundPhase.ACTIVE, size: int =
 
 
 class Board:
-    """The keys, a view that is told of every change, and a clock that is moved by hand."""
+    """The keys, a view that receives every change, and a clock that is set by hand."""
 
     def __init__(self, **options: object) -> None:
         self.engine = Engine()
@@ -67,7 +67,7 @@ class Board:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, *ops: BranchOp) -> Batch | None:
-        """One transaction; the view takes it in."""
+        """Commit one transaction and apply it to the view."""
         before = self.engine.revision
         result = self.engine.apply(Txn((), ops), 0.0).result
         assert isinstance(result, TxnResult), result
@@ -107,15 +107,15 @@ class Board:
         self.put(KEYS.health(name), HealthRecord(name=name, losses=3, hold_s=hold_s, why="it was lost 3 times"))
 
     def activate(self, number: int, *names: str, join: int = 1) -> None:
-        """A round with these members, from their join to the end of its forming."""
+        """A round with these members: forming, confirmed and active."""
         for phase in RoundPhase:
             self.put(KEYS.round, round_record(number, phase, len(names)))
             self.confirm(number, *names, join=join)
         members = [RosterMember(name, join, name, name) for name in names]
         self.view.set_roster(number, members)
 
-    def plan(self, number: int, *names: str, join: int = 1, why: str = "all are there") -> Plan:
-        """An attempt of this coordinator's own."""
+    def plan(self, number: int, *names: str, join: int = 1, why: str = "all nodes have joined") -> Plan:
+        """An attempt of the coordinator that has this view."""
         self.put(KEYS.round, round_record(number, RoundPhase.FORMING, len(names), last_active=self.last_active))
         plan = Plan(
             number=number,
@@ -134,19 +134,19 @@ class Board:
         return self.view.round.last_active if self.view.round else 0
 
     def decide(self, after_s: float = 0.0) -> Decision:
-        """What is decided now, or some time later."""
+        """The decision now, or some time later."""
         self.now += after_s
         self.view.tick(self.now)
         return decide(self.view, self.now)
 
     def why(self, after_s: float = 0.0) -> str:
-        """What is waited for; it must be that nothing is to be done."""
+        """The reason of the decision, which must be to wait."""
         decision = self.decide(after_s)
         assert isinstance(decision, Wait), decision
         return decision.why
 
-    def tell(self, after_s: float = 0.0) -> WaitingRecord:
-        """What the nodes are told now; the view takes it in."""
+    def write_status(self, after_s: float = 0.0) -> WaitingRecord:
+        """Write `state/waiting` as it should be now, and apply it to the view."""
         record = summarise(self.view, self.decide(after_s), self.now)
         self.put(KEYS.waiting, record)
         return record
@@ -156,7 +156,7 @@ class Board:
 
 
 def steps(work: Callable[[], object]) -> int:
-    """How many bytecodes a call executes: its cost, without a clock."""
+    """The number of bytecodes that a call executes: a measure of its cost without a clock."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:

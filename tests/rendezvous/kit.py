@@ -1,4 +1,4 @@
-"""What the tests of the rendezvous layer share: backends that count, record or interfere, and worlds made of them."""
+"""Helpers of the tests of the rendezvous layer: backends that count or intercept requests, and worlds that use them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ R = TypeVar("R", bound=Record)
 E = TypeVar("E", bound=Event)
 
 
-class Through(Backend):
-    """Hands everything on to another backend; sessions renew through it as well."""
+class ForwardingBackend(Backend):
+    """Forwards all requests to another backend, including the renewals of sessions."""
 
     def __init__(self, inner: Backend, limits: Limits | None = None) -> None:
         self.name = inner.name
@@ -94,18 +94,18 @@ class Through(Backend):
         await self.inner.close()
 
     async def call(self, name: str, execute: Callable[[], Awaitable[T]]) -> T:
-        """One request; to be overridden."""
+        """Execute one request; subclasses override it."""
         return await execute()
 
 
-class Counting(Through):
-    """Counts requests by kind, delivered batches as `batch`, and the bytes of what was pushed by key."""
+class Counting(ForwardingBackend):
+    """Counts requests by kind, delivered batches as `batch`, and notes the largest delivered value of each key."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
         self.counts: Counter[str] = Counter()
         self.pushed: dict[str, int] = {}
-        """key -> the largest value that was pushed"""
+        """key -> size of the largest value that a watch delivered."""
 
     async def call(self, name: str, execute: Callable[[], Awaitable[T]]) -> T:
         self.counts[name] += 1
@@ -140,24 +140,24 @@ class CountingWatch(Watch):
         return batch
 
 
-def is_decision(compares: Sequence[Compare]) -> bool:
-    """Whether a transaction is a coordinator's: only those compare the create revision of its key."""
+def is_by_coordinator(compares: Sequence[Compare]) -> bool:
+    """Whether a coordinator sends the transaction: only coordinators compare the create revision of their key."""
     return any(isinstance(compare, CreateRevisionIs) for compare in compares)
 
 
 def kinds(then: Sequence[BranchOp]) -> set[str]:
-    """What a transaction writes, in words: join, confirm, goodbye, form, active, roster, assign, tell, config, ..."""
+    """The kinds of writes in a transaction: join, confirm, left, form, active, roster, assign, status, config, ..."""
     return {_kind(op) for op in then if isinstance(op, Put)}
 
 
 def _kind(op: Put) -> str:
     last_two = "/".join(op.key.split("/")[-2:])
     if "/nodes/" in op.key:
-        return {b'"joining"': "join", b'"member"': "confirm"}.get(_field(op.value, b"phase"), "goodbye")
+        return {b'"joining"': "join", b'"member"': "confirm"}.get(_field(op.value, b"phase"), "left")
     if last_two == "state/round":
         return "active" if _field(op.value, b"phase") == b'"active"' else "form"
     if last_two == "state/waiting":
-        return "tell"
+        return "status"
     for part in ("roster", "assign", "history", "health", "drain"):
         if f"/{part}/" in op.key:
             return part
@@ -171,8 +171,8 @@ def _field(value: bytes, name: bytes) -> bytes:
 TxnHook = Callable[[set[str], bool, Callable[[], Awaitable[TxnResult]]], Awaitable[TxnResult]]
 
 
-class Meddling(Through):
-    """Lets a hook decide what becomes of each transaction: it gets what is written, whether a coordinator does."""
+class InterceptingBackend(ForwardingBackend):
+    """Passes each transaction to a hook: the kinds of its writes, whether a coordinator sends it, and its execution."""
 
     def __init__(self, inner: Backend, hook: TxnHook | None = None, limits: Limits | None = None) -> None:
         super().__init__(inner, limits)
@@ -185,14 +185,16 @@ class Meddling(Through):
             raise AssertionError(f"{len(compares)} compares and {len(then)} operations in one transaction")
         if self.hook is None:
             return await self.inner.txn(compares, then, otherwise)
-        return await self.hook(kinds(then), is_decision(compares), lambda: self.inner.txn(compares, then, otherwise))
+        return await self.hook(
+            kinds(then), is_by_coordinator(compares), lambda: self.inner.txn(compares, then, otherwise)
+        )
 
 
 # --- worlds ---------------------------------------------------------------------------------------------------------
 
 
 class Town(World):
-    """A world that remembers all of its processes and whose past can be checked."""
+    """A world that keeps all of its processes, and checks the guarantees on its whole history."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -200,7 +202,7 @@ class Town(World):
         self.keys = RunKeys("rallypoint", options.get("run_id", "run"))
 
     def stir(self, rng: random.Random, names: Sequence[str]) -> None:
-        """Something happens to one of them: it comes, dies, leaves, or joins again."""
+        """A random event for one of these nodes: it starts, dies, leaves, or joins again."""
         name = rng.choice(names)
         process = self.processes.get(name)
         if process is None:
@@ -218,14 +220,14 @@ class Town(World):
         return process
 
     def enter(self, *names: str, **options: object) -> list[asyncio.Task[Joined]]:
-        """Start processes on these machines, unless they are there, and let all of them join."""
+        """Start a process for each name that has none, and let all of them join. Returns their calls."""
         for name in names:
             if name not in self.processes:
                 self.start(name, **options)
         return [self.join(name) for name in names]
 
     async def gathered(self, *names: str, **options: object) -> dict[str, Joined]:
-        """`enter`, and wait until all of them are in."""
+        """`enter`, and wait until all calls have returned."""
         joined = await asyncio.gather(*self.enter(*names, **options))
         return dict(zip(names, joined, strict=True))
 
@@ -233,7 +235,7 @@ class Town(World):
         return self.processes[name].node
 
     def record(self, kind: type[R], key: str) -> R | None:
-        """What a key holds now."""
+        """The current record of a key; None if it is absent."""
         item = self.server.engine.items.get(key)
         return None if item is None else decode(kind, item)
 
@@ -242,11 +244,11 @@ class Town(World):
         return self.record(RoundRecord, self.keys.round)
 
     @property
-    def told(self) -> WaitingRecord | None:
+    def status(self) -> WaitingRecord | None:
         return self.record(WaitingRecord, self.keys.waiting)
 
     def present(self) -> dict[str, NodeRecord]:
-        """The nodes that have a key, by name."""
+        """The records of the nodes that have a key, by name."""
         items = [item for key, item in self.server.engine.items.items() if key.startswith(self.keys.nodes)]
         return {record.name: record for record in (decode(NodeRecord, item) for item in items)}
 
@@ -255,37 +257,37 @@ class Town(World):
         return [event for _, event in self.events if isinstance(event, kind)]
 
     def coordinator(self) -> str:
-        """The name of the node that decides now."""
+        """The name of the current coordinator; empty if there is none."""
         record = self.record(CoordinatorRecord, self.keys.coordinator)
         return record.name if record else ""
 
     def check(self) -> None:
-        """Nothing that ever happened in this world breaks a guarantee. AssertionError with its name otherwise."""
-        past = Past(self.keys)
+        """Check the guarantees on the whole history of this world. AssertionError with the name of a broken one."""
+        checker = HistoryChecker(self.keys)
         for batch in self.server.engine.history.batches:
-            past.take(batch)
+            checker.apply(batch)
         for process in self.all:
             numbers = [joined.number for joined in process.rounds]
-            if len(past.lives) == 1:
+            if len(checker.lives) == 1:
                 assert numbers == sorted(set(numbers)), f"Monotonicity: {process.name} saw {numbers}"
             for joined in process.rounds:
-                rosters = [active[joined.number] for active in past.lives if joined.number in active]
+                rosters = [active[joined.number] for active in checker.lives if joined.number in active]
                 own = process.node.identity.id
                 agreed = [len(r) == joined.size and r[joined.rank].id == own for r in rosters]
                 assert any(agreed), f"Agreement: {process.name} is not rank {joined.rank} of round {joined.number}"
 
 
-class Past:
-    """Replays all changes of a run and checks at each revision what must hold there."""
+class HistoryChecker:
+    """Replays all changes of a run and checks the guarantees at each revision."""
 
     def __init__(self, keys: RunKeys) -> None:
         self.lives: list[dict[int, tuple[RosterMember, ...]]] = [{}]
-        """For each incarnation, the members of every round that was active in it."""
+        """For each incarnation: number -> members, for every round that became active."""
         self._keys = keys
         self._items: dict[str, Item] = {}
         self._numbers: list[int] = []
 
-    def take(self, batch: Batch) -> None:
+    def apply(self, batch: Batch) -> None:
         touched = {change.key for change in batch.changes}
         before = self._items.get(self._keys.round)
         for change in batch.changes:
@@ -295,7 +297,7 @@ class Past:
                 self._items[change.key] = change.item
         now = self._items.get(self._keys.round)
         if self._keys.config in touched and not any(key.startswith(self._keys.control) for key in self._items):
-            self._numbers.clear()  # the id is free: another incarnation, other numbers
+            self._numbers.clear()  # the run id was free: a new incarnation starts its numbers again
             self.lives.append({})
         if self._keys.round in touched and now is not None and now.value != getattr(before, "value", None):
             with suppress(RendezvousStateError):
@@ -315,7 +317,7 @@ class Past:
             return
         assert before is not None
         assert (before.number, before.phase) == (record.number, RoundPhase.FORMING)
-        assert before.term == record.term, "a coordinator went on with the forming of another"
+        assert before.term == record.term, "a coordinator continued an attempt of another term"
         roster = join_roster(
             record, [i for k, i in self._items.items() if k.startswith(self._keys.roster(record.number))]
         )
@@ -325,7 +327,7 @@ class Past:
         assert len({member.id for member in roster}) == record.size, "Ranks: a member twice"
         for member in roster:
             node = nodes.get(member.id)
-            assert node is not None, f"Freshness: {member.name} of round {record.number} had gone"
+            assert node is not None, f"Freshness: {member.name} of round {record.number} was gone"
             confirmed = (node.phase, node.round, node.join) == (NodePhase.MEMBER, record.number, member.join)
             assert confirmed, f"Barrier: {member.name} had not confirmed round {record.number}"
         self.lives[-1][record.number] = roster
@@ -344,7 +346,7 @@ def now() -> float:
 
 
 async def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
-    """How long it took; AssertionError if it took longer than the limit."""
+    """Wait until the condition holds; returns how long it took. AssertionError after the limit."""
     started_at = now()
     while not condition():
         assert now() < started_at + limit_s, f"not within {limit_s} s"
@@ -360,11 +362,11 @@ def play(
     max_iterations: int = virtual.MAX_ITERATIONS,
     **options: Any,
 ) -> T:
-    """Run a scene in a town of its own under virtual time; then its whole past is checked, and that no task failed."""
-    complaints: list[str] = []
+    """Run a scene in a new world under virtual time, then check its whole history and that no task failed."""
+    failures: list[str] = []
 
     async def main() -> T:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(str(context)))
         town = Town(seed=seed or 0, **options)
         result = await scene(town)
         town.check()
@@ -373,5 +375,5 @@ def play(
         return result
 
     result = virtual.run(main(), seed=seed, limit_s=limit_s, max_iterations=max_iterations)
-    assert not complaints, complaints
+    assert not failures, failures
     return result

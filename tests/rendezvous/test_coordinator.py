@@ -1,4 +1,4 @@
-"""The coordinator: taking over, writes of unknown outcome, late writes, what it tells and what it cleans up."""
+"""The coordinator: taking over, writes of unknown outcome, late writes, the status it writes, the data it deletes."""
 
 import asyncio
 import random
@@ -22,13 +22,13 @@ from rallypoint.rendezvous import coordinator as coordinating
 from rallypoint.rendezvous.history import KEPT
 from rallypoint.rendezvous.records import HealthRecord, HistoryRecord, RoundPhase, decode
 from rallypoint.testing.chaos import ChaosBackend, Faults
-from tests.rendezvous.kit import Meddling, Town, TxnHook, now, play, wait_until
+from tests.rendezvous.kit import InterceptingBackend, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
 
 
-async def live(town: Town, name: str) -> None:
-    """What an agent does: join, work until the world changes, join again, whatever the error."""
+async def run_agent(town: Town, name: str) -> None:
+    """Join, work until the round changes, join again, after any error."""
     node = town.node(name)
     while True:
         try:
@@ -41,7 +41,7 @@ async def live(town: Town, name: str) -> None:
         await changed.wait()
 
 
-def everybody_is_in(town: Town, *names: str) -> bool:
+def all_joined(town: Town, *names: str) -> bool:
     record = town.round
     if record is None or record.phase is not RoundPhase.ACTIVE or record.size != len(names):
         return False
@@ -49,8 +49,10 @@ def everybody_is_in(town: Town, *names: str) -> bool:
     return all(current is not None and current.number == record.number for current in currents)
 
 
-def meddle(hook_of: Callable[[str], TxnHook | None], limits: Limits | None = None) -> Callable[[str, Backend], Backend]:
-    return lambda name, backend: Meddling(backend, hook_of(name), limits)
+def intercept(
+    hook_of: Callable[[str], TxnHook | None], limits: Limits | None = None
+) -> Callable[[str, Backend], Backend]:
+    return lambda name, backend: InterceptingBackend(backend, hook_of(name), limits)
 
 
 # Taking over
@@ -85,7 +87,7 @@ def test_successor_takes_over_within_the_time_to_live_when_the_coordinator_dies(
     play(scene, min_nodes=2, max_nodes=3)
 
 
-def test_idle_run_has_one_coordinator_for_ever() -> None:
+def test_idle_run_keeps_its_coordinator() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", "c")
         await asyncio.sleep(3600)
@@ -94,7 +96,7 @@ def test_idle_run_has_one_coordinator_for_ever() -> None:
     play(scene, min_nodes=3)
 
 
-def test_successor_knows_the_ranks_and_the_losses_of_the_round() -> None:
+def test_new_coordinator_knows_the_ranks_and_losses_of_the_round() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("c", "d", "e")
         waiting = town.enter("a", "b")
@@ -110,15 +112,15 @@ def test_successor_knows_the_ranks_and_the_losses_of_the_round() -> None:
         assert town.coordinator() == "c"
         town.crash("c")
         await asyncio.sleep(20)
-        assert town.told is not None
-        assert town.told.lost == 1
+        assert town.status is not None
+        assert town.status.lost == 1
         ranks = {name: joined.rank for name, joined in (await town.gathered(*"abde")).items()}
         assert ranks == {"b": 0, "d": 1, "e": 2, "a": 3}
 
     play(scene, min_nodes=3, max_nodes=5, last_call_timeout=1)
 
 
-def test_coordinator_that_fails_is_replaced_or_starts_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinator_with_a_defect_is_replaced_or_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = coordinating.decide, iter(range(1000))
 
     def decide(*args: object) -> object:
@@ -137,25 +139,25 @@ def test_coordinator_that_fails_is_replaced_or_starts_afresh(monkeypatch: pytest
 
 
 def test_late_write_of_a_deposed_coordinator_is_refused() -> None:
-    """It stalls in the middle of a write; meanwhile its session ends, and another forms a round."""
+    """Its write is delayed; meanwhile its session ends, and another coordinator forms a round."""
     refused: list[bool] = []
 
     async def scene(town: Town) -> None:
         stalled = asyncio.Event()
 
-        async def stall(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if not ("active" in what and decision and not stalled.is_set()):
+        async def delay_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if not ("active" in writes and by_coordinator and not stalled.is_set()):
                 return await execute()
             stalled.set()
-            return await asyncio.shield(town.call(town.coordinator(), late(execute)))
+            return await asyncio.shield(town.call(town.coordinator(), execute_late(execute)))
 
-        async def late(execute: Execute) -> TxnResult:
+        async def execute_late(execute: Execute) -> TxnResult:
             await asyncio.sleep(60)
             result = await execute()
             refused.append(not result.committed)
             return result
 
-        town._wrap = meddle(lambda _: stall)
+        town._wrap = intercept(lambda _: delay_once)
         calls = dict(zip("abcd", town.enter(*"abcd"), strict=True))
         await stalled.wait()
         deposed = town.coordinator()
@@ -169,7 +171,7 @@ def test_late_write_of_a_deposed_coordinator_is_refused() -> None:
     play(scene, min_nodes=3, max_nodes=4, last_call_timeout=1, confirm_timeout=200)
 
 
-def test_coordinator_whose_key_is_taken_away_stops_deciding() -> None:
+def test_coordinator_whose_key_is_deleted_stops_deciding() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         term = town.server.engine.items[town.keys.coordinator].create_revision
@@ -184,67 +186,67 @@ def test_coordinator_whose_key_is_taken_away_stops_deciding() -> None:
 
 # Writes of unknown outcome
 
-KINDS = ["config", "coordinator", "join", "confirm", "roster", "form", "assign", "active", "tell", "history", "goodbye"]
+KINDS = ["config", "coordinator", "join", "confirm", "roster", "form", "assign", "active", "status", "history", "left"]
 
 
-@pytest.mark.parametrize("fate", ["done", "not done", "late", "unavailable"])
+@pytest.mark.parametrize("outcome", ["executed", "not executed", "late", "unavailable"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_txn_ops=5)], ids=["whole", "split"])
-def test_write_of_unknown_outcome_leads_to_a_round_all_the_same(kind: str, fate: str, limits: Limits) -> None:
-    """The first such write of every node has that fate. Numbers are unique: the past is checked."""
+def test_round_forms_despite_a_write_of_unknown_outcome(kind: str, outcome: str, limits: Limits) -> None:
+    """The first write of this kind of every node has this outcome. Numbers stay unique: the history is checked."""
 
-    def unlucky(name: str) -> TxnHook:
-        met = False
+    def fail_once(name: str) -> TxnHook:
+        has_failed = False
 
-        async def hook(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            nonlocal met
-            if kind not in what or met:
+        async def hook(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            nonlocal has_failed
+            if kind not in writes or has_failed:
                 return await execute()
-            met = True
-            if fate == "unavailable":
+            has_failed = True
+            if outcome == "unavailable":
                 raise Unavailable("not executed")
-            if fate == "done":
+            if outcome == "executed":
                 await execute()
-            elif fate == "late":
-                ghosts.append(asyncio.get_running_loop().create_task(haunt(execute)))
+            elif outcome == "late":
+                late_tasks.append(asyncio.get_running_loop().create_task(execute_late(execute)))
             raise OutcomeUnknown(f"{name} does not know")
 
         return hook
 
-    ghosts: list[asyncio.Task[None]] = []
+    late_tasks: list[asyncio.Task[None]] = []
 
-    async def haunt(execute: Execute) -> None:
+    async def execute_late(execute: Execute) -> None:
         await asyncio.sleep(3)
         try:
             await execute()
         except RendezvousError:
             raise
-        except Exception:  # its lease has ended, say: that is for the backend to refuse
+        except Exception:  # refused by the backend, for example because its lease has ended
             return
 
     async def scene(town: Town) -> None:
         agents = []
         for name in "abcd":
             town.start(name)
-            agents.append(asyncio.create_task(live(town, name)))
-        await wait_until(lambda: everybody_is_in(town, *"abcd"), 60)
+            agents.append(asyncio.create_task(run_agent(town, name)))
+        await wait_until(lambda: all_joined(town, *"abcd"), 60)
         await asyncio.sleep(20)
         leaver = next(name for name in "abcd" if name != town.coordinator())
         agents["abcd".index(leaver)].cancel()
         await town.node(leaver).leave("done")
         rest = [name for name in "abcd" if name != leaver]
-        await wait_until(lambda: everybody_is_in(town, *rest), 60)
+        await wait_until(lambda: all_joined(town, *rest), 60)
         await asyncio.sleep(20)
-        assert everybody_is_in(town, *rest)
+        assert all_joined(town, *rest)
         for agent in agents:
             agent.cancel()
-        await asyncio.wait([*agents, *ghosts])
+        await asyncio.wait([*agents, *late_tasks])
 
-    play(scene, wrap=meddle(unlucky, limits), min_nodes=3, max_nodes=4, last_call_timeout=2)
+    play(scene, wrap=intercept(fail_once, limits), min_nodes=3, max_nodes=4, last_call_timeout=2)
 
 
 @pytest.mark.parametrize("seed", [*range(8), 1189])
-def test_cruel_backends_break_no_guarantee_and_a_round_comes_when_they_heal(seed: int) -> None:
+def test_heavy_faults_break_no_guarantee_and_a_round_forms_when_they_stop(seed: int) -> None:
     chaos: list[ChaosBackend] = []
 
     def wrap(name: str, backend: Backend) -> Backend:
@@ -255,13 +257,13 @@ def test_cruel_backends_break_no_guarantee_and_a_round_comes_when_they_heal(seed
         agents = []
         for name in "abcde":
             town.start(name)
-            agents.append(asyncio.create_task(live(town, name)))
+            agents.append(asyncio.create_task(run_agent(town, name)))
         await asyncio.sleep(400)
         for one in chaos:
             one.faults = Faults.none()
         for one in chaos:
             await one.settled()
-        await wait_until(lambda: everybody_is_in(town, *"abcde"), 300)
+        await wait_until(lambda: all_joined(town, *"abcde"), 300)
         for agent in agents:
             agent.cancel()
         await asyncio.wait(agents)
@@ -274,13 +276,13 @@ def test_cruel_backends_break_no_guarantee_and_a_round_comes_when_they_heal(seed
 
 def test_forming_of_another_coordinator_is_not_continued() -> None:
     async def scene(town: Town) -> None:
-        async def dies(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "active" in what and len(town.processes) == 4:
+        async def crash(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "active" in writes and len(town.processes) == 4:
                 town.crash(town.coordinator())
                 return await asyncio.Future()
             return await execute()
 
-        town._wrap = meddle(lambda _: dies)
+        town._wrap = intercept(lambda _: crash)
         calls = dict(zip("abcd", town.enter(*"abcd"), strict=True))
         await asyncio.sleep(60)
         joined = [call.result() for name, call in calls.items() if name in town.processes]
@@ -292,14 +294,14 @@ def test_forming_of_another_coordinator_is_not_continued() -> None:
 
 def test_member_that_is_lost_while_forming_makes_the_rest_form_again() -> None:
     async def scene(town: Town) -> None:
-        async def dies(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "confirm" in what:
+        async def crash(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "confirm" in writes:
                 await town.node("b").backend.revoke(town.node("b")._node_session.session.lease)  # type: ignore[union-attr]
                 town.crash("b")
                 return await asyncio.Future()
             return await execute()
 
-        town._wrap = meddle(lambda name: dies if name == "b" else None)
+        town._wrap = intercept(lambda name: crash if name == "b" else None)
         calls = town.enter("a", "b", "c")
         joined = await asyncio.gather(calls[0], calls[2])
         assert {(one.number, one.size) for one in joined} == {(2, 2)}
@@ -309,14 +311,14 @@ def test_member_that_is_lost_while_forming_makes_the_rest_form_again() -> None:
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c", "d"])
-def test_member_that_is_lost_in_the_last_instant_is_not_in_the_round(victim: str) -> None:
-    """All have confirmed and the coordinator is about to say so: then a session ends."""
+def test_member_that_is_lost_just_before_activation_is_not_in_the_round(victim: str) -> None:
+    """All members have confirmed and the coordinator is about to activate the round: then a session ends."""
 
     async def scene(town: Town) -> None:
         victims: list[str] = []
 
-        async def loses(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "active" in what and not victims and victim != town.coordinator():
+        async def lose_session(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "active" in writes and not victims and victim != town.coordinator():
                 victims.append(victim)
                 session = town.node(victim)._node_session.session
                 assert session is not None
@@ -326,7 +328,7 @@ def test_member_that_is_lost_in_the_last_instant_is_not_in_the_round(victim: str
                 return result
             return await execute()
 
-        town._wrap = meddle(lambda _: loses)
+        town._wrap = intercept(lambda _: lose_session)
         calls = dict(zip("abcd", town.enter(*"abcd"), strict=True))
         await asyncio.sleep(30)
         sizes = {call.result().size for name, call in calls.items() if name not in victims}
@@ -335,17 +337,17 @@ def test_member_that_is_lost_in_the_last_instant_is_not_in_the_round(victim: str
     play(scene, min_nodes=3, max_nodes=4, last_call_timeout=1)
 
 
-def test_attempt_whose_assignments_are_not_all_written_is_not_waited_for() -> None:
+def test_attempt_with_a_missing_assignment_is_given_up_at_once() -> None:
     async def scene(town: Town) -> None:
         failed: list[set[str]] = []
 
-        async def fails_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if what == {"assign"} and not failed:
-                failed.append(what)
+        async def fail_assign_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if writes == {"assign"} and not failed:
+                failed.append(writes)
                 raise Unavailable("not executed")
             return await execute()
 
-        town._wrap = meddle(lambda _: fails_once, Limits(max_txn_ops=5))
+        town._wrap = intercept(lambda _: fail_assign_once, Limits(max_txn_ops=5))
         joined = await town.gathered(*"abcdefgh")
         assert failed
         assert {one.number for one in joined.values()} == {2}
@@ -354,72 +356,72 @@ def test_attempt_whose_assignments_are_not_all_written_is_not_waited_for() -> No
     play(scene, min_nodes=8)
 
 
-def test_time_that_the_assignments_take_is_not_that_of_the_members() -> None:
+def test_confirm_timeout_starts_after_the_assignments_are_written() -> None:
     async def scene(town: Town) -> None:
-        async def slow(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if what == {"assign"}:
+        async def slow(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if writes == {"assign"}:
                 await asyncio.sleep(4)
-            if "confirm" in what:
+            if "confirm" in writes:
                 await asyncio.sleep(4)
             return await execute()
 
-        town._wrap = meddle(lambda _: slow, Limits(max_txn_ops=5))
+        town._wrap = intercept(lambda _: slow, Limits(max_txn_ops=5))
         joined = await town.gathered(*"abcdefgh")
         assert {one.number for one in joined.values()} == {1}
 
     play(scene, min_nodes=8, confirm_timeout=5)
 
 
-def test_large_roster_is_split_and_whole_before_the_round_is_active() -> None:
+def test_large_roster_is_split_and_complete_before_the_round_is_active() -> None:
     async def scene(town: Town) -> None:
         names = [f"node{index}" for index in range(300)]
         joined = await town.gathered(*names)
         roster = await town.node("node7").roster(joined["node7"])
         assert [member.name for member in roster] == names
 
-    play(scene, wrap=meddle(lambda _: None, Limits(max_txn_ops=20)), min_nodes=300)
+    play(scene, wrap=intercept(lambda _: None, Limits(max_txn_ops=20)), min_nodes=300)
 
 
-# Telling
+# Status
 
 
-def test_told_counts_are_set_right_after_a_write_of_unknown_outcome() -> None:
-    """The members are told that one waits; the answer is lost, and so is the one that waits."""
+def test_counts_are_corrected_after_a_write_of_unknown_outcome() -> None:
+    """The members receive that a node waits; the answer to that write is lost, and the node leaves."""
 
     async def scene(town: Town) -> None:
-        async def loses_the_answer(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+        async def lose_answer(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             result = await execute()
-            if what == {"tell"} and town.told and town.told.waiting and "c" in town.processes:
+            if writes == {"status"} and town.status and town.status.waiting and "c" in town.processes:
                 await town.node("c").leave("changed its mind")
                 del town.processes["c"]
                 raise OutcomeUnknown("no answer")
             return result
 
-        town._wrap = meddle(lambda name: loses_the_answer if name != "c" else None)
+        town._wrap = intercept(lambda name: lose_answer if name != "c" else None)
         await town.gathered("a", "b")
         await asyncio.sleep(10)
         (call,) = town.enter("c")
         await asyncio.sleep(30)
         assert "c" not in town.processes
-        assert town.told is not None
-        assert town.told.waiting == 0
+        assert town.status is not None
+        assert town.status.waiting == 0
         assert [town.node(name).waiting_count() for name in "ab"] == [0, 0]
         await asyncio.wait([call])
 
     play(scene, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
-def test_told_counts_are_set_right_after_a_late_write() -> None:
+def test_counts_are_corrected_after_a_late_write() -> None:
     async def scene(town: Town) -> None:
         late: list[Execute] = []
 
-        async def late_tell(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if what == {"tell"} and "c" in town.present() and not late:
+        async def delay_status(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if writes == {"status"} and "c" in town.present() and not late:
                 late.append(execute)
                 raise OutcomeUnknown("no answer")
             return await execute()
 
-        town._wrap = meddle(lambda name: late_tell if name != "c" else None)
+        town._wrap = intercept(lambda name: delay_status if name != "c" else None)
         await town.gathered("a", "b")
         await asyncio.sleep(10)
         (call,) = town.enter("c")
@@ -427,17 +429,17 @@ def test_told_counts_are_set_right_after_a_late_write() -> None:
         await town.node("c").leave("changed its mind")
         await asyncio.wait([call])
         await asyncio.sleep(10)
-        assert town.told is not None
-        before = town.told
+        assert town.status is not None
+        before = town.status
         await late[0]()
-        assert town.told != before
+        assert town.status != before
         await asyncio.sleep(10)
-        assert town.told == before
+        assert town.status == before
 
     play(scene, min_nodes=2, max_nodes=3, last_call_timeout=1, admission_window=0)
 
 
-def test_nodes_are_told_at_most_four_times_a_second() -> None:
+def test_status_is_written_at_most_four_times_a_second() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         for index in range(100):
@@ -459,9 +461,9 @@ def test_nodes_are_told_at_most_four_times_a_second() -> None:
 # Holding back
 
 
-def test_node_that_is_lost_again_and_again_is_held_back_and_admitted_later() -> None:
+def test_node_that_is_lost_repeatedly_is_held_back_and_admitted_later() -> None:
     async def scene(town: Town) -> None:
-        await town.gathered("a", "b")  # one of them decides from now on
+        await town.gathered("a", "b")  # one of these two is the coordinator from now on
         for _ in range(3):
             (call,) = town.enter("bad")
             await wait_until(lambda: "bad" in town.present(), 10)
@@ -487,10 +489,10 @@ def test_node_that_is_lost_again_and_again_is_held_back_and_admitted_later() -> 
     play(scene, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
-# What is left behind
+# Deleting old data
 
 
-def test_only_recent_rounds_leave_anything_behind() -> None:
+def test_only_data_of_recent_rounds_is_kept() -> None:
     async def scene(town: Town) -> None:
         engine = town.server.engine
         for _ in range(30):
@@ -511,7 +513,7 @@ def test_only_recent_rounds_leave_anything_behind() -> None:
     play(scene, min_nodes=2)
 
 
-def test_everything_is_gone_hours_after_the_run() -> None:
+def test_all_keys_are_deleted_hours_after_the_run() -> None:
     async def scene(town: Town) -> None:
         joined = await town.gathered("a", "b")
         await town.node("a").backend.txn([], [Put(town.keys.store(1) + "key", b"", joined["a"].data_lease)])
@@ -530,8 +532,8 @@ def test_everything_is_gone_hours_after_the_run() -> None:
     play(scene, min_nodes=2)
 
 
-def test_running_round_keeps_its_data_when_the_config_is_removed_by_hand() -> None:
-    """As an error about a damaged config advises; whoever comes next makes a new one."""
+def test_active_round_keeps_its_data_when_an_operator_deletes_the_config() -> None:
+    """As the error about a damaged config advises. The next node to join makes a new config."""
 
     async def scene(town: Town) -> None:
         joined = await town.gathered("a", "b")
@@ -549,7 +551,7 @@ def test_running_round_keeps_its_data_when_the_config_is_removed_by_hand() -> No
     play(scene, min_nodes=2)
 
 
-def test_store_of_an_earlier_incarnation_is_never_that_of_a_later_round() -> None:
+def test_store_of_an_earlier_incarnation_is_never_seen_by_a_later_round() -> None:
     async def scene(town: Town) -> None:
         joined = await town.gathered("a", "b")
         number = joined["a"].number

@@ -1,4 +1,4 @@
-"""The coordinator dies between any two of its writes: a round comes about all the same, and everybody agrees on it."""
+"""The coordinator dies before or after any of its writes: a round forms all the same, and all members agree on it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,42 +7,44 @@ import pytest
 
 from rallypoint.backends.contract import Backend, Limits
 from rallypoint.kv.types import TxnResult
-from tests.rendezvous.kit import Meddling, Town, play
+from tests.rendezvous.kit import InterceptingBackend, Town, play
 
 NAMES = ("a", "b", "c", "d", "e")
 SETTLED_S = 120.0
 
 
-class Assassin:
-    """Kills the process whose coordinator makes the `victim`-th decision, before or after it is committed."""
+class CoordinatorKiller:
+    """Kills the coordinator's process at its `nth` write, before or after the write is committed."""
 
-    def __init__(self, victim: int, *, after: bool, max_txn_ops: int) -> None:
-        self.victim = victim
+    def __init__(self, nth: int, *, after: bool, max_txn_ops: int) -> None:
+        self.nth = nth
         self.after = after
         self.limits = Limits(max_txn_ops=max_txn_ops)
-        self.decisions = 0
+        self.count = 0
         self.killed: str | None = None
         self.killed_at: set[str] = set()
         self.town: Town | None = None
 
     def wrap(self, name: str, backend: Backend) -> Backend:
-        async def hook(what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]) -> TxnResult:
-            if not decision or self.town is None:
+        async def hook(
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
+        ) -> TxnResult:
+            if not by_coordinator or self.town is None:
                 return await execute()
-            self.decisions += 1
-            if self.decisions != self.victim:
+            self.count += 1
+            if self.count != self.nth:
                 return await execute()
             if self.after:
                 await execute()
-            self.killed, self.killed_at = name, what
+            self.killed, self.killed_at = name, writes
             self.town.crash(name)
-            return await asyncio.Future()  # nothing comes back to the dead
+            return await asyncio.Future()  # the dead process gets no answer
 
-        return Meddling(backend, hook, self.limits)
+        return InterceptingBackend(backend, hook, self.limits)
 
 
-async def live(town: Town, name: str) -> None:
-    """What an agent does: join, work until the world changes, join again."""
+async def run_agent(town: Town, name: str) -> None:
+    """Join, work until the round changes, join again."""
     node = town.node(name)
     while True:
         await town.join(name)
@@ -51,26 +53,26 @@ async def live(town: Town, name: str) -> None:
         await changed.wait()
 
 
-def story(assassin: Assassin) -> Callable[[Town], Awaitable[None]]:
-    """Five nodes come, a sixth comes late; one is lost; all the while somebody may be killed."""
+def scene_with(killer: CoordinatorKiller) -> Callable[[Town], Awaitable[None]]:
+    """Four nodes join, a fifth joins late; meanwhile a coordinator may be killed."""
 
     async def scene(town: Town) -> None:
-        assassin.town = town
+        killer.town = town
         agents = []
         for name in NAMES[:4]:
             town.start(name)
-            agents.append(asyncio.create_task(live(town, name)))
+            agents.append(asyncio.create_task(run_agent(town, name)))
         await asyncio.sleep(SETTLED_S)
         if "e" not in town.processes:
             town.start("e")
-            agents.append(asyncio.create_task(live(town, "e")))
+            agents.append(asyncio.create_task(run_agent(town, "e")))
         await asyncio.sleep(SETTLED_S)
         currents = {name: process.node.current for name, process in town.processes.items()}
         record = town.round
         assert record is not None
-        assert len(currents) == (5 if assassin.killed is None else 4)
+        assert len(currents) == (5 if killer.killed is None else 4)
         for name, current in currents.items():
-            assert current is not None, f"{name} is in no round after decision {assassin.victim}"
+            assert current is not None, f"{name} is in no round after write {killer.nth}"
             assert (current.number, current.size) == (record.number, len(currents))
         for agent in agents:
             agent.cancel()
@@ -84,20 +86,20 @@ def story(assassin: Assassin) -> Callable[[Town], Awaitable[None]]:
 @pytest.mark.parametrize("max_txn_ops", [5, 128])
 def test_coordinator_may_die_at_any_of_its_writes(max_txn_ops: int, after: bool, seed: int | None) -> None:
     killed_at: set[str] = set()
-    for victim in range(1, 100):
-        assassin = Assassin(victim, after=after, max_txn_ops=max_txn_ops)
+    for nth in range(1, 100):
+        killer = CoordinatorKiller(nth, after=after, max_txn_ops=max_txn_ops)
         play(
-            story(assassin),
+            scene_with(killer),
             seed=seed,
-            wrap=assassin.wrap,
+            wrap=killer.wrap,
             min_nodes=2,
             max_nodes=5,
             last_call_timeout=5,
             admission_window=1,
         )
-        if assassin.killed is None:
+        if killer.killed is None:
             break
-        killed_at |= assassin.killed_at
-    assert assassin.killed is None
-    assert victim > 8
-    assert killed_at >= {"roster", "form", "assign", "active", "tell", "history"}
+        killed_at |= killer.killed_at
+    assert killer.killed is None
+    assert nth > 8
+    assert killed_at >= {"roster", "form", "assign", "active", "status", "history"}

@@ -1,4 +1,4 @@
-"""The decision: every branch with its sentence, and what must hold after any history."""
+"""Decisions: every branch with its reason, and the guarantees after any history."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def last_call_over(board: Board) -> Decision:
     return board.decide(after_s=30)
 
 
-# Nothing can be decided
+# No decision possible
 
 
 def test_run_without_config_waits() -> None:
@@ -43,25 +43,25 @@ def test_run_without_config_waits() -> None:
 
 
 @pytest.mark.parametrize("key", [KEYS.config, KEYS.round, KEYS.closed, KEYS.waiting])
-def test_unreadable_key_of_the_run_stops_everything_and_is_named(key: str) -> None:
+def test_unreadable_key_of_the_run_stops_all_decisions_and_is_named(key: str) -> None:
     board = Board()
     board.join("a", "b", "c", "d")
     board.write(Put(key, b"damaged"))
     assert board.why().startswith(f"{key} cannot be read: {key} holds no ")
 
 
-def test_closed_run_says_by_whom_and_why() -> None:
+def test_reason_of_a_closed_run_names_the_closing_node_and_its_reason() -> None:
     board = Board()
     board.join("a", "b", "c", "d")
     board.close(by="ops", why="maintenance")
     assert board.why() == "the run is closed by ops: maintenance"
     board.close()
-    assert board.why() == "the run is closed by somebody: no reason given"
+    assert board.why() == "the run is closed by an unknown node: no reason given"
     board.close(closed=False)
     assert formed(board.decide()) == ["a", "b", "c", "d"]
 
 
-def test_attempt_is_not_followed_while_closed() -> None:
+def test_attempt_is_given_up_when_the_run_is_closed() -> None:
     board = Board()
     board.join("a", "b")
     board.plan(1, "a", "b")
@@ -72,12 +72,12 @@ def test_attempt_is_not_followed_while_closed() -> None:
     assert board.why() == "the run is closed by ops: enough"
 
 
-def test_members_above_the_known_round_are_waited_for() -> None:
+def test_nothing_forms_until_members_above_the_known_round_have_left() -> None:
     board = Board()
     board.join("a", "b", "c", "d")
     board.confirm(5, "x", "y")
     assert board.why() == (
-        "x, y of a round above the known one: memory was lost, nothing forms until they have left it"
+        "the run's data was lost: nothing forms until all nodes have left a round above the known one: x, y"
     )
     board.lose("x")
     board.join("y", join=2, floor=5)
@@ -86,10 +86,10 @@ def test_members_above_the_known_round_are_waited_for() -> None:
     assert decision.number == 6
 
 
-def test_many_members_above_the_known_round_are_not_all_named() -> None:
+def test_at_most_five_members_above_the_known_round_are_named() -> None:
     board = Board()
     board.confirm(5, *"abcdefgh")
-    assert board.why().startswith("a, b, c, d, e and 3 more of a round above")
+    assert board.why().endswith("a round above the known one: a, b, c, d, e and 3 more")
 
 
 # Gathering
@@ -121,7 +121,7 @@ def test_maximum_forms_at_once() -> None:
     assert decision == Form(1, decision.ranked, "all 4 places are taken")  # type: ignore[union-attr]
 
 
-def test_who_was_lost_and_who_left_is_told() -> None:
+def test_reason_names_lost_nodes_and_nodes_that_left() -> None:
     board = Board(min_nodes=4)
     board.join("a", "b", "c", "d")
     board.now += 40
@@ -134,7 +134,7 @@ def test_who_was_lost_and_who_left_is_told() -> None:
     )
 
 
-def test_lost_member_is_told_with_its_round() -> None:
+def test_reason_names_the_round_of_a_lost_member() -> None:
     board = Board(min_nodes=2, hold_back_losses=0)
     board.activate(1, "a", "b")
     board.now += 7
@@ -145,7 +145,7 @@ def test_lost_member_is_told_with_its_round() -> None:
     )
 
 
-def test_node_that_came_back_is_not_told_as_lost() -> None:
+def test_node_that_came_back_is_not_named_as_lost() -> None:
     board = Board(min_nodes=4)
     board.join("a", "b")
     board.lose("b")
@@ -153,7 +153,7 @@ def test_node_that_came_back_is_not_told_as_lost() -> None:
     assert board.why() == "2 of at least 4 nodes joined: a, b"
 
 
-def test_drained_and_left_out_nodes_do_not_count() -> None:
+def test_drained_and_unconfirmed_nodes_do_not_count() -> None:
     board = Board()
     board.join("a", "b", "c")
     board.drain("a")
@@ -161,7 +161,7 @@ def test_drained_and_left_out_nodes_do_not_count() -> None:
     assert board.why() == "1 of at least 2 nodes joined: c; left out because it did not confirm: b"
 
 
-def test_node_is_left_out_until_its_key_changes() -> None:
+def test_unconfirmed_node_is_excluded_until_its_key_changes() -> None:
     board = Board(min_nodes=3)
     board.join("a", "b", "c")
     board.view.give_up(["b"], board.now)
@@ -170,7 +170,7 @@ def test_node_is_left_out_until_its_key_changes() -> None:
     assert board.why().startswith("last call of 30 s: 3 of")
 
 
-def test_at_most_five_left_out_nodes_are_named() -> None:
+def test_at_most_five_unconfirmed_nodes_are_named() -> None:
     board = Board(min_nodes=8, max_nodes=8)
     board.join(*"abcdefg")
     board.view.give_up(list("abcdefg"), board.now)
@@ -182,7 +182,7 @@ def test_at_most_five_left_out_nodes_are_named() -> None:
 # The last call
 
 
-def test_last_call_starts_when_the_minimum_is_there_and_says_so() -> None:
+def test_last_call_starts_when_the_minimum_is_reached() -> None:
     board = Board(last_call_timeout=10)
     board.join("a", "b")
     decision = board.decide()
@@ -205,7 +205,7 @@ def test_arrivals_do_not_prolong_the_last_call() -> None:
     assert formed(board.decide(after_s=1)) == ["a", "b", "c"]
 
 
-def test_last_call_stops_below_the_minimum_and_starts_anew() -> None:
+def test_last_call_stops_below_the_minimum_and_starts_again() -> None:
     board = Board(last_call_timeout=10)
     board.join("a", "b")
     board.decide()
@@ -225,7 +225,7 @@ def test_maximum_ends_the_last_call() -> None:
     assert len(formed(board.decide(after_s=1))) == 4
 
 
-def test_new_view_starts_the_last_call_anew() -> None:
+def test_new_coordinator_starts_the_last_call_again() -> None:
     board = Board(last_call_timeout=10)
     board.join("a", "b")
     board.decide()
@@ -249,7 +249,7 @@ def test_adaptive_last_call_is_not_needed_once_a_round_was_active() -> None:
     assert decision.why == "every live node has joined: 2"  # type: ignore[union-attr]
 
 
-def test_fixed_last_call_is_always_waited_out() -> None:
+def test_fixed_last_call_never_ends_early() -> None:
     board = Board(last_call_mode="fixed", hold_back_losses=0)
     board.activate(1, "a", "b", "c")
     board.join("a", join=2)
@@ -281,7 +281,7 @@ def test_last_call_goes_on_after_an_attempt_was_given_up() -> None:
     assert formed(board.decide()) == ["a", "b"]
 
 
-def test_last_call_does_not_run_while_members_of_a_forgotten_round_are_there() -> None:
+def test_last_call_does_not_run_while_a_forgotten_round_has_members() -> None:
     board = Board(last_call_timeout=10)
     board.join("a", "b")
     board.confirm(5, "x")
@@ -291,22 +291,22 @@ def test_last_call_does_not_run_while_members_of_a_forgotten_round_are_there() -
     assert board.why().startswith("last call")
 
 
-# Who gets in
+# Admission
 
 
-def test_steps_leave_the_rest_as_spares() -> None:
+def test_nodes_beyond_a_multiple_of_step_are_spares() -> None:
     board = Board(min_nodes=2, max_nodes=6, step=2)
     board.join("a", "b", "c", "d", "e")
     assert formed(last_call_over(board)) == ["a", "b", "c", "d"]
 
 
-def test_minimum_counts_whole_steps_only() -> None:
+def test_minimum_counts_complete_steps_only() -> None:
     board = Board(min_nodes=4, max_nodes=8, step=4)
     board.join("a", "b", "c")
     assert board.why().startswith("3 of at least 4 nodes joined")
 
 
-def test_more_candidates_than_places_go_by_membership_then_order() -> None:
+def test_places_go_to_members_first_and_then_by_order_of_joining() -> None:
     board = Board(min_nodes=3, max_nodes=3, hold_back_losses=0)
     board.activate(1, "m", "n", "o")
     board.join("early", "late")
@@ -315,7 +315,7 @@ def test_more_candidates_than_places_go_by_membership_then_order() -> None:
     assert sorted(formed(board.decide())) == ["early", "m", "n"]
 
 
-def test_survivors_keep_their_ranks_and_a_replacement_inherits_the_hole() -> None:
+def test_survivors_keep_their_ranks_and_a_replacement_gets_the_free_one() -> None:
     board = Board(min_nodes=3, max_nodes=3, hold_back_losses=0)
     board.activate(1, "c", "a", "b")
     board.lose("a")
@@ -324,7 +324,7 @@ def test_survivors_keep_their_ranks_and_a_replacement_inherits_the_hole() -> Non
     assert formed(board.decide()) == ["c", "new", "b"]
 
 
-def test_new_process_of_a_machine_has_its_rank_again() -> None:
+def test_new_process_on_the_same_machine_gets_its_rank_back() -> None:
     board = Board(min_nodes=3, max_nodes=3, hold_back_losses=0)
     board.activate(1, "c", "a", "b")
     board.lose("a")
@@ -333,7 +333,7 @@ def test_new_process_of_a_machine_has_its_rank_again() -> None:
     assert formed(board.decide()) == ["c", "a", "b"]
 
 
-def test_of_two_nodes_of_one_name_the_one_that_had_the_rank_keeps_it() -> None:
+def test_of_two_nodes_with_one_name_the_previous_owner_keeps_the_rank() -> None:
     board = Board(min_nodes=3, max_nodes=3)
     board.activate(1, "b", "a", "c")
     board.lose("c")
@@ -352,7 +352,7 @@ def test_held_back_node_is_chosen_last_when_its_hold_is_over() -> None:
         "last call of 30 s: 2 of at most 3 nodes joined: b, c; more may still come; "
         "held back for 30 s: a (it was lost 3 times)"
     )
-    assert board.view.aside
+    assert board.view.excluded
     board.now += 29
     board.join("d")
     assert sorted(formed(board.decide())) == ["b", "c", "d"]
@@ -361,7 +361,7 @@ def test_held_back_node_is_chosen_last_when_its_hold_is_over() -> None:
     assert sorted(formed(board.decide())) == ["a", "b", "c"]
 
 
-def test_wait_ends_when_a_hold_does() -> None:
+def test_wait_ends_when_a_hold_ends() -> None:
     board = Board(min_nodes=2)
     board.hold("a", hold_s=30)
     board.join("a", "b")
@@ -370,10 +370,10 @@ def test_wait_ends_when_a_hold_does() -> None:
     )
 
 
-# An attempt under way
+# Forming
 
 
-def test_forming_waits_for_its_confirmations() -> None:
+def test_forming_waits_for_confirmations() -> None:
     board = Board(confirm_timeout=10)
     board.join("a", "b", "c")
     board.plan(1, "a", "b", "c", why="because")
@@ -385,7 +385,7 @@ def test_forming_waits_for_its_confirmations() -> None:
     )
 
 
-def test_all_confirmations_make_it_active() -> None:
+def test_attempt_becomes_active_when_all_members_confirmed() -> None:
     board = Board()
     board.join("a", "b")
     plan = board.plan(1, "a", "b", why="because")
@@ -396,7 +396,7 @@ def test_all_confirmations_make_it_active() -> None:
     assert list(plan.last_confirmed) == ["b", "a"]
 
 
-def test_confirmations_that_came_before_the_plan_was_known_count() -> None:
+def test_confirmations_that_arrive_before_the_plan_count() -> None:
     board = Board()
     board.join("a")
     board.confirm(1, "b")
@@ -417,7 +417,7 @@ def test_confirmation_of_another_number_or_join_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
+    ("change", "why"),
     [
         (lambda board: board.lose("b"), "b (rank 1) was lost before the round was active"),
         (lambda board: board.leave("b"), "b (rank 1) left before the round was active"),
@@ -427,20 +427,20 @@ def test_confirmation_of_another_number_or_join_does_not_count() -> None:
 )
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_attempt_is_given_up_when_a_planned_join_is_gone(
-    spoil: Callable[[Board], None], why: str, confirmed: bool
+    change: Callable[[Board], None], why: str, confirmed: bool
 ) -> None:
     board = Board()
     board.join("a", "b", "c")
     board.plan(1, "a", "b", "c")
     if confirmed:
         board.confirm(1, "b")
-    spoil(board)
+    change(board)
     assert board.decide() == GiveUp((), why)
     board.confirm(1, "a", "c")
     assert board.decide() == GiveUp((), why)
 
 
-def test_attempt_is_given_up_when_somebody_does_not_confirm_in_time() -> None:
+def test_attempt_is_given_up_when_a_member_does_not_confirm_in_time() -> None:
     board = Board(confirm_timeout=10)
     board.join(*"abcd")
     board.plan(1, *"abcd")
@@ -450,7 +450,7 @@ def test_attempt_is_given_up_when_somebody_does_not_confirm_in_time() -> None:
     assert set(board.view.candidates) == {"b", "d"}
 
 
-def test_attempt_lives_while_confirmations_come_and_ends_without() -> None:
+def test_every_confirmation_restarts_the_confirm_timeout() -> None:
     board = Board(confirm_timeout=10)
     board.join(*"abcd")
     board.plan(1, *"abcd")
@@ -461,7 +461,7 @@ def test_attempt_lives_while_confirmations_come_and_ends_without() -> None:
     assert board.decide(after_s=1) == GiveUp(("d",), "d did not confirm within 10 s")
 
 
-def test_arrivals_and_departures_of_others_do_not_disturb_a_forming() -> None:
+def test_arrivals_and_departures_of_other_nodes_do_not_disturb_an_attempt() -> None:
     board = Board()
     board.join("a", "b", "x")
     board.plan(1, "a", "b")
@@ -473,7 +473,7 @@ def test_arrivals_and_departures_of_others_do_not_disturb_a_forming() -> None:
     assert isinstance(board.decide(), Activate)
 
 
-def test_plan_of_an_attempt_that_another_replaced_is_forgotten() -> None:
+def test_plan_is_dropped_when_another_attempt_replaces_it() -> None:
     board = Board()
     board.join("a", "b")
     board.plan(1, "a", "b")
@@ -488,7 +488,7 @@ def test_plan_of_an_attempt_that_another_replaced_is_forgotten() -> None:
 # While a round is active
 
 
-def test_nothing_forms_while_one_member_is_in_the_round() -> None:
+def test_nothing_forms_while_the_round_has_a_member() -> None:
     board = Board(min_nodes=2, max_nodes=2, hold_back_losses=0)
     board.activate(1, "a", "b")
     board.join("c", "d", "e")
@@ -498,7 +498,7 @@ def test_nothing_forms_while_one_member_is_in_the_round() -> None:
     assert len(formed(board.decide())) == 2
 
 
-def test_active_round_says_who_waits() -> None:
+def test_reason_of_an_active_round_names_waiting_nodes() -> None:
     board = Board(admission_window=1)
     board.activate(1, "a", "b")
     assert board.why() == "round 1 is active with 2 of 2 members"
@@ -511,7 +511,7 @@ def test_active_round_says_who_waits() -> None:
     assert board.decide(after_s=1) == Wait("round 1 is active with 2 of 2 members; 1 waiting to be admitted: c")
 
 
-def test_active_round_says_why_there_are_spares() -> None:
+def test_reason_of_an_active_round_says_why_nodes_are_spares() -> None:
     board = Board(max_nodes=2)
     board.activate(1, "a", "b")
     board.join("c")
@@ -522,178 +522,178 @@ def test_active_round_says_why_there_are_spares() -> None:
     assert board.why() == "round 1 is active with 2 of 2 members; spare (sizes are multiples of 2): c"
 
 
-def test_too_few_for_another_round_are_no_spares() -> None:
+def test_nodes_that_are_too_few_for_another_round_are_no_spares() -> None:
     board = Board(min_nodes=3, hold_back_losses=0)
     board.activate(1, "a", "b", "c")
     board.lose("a", "b")
     board.join("d")
-    told = board.tell(after_s=5)
-    assert (told.waiting, told.spare, told.lost, told.open_places) == (0, 0, 2, 3)
-    assert told.reason.startswith(
+    status = board.write_status(after_s=5)
+    assert (status.waiting, status.spare, status.lost, status.open_places) == (0, 0, 2, 3)
+    assert status.reason.startswith(
         "round 1 is active with 1 of 3 members; too few for another round (2 of at least 3 nodes): d"
     )
 
 
-def test_active_round_names_five_of_those_who_wait() -> None:
+def test_reason_of_an_active_round_names_five_waiting_nodes() -> None:
     board = Board(max_nodes=20)
     board.activate(1, "a", "b")
     board.join(*"cdefghij")
     assert "8 waiting to be admitted (admission window: more may come): c, d, e, f, g and 3 more" in board.why()
 
 
-# What the nodes are told
+# Status
 
 
-def test_nobody_is_told_anything_before_the_first_round() -> None:
+def test_counts_are_zero_before_the_first_round() -> None:
     board = Board()
     board.join("a")
-    assert board.tell() == WaitingRecord(number=0, open_places=4, reason="1 of at least 2 nodes joined: a")
+    assert board.write_status() == WaitingRecord(number=0, open_places=4, reason="1 of at least 2 nodes joined: a")
 
 
 def test_all_places_are_open_when_a_round_is_over() -> None:
     board = Board(hold_back_losses=0)
     board.activate(1, "a", "b", "c", "d")
-    assert board.tell().open_places == 0
+    assert board.write_status().open_places == 0
     board.lose("a", "b", "c", "d")
     board.join("e")
-    told = board.tell()
-    assert (told.number, told.open_places, told.lost) == (1, 4, 0)
+    status = board.write_status()
+    assert (status.number, status.open_places, status.lost) == (1, 4, 0)
 
 
 def test_counts_are_zero_while_forming_and_after_close() -> None:
     board = Board(admission_window=0)
     board.activate(1, "a", "b")
     board.join("c")
-    assert board.tell().waiting == 1
+    assert board.write_status().waiting == 1
     board.close(by="ops", why="done")
-    told = board.tell()
-    assert (told.number, told.waiting, told.spare, told.open_places) == (1, 0, 0, 2)
+    status = board.write_status()
+    assert (status.number, status.waiting, status.spare, status.open_places) == (1, 0, 0, 2)
     board.close(closed=False)
     board.lose("a", "b", "c")
     board.join("x", "y")
     board.plan(2, "x", "y")
-    told = board.tell()
-    assert (told.number, told.waiting, told.lost) == (2, 0, 0)
+    status = board.write_status()
+    assert (status.number, status.waiting, status.lost) == (2, 0, 0)
 
 
-def test_waiting_nodes_are_those_that_would_get_in() -> None:
+def test_only_nodes_that_would_be_admitted_count_as_waiting() -> None:
     board = Board(max_nodes=4, admission_window=0)
     board.activate(1, "a", "b")
     board.join("c", "d", "e")
-    told = board.tell()
-    assert (told.waiting, told.spare, told.open_places) == (2, 1, 2)
+    status = board.write_status()
+    assert (status.waiting, status.spare, status.open_places) == (2, 1, 2)
 
 
-def test_held_back_nodes_are_counted_apart() -> None:
+def test_held_back_nodes_are_counted_separately() -> None:
     board = Board(max_nodes=4, admission_window=0)
     board.activate(1, "a", "b")
     board.hold("c")
     board.join("c", "d")
     board.drain("d")
-    told = board.tell()
-    assert (told.waiting, told.spare, told.held_back) == (0, 0, 1)
-    assert board.tell(after_s=30).waiting == 1
+    status = board.write_status()
+    assert (status.waiting, status.spare, status.held_back) == (0, 0, 1)
+    assert board.write_status(after_s=30).waiting == 1
 
 
-def test_growth_is_told_after_the_window() -> None:
+def test_waiting_nodes_are_reported_after_the_admission_window() -> None:
     board = Board(admission_window=1)
     board.activate(1, "a", "b")
     board.now += 100
     board.join("c")
-    assert board.tell().waiting == 0
-    assert board.tell(after_s=0.9).waiting == 0
-    assert board.tell(after_s=0.1).waiting == 1
+    assert board.write_status().waiting == 0
+    assert board.write_status(after_s=0.9).waiting == 0
+    assert board.write_status(after_s=0.1).waiting == 1
 
 
-def test_each_arrival_starts_the_window_anew() -> None:
+def test_each_arrival_restarts_the_admission_window() -> None:
     board = Board(max_nodes=10, admission_window=1)
     board.activate(1, "a", "b")
     board.join("c")
-    board.tell()
+    board.write_status()
     board.now += 0.9
     board.join("d")
-    assert board.tell(after_s=0.9).waiting == 0
-    assert board.tell(after_s=0.1).waiting == 2
+    assert board.write_status(after_s=0.9).waiting == 0
+    assert board.write_status(after_s=0.1).waiting == 2
 
 
-def test_window_has_an_end_however_many_arrive() -> None:
+def test_admission_window_ends_although_nodes_keep_arriving() -> None:
     board = Board(max_nodes=1000, admission_window=1)
     board.activate(1, "a", "b")
     started_at = board.now
     for index in range(1000):
         board.join(f"late{index}")
-        if board.tell().waiting:
+        if board.write_status().waiting:
             break
         board.now += 0.5
     assert board.now - started_at == LONGEST_ADMISSION_S
 
 
-def test_window_of_zero_tells_at_once() -> None:
+def test_admission_window_of_zero_reports_at_once() -> None:
     board = Board(admission_window=0)
     board.activate(1, "a", "b")
     board.join("c")
-    assert board.tell().waiting == 1
+    assert board.write_status().waiting == 1
 
 
-def test_further_arrivals_are_told_at_once_when_members_know_already() -> None:
+def test_further_arrivals_are_reported_at_once_when_members_know_of_one() -> None:
     board = Board(max_nodes=10, admission_window=1)
     board.activate(1, "a", "b")
     board.join("c")
-    assert board.tell(after_s=1).waiting == 1
+    assert board.write_status(after_s=1).waiting == 1
     board.join("d")
-    assert board.tell().waiting == 2
+    assert board.write_status().waiting == 2
 
 
-def test_arrival_that_went_away_leaves_no_window_behind() -> None:
+def test_admission_window_ends_when_its_node_is_gone() -> None:
     board = Board(admission_window=1)
     board.activate(1, "a", "b")
     board.join("c")
-    board.tell()
+    board.write_status()
     board.lose("c")
-    assert board.tell(after_s=10).waiting == 0
+    assert board.write_status(after_s=10).waiting == 0
     board.join("d")
-    assert board.tell().waiting == 0
-    assert board.tell(after_s=1).waiting == 1
+    assert board.write_status().waiting == 0
+    assert board.write_status(after_s=1).waiting == 1
 
 
-def test_those_who_waited_when_the_round_became_active_have_a_window_too() -> None:
+def test_nodes_that_waited_when_the_round_became_active_start_a_window() -> None:
     board = Board(max_nodes=4, admission_window=1)
     board.join("c")
     board.activate(1, "a", "b")
-    assert board.tell().waiting == 0
-    assert board.tell(after_s=1).waiting == 1
+    assert board.write_status().waiting == 0
+    assert board.write_status(after_s=1).waiting == 1
 
 
-def test_loss_is_told_at_once_and_those_who_wait_with_it() -> None:
+def test_loss_is_reported_at_once_together_with_waiting_nodes() -> None:
     board = Board(max_nodes=4, admission_window=1, hold_back_losses=0)
     board.activate(1, "a", "b", "c")
     board.join("d")
     board.lose("a")
-    told = board.tell()
-    assert (told.lost, told.waiting, told.open_places) == (1, 1, 2)
+    status = board.write_status()
+    assert (status.lost, status.waiting, status.open_places) == (1, 1, 2)
 
 
-def test_member_that_joins_again_is_told_at_once_as_waiting() -> None:
+def test_member_that_joins_again_is_reported_at_once_as_waiting() -> None:
     board = Board(min_nodes=2, max_nodes=3, admission_window=1)
     board.activate(1, "a", "b", "c")
     board.join("a", join=2)
-    told = board.tell()
-    assert (told.lost, told.waiting) == (0, 1)
+    status = board.write_status()
+    assert (status.lost, status.waiting) == (0, 1)
 
 
-def test_what_was_told_of_another_round_does_not_open_the_window() -> None:
+def test_counts_of_another_round_do_not_end_the_window() -> None:
     board = Board(max_nodes=4, admission_window=1)
     board.put(KEYS.waiting, WaitingRecord(number=1, waiting=2))
     board.activate(2, "a", "b")
     board.now += 5
     board.join("c")
-    assert board.tell().waiting == 0
+    assert board.write_status().waiting == 0
 
 
 # Holding back
 
 
-def test_node_that_is_lost_again_and_again_is_to_be_held() -> None:
+def test_node_that_is_lost_repeatedly_is_held_back() -> None:
     board = Board(hold_back_losses=2, hold_back=30, hold_back_window=600)
     for number in (1, 2):
         board.activate(number, "a", "b", join=number)
@@ -705,10 +705,10 @@ def test_node_that_is_lost_again_and_again_is_to_be_held() -> None:
     board.put(KEYS.health("a"), decision.record)
     assert isinstance(board.decide(), Wait)
     board.join("a", join=9)
-    assert set(board.view.aside) == {"a"}
+    assert set(board.view.excluded) == {"a"}
 
 
-def test_node_that_behaved_is_forgiven() -> None:
+def test_node_without_further_losses_is_forgiven() -> None:
     board = Board(hold_back=30, hold_back_window=600)
     board.hold("a", hold_s=30)
     assert isinstance(board.decide(after_s=629), Wait)
@@ -738,8 +738,8 @@ RULES = st.sampled_from(
 )
 
 
-class Coordination(Board):
-    """A board whose decisions are carried out as the coordinator does it, and checked."""
+class CheckedBoard(Board):
+    """A board that checks its decisions and carries them out like a coordinator."""
 
     def act(self, verb: str, name: str) -> None:
         present = self.view.nodes.get(name)
@@ -799,7 +799,7 @@ class Coordination(Board):
                     self.put(KEYS.health(health.name), health)
                 case Forgive(name):
                     self.write(Delete(KEYS.health(name)))
-        raise AssertionError("decides for ever")
+        raise AssertionError("it does not come to rest")
 
     def check_form(self, decision: Form) -> None:
         view, rules = self.view, self.view.rules
@@ -839,7 +839,7 @@ class Coordination(Board):
 @settings(max_examples=200)
 @given(RULES, st.lists(STEPS, max_size=60))
 def test_no_history_leads_to_a_wrong_decision(rules: dict[str, object], history: list[tuple[str, str]]) -> None:
-    board = Coordination(**rules)
+    board = CheckedBoard(**rules)
     for verb, name in history:
         board.act(verb, name)
         board.carry_out()
@@ -847,8 +847,8 @@ def test_no_history_leads_to_a_wrong_decision(rules: dict[str, object], history:
 
 @settings(max_examples=100)
 @given(RULES, st.lists(STEPS, max_size=40))
-def test_enough_nodes_get_a_round_after_any_history(rules: dict[str, object], history: list[tuple[str, str]]) -> None:
-    board = Coordination(**rules)
+def test_enough_nodes_form_a_round_after_any_history(rules: dict[str, object], history: list[tuple[str, str]]) -> None:
+    board = CheckedBoard(**rules)
     for verb, name in history:
         board.act(verb, name)
         board.carry_out()

@@ -1,4 +1,4 @@
-"""What goes wrong for hours, or again and again: leases are renewed, and whoever fails pauses and goes on."""
+"""Failures that last for hours or repeat: leases are renewed, retries have growing pauses, and the run goes on."""
 
 import asyncio
 import random
@@ -17,24 +17,24 @@ from rallypoint.rendezvous.run_config import DATA_TTL_S
 from rallypoint.rendezvous.watched_keys import WatchedKeys
 from rallypoint.store import AsyncStore
 from rallypoint.testing import loop as virtual
-from tests.rendezvous.kit import Meddling, Town, TxnHook, now, play, wait_until
+from tests.rendezvous.kit import InterceptingBackend, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
-BUSY = 10_000
-"""Turns of the loop in one instant that only somebody who never pauses takes."""
+MAX_ITERATIONS = 10_000
+"""Turns of the loop at one instant that only a retry without pauses can reach."""
 
 
-class Busy(Meddling):
-    """Notes when a coordinator looks at everything."""
+class ScanRecorder(InterceptingBackend):
+    """Notes when a coordinator scans all control keys."""
 
-    def __init__(self, inner: Backend, hook: TxnHook | None, looks: list[float], everything: str) -> None:
+    def __init__(self, inner: Backend, hook: TxnHook | None, scans: list[float], control: str) -> None:
         super().__init__(inner, hook, Limits())
-        self._looks = looks
-        self._everything = everything
+        self._scans = scans
+        self._control = control
 
     async def scan(self, prefix: str) -> Scanned:
-        if prefix == self._everything:
-            self._looks.append(now())
+        if prefix == self._control:
+            self._scans.append(now())
         return await super().scan(prefix)
 
 
@@ -48,8 +48,8 @@ def config_of(town: Town) -> ConfigRecord:
 
 
 @pytest.mark.parametrize("end", ["crash", "leave"])
-def test_run_of_short_sessions_forms_rounds_for_hours(end: str) -> None:
-    """No session lasts for the half hour after which the lease of the data is renewed again."""
+def test_run_with_short_sessions_forms_rounds_for_hours(end: str) -> None:
+    """No session lasts for the half hour after which a node renews the data lease."""
 
     async def scene(town: Town) -> None:
         for life in range(1, 13):
@@ -66,14 +66,14 @@ def test_run_of_short_sessions_forms_rounds_for_hours(end: str) -> None:
         assert now() > 3 * 3600 > DATA_TTL_S
         assert len(town.of(RoundActive)) == 12
 
-    play(scene, max_iterations=BUSY, min_nodes=2, join_timeout=30, hold_back_losses=0)
+    play(scene, max_iterations=MAX_ITERATIONS, min_nodes=2, join_timeout=30, hold_back_losses=0)
 
 
-def test_expired_data_lease_is_replaced_and_rounds_form_again() -> None:
-    looks: list[float] = []
+def test_data_lease_that_ended_is_replaced_and_rounds_form_again() -> None:
+    scans: list[float] = []
 
     async def scene(town: Town) -> None:
-        town._wrap = lambda _, backend: Busy(backend, None, looks, town.keys.control)
+        town._wrap = lambda _, backend: ScanRecorder(backend, None, scans, town.keys.control)
         (first,) = town.enter("a")
         await asyncio.sleep(1)
         before = config_of(town)
@@ -82,7 +82,7 @@ def test_expired_data_lease_is_replaced_and_rounds_form_again() -> None:
         joined = await asyncio.gather(first, second)
         assert {one.number for one in joined} == {1}
         assert now() < 15
-        assert len(looks) < 30, "it looks in a loop"
+        assert len(scans) < 30, "it scans in a loop"
         after = config_of(town)
         assert after.data_lease != before.data_lease
         assert after.incarnation == before.incarnation
@@ -93,50 +93,50 @@ def test_expired_data_lease_is_replaced_and_rounds_form_again() -> None:
         await store.set("k", b"v")
         assert await store.get("k") == b"v"
 
-    play(scene, max_iterations=BUSY, min_nodes=2)
+    play(scene, max_iterations=MAX_ITERATIONS, min_nodes=2)
 
 
 # Pauses
 
 
-def test_coordinator_whose_writes_are_refused_again_and_again_pauses() -> None:
-    looks: list[float] = []
+def test_coordinator_backs_off_when_its_writes_are_refused_repeatedly() -> None:
+    scans: list[float] = []
     refused: list[float] = []
 
     async def scene(town: Town) -> None:
-        async def refuses(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "form" in what and now() < 20:
+        async def refuse(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "form" in writes and now() < 20:
                 refused.append(now())
                 raise LeaseGone("it has just ended", lease=1)
             return await execute()
 
-        town._wrap = lambda _, backend: Busy(backend, refuses, looks, town.keys.control)
+        town._wrap = lambda _, backend: ScanRecorder(backend, refuse, scans, town.keys.control)
         calls = town.enter("a", "b")
         await asyncio.sleep(10)
         assert refused
         for second in range(10):
-            assert len([at for at in looks if second <= at < second + 1]) <= 10
-        assert len([at for at in looks if 5 <= at < 10]) <= 10, "the pauses do not grow"
+            assert len([at for at in scans if second <= at < second + 1]) <= 10
+        assert len([at for at in scans if 5 <= at < 10]) <= 10, "the pauses do not grow"
         joined = await asyncio.gather(*calls)
         assert {one.number for one in joined} == {1}
         assert now() < 22
 
-    play(scene, max_iterations=BUSY, min_nodes=2, keep_alive_interval=60)
+    play(scene, max_iterations=MAX_ITERATIONS, min_nodes=2, keep_alive_interval=60)
 
 
-def test_one_refusal_costs_no_time() -> None:
+def test_one_refused_write_is_retried_at_once() -> None:
     async def scene(town: Town) -> None:
-        met: list[set[str]] = []
+        refused_writes: list[set[str]] = []
 
-        async def refuses_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "form" in what and not met:
-                met.append(what)
+        async def refuse_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "form" in writes and not refused_writes:
+                refused_writes.append(writes)
                 raise LeaseGone("it has just ended", lease=1)
             return await execute()
 
-        town._wrap = lambda _, backend: Meddling(backend, refuses_once)
+        town._wrap = lambda _, backend: InterceptingBackend(backend, refuse_once)
         await town.gathered("a", "b")
-        assert met
+        assert refused_writes
         assert now() < 0.02
 
     play(scene, min_nodes=2)
@@ -144,7 +144,7 @@ def test_one_refusal_costs_no_time() -> None:
 
 @pytest.mark.parametrize("names", ["a", "ab"])
 @pytest.mark.parametrize("removed", [True, False], ids=["steps down", "cannot step down"])
-def test_coordinator_that_fails_each_time_is_tried_ever_more_seldom(
+def test_coordinator_that_always_fails_is_restarted_with_growing_pauses(
     monkeypatch: pytest.MonkeyPatch, names: str, removed: bool
 ) -> None:
     def decide(*args: object) -> object:
@@ -153,12 +153,12 @@ def test_coordinator_that_fails_each_time_is_tried_ever_more_seldom(
     monkeypatch.setattr(coordinating, "decide", decide)
 
     async def scene(town: Town) -> None:
-        async def keeps_the_key(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if not removed and decision and not what:
+        async def fail_deletion(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if not removed and by_coordinator and not writes:
                 raise Unavailable("not executed")
             return await execute()
 
-        town._wrap = lambda _, backend: Meddling(backend, keeps_the_key)
+        town._wrap = lambda _, backend: InterceptingBackend(backend, fail_deletion)
         town.enter(*names)
         await asyncio.sleep(60)
         failed_at = [at for at, event in town.events if isinstance(event, CoordinatorDeposed)]
@@ -175,7 +175,7 @@ def test_coordinator_that_fails_each_time_is_tried_ever_more_seldom(
 
 
 class Defective(MemoryBackend):
-    """Raises once what no backend should raise, where `where` says."""
+    """Raises once, at `where`, an error that is not in the contract."""
 
     where = ""
 
@@ -187,7 +187,7 @@ class Defective(MemoryBackend):
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
     ) -> TxnResult:
-        if isinstance(then[0], Range):  # a watched's scan
+        if isinstance(then[0], Range):  # the scan of WatchedKeys
             self.fail("scan")
         return await super().txn(compares, then, otherwise)
 
@@ -214,12 +214,12 @@ class DefectiveWatch(Watch):
 
 
 @pytest.mark.parametrize("where", ["scan", "watch", "batch", "listener"])
-def test_defect_does_not_blind_a_mirror(where: str) -> None:
+def test_watched_keys_go_on_after_a_defect(where: str) -> None:
     async def main() -> Sequence[BackendError | None]:
         backend = Defective(MemoryServer())
         backend.where = where
-        troubles: list[BackendError | None] = []
-        watched = WatchedKeys(backend, ["/a/"], random.Random(1), lambda _: backend.fail("listener"), troubles.append)
+        errors: list[BackendError | None] = []
+        watched = WatchedKeys(backend, ["/a/"], random.Random(1), lambda _: backend.fail("listener"), errors.append)
         for value in (b"1", b"2"):
             await asyncio.sleep(2)
             await backend.txn([], [Put("/a/x", value)])
@@ -227,15 +227,15 @@ def test_defect_does_not_blind_a_mirror(where: str) -> None:
         assert [item.value for item in watched.items.values()] == [b"2"]
         assert backend.where == ""
         watched.stop()
-        return troubles
+        return errors
 
-    troubles = virtual.run(main(), limit_s=100)
-    assert "a defect" in str([trouble for trouble in troubles if trouble is not None])
-    assert troubles[-1] is None
+    errors = virtual.run(main(), limit_s=100)
+    assert "a defect" in str([error for error in errors if error is not None])
+    assert errors[-1] is None
 
 
 @pytest.mark.parametrize("where", ["scan", "watch", "batch"])
-def test_defect_of_the_backend_does_not_keep_a_node_out(where: str) -> None:
+def test_node_joins_despite_a_defect_of_the_backend(where: str) -> None:
     async def scene(town: Town) -> None:
         made: dict[str, Defective] = {}
 

@@ -1,4 +1,4 @@
-"""The coordinator's writes: how they are packed into transactions, and that none passes on an old view."""
+"""The coordinator's writes: how they are packed into transactions, and that none is committed on an outdated view."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from rallypoint.kv.types import BranchOp, Compare, CreateRevisionIs, Delete, Exi
 from rallypoint.rendezvous.fenced_writer import Deposed, FencedWriter, LookAgain, Writes
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.testing import loop as virtual
-from tests.rendezvous.kit import Through
+from tests.rendezvous.kit import ForwardingBackend
 
 KEYS = RunKeys("rallypoint", "run")
 
 
-class Recording(Through):
-    """Remembers every transaction with its answer."""
+class Recording(ForwardingBackend):
+    """Records every transaction."""
 
     def __init__(self, server: MemoryServer, limits: Limits | None = None) -> None:
         super().__init__(MemoryBackend(server), limits)
@@ -32,7 +32,7 @@ class Recording(Through):
         return await super().txn(compares, then, otherwise)
 
 
-async def elected(backend: Through) -> int:
+async def elected(backend: ForwardingBackend) -> int:
     """The term of a coordinator on an empty store."""
     return (await backend.txn([], [Put(KEYS.coordinator, b"{}")])).revision
 
@@ -42,7 +42,7 @@ def puts(count: int, size: int = 1) -> list[Put]:
 
 
 def write_round(writes: Writes, limits: Limits) -> tuple[list[tuple[Sequence[Compare], Sequence[BranchOp]]], list[int]]:
-    """The transactions of one `write_round`, and after how many of them the marker was reported."""
+    """The transactions of one `write_round`, and how many of them were sent when the marker was reported."""
     marked: list[int] = []
 
     async def main() -> Recording:
@@ -67,7 +67,7 @@ def some_writes(draw: st.DrawFn) -> Writes:
 
 
 @given(some_writes(), st.integers(3, 10), st.sampled_from([40, 100, 10_000]))
-def test_writes_are_sent_whole_in_order_and_within_the_limits(writes: Writes, max_ops: int, max_bytes: int) -> None:
+def test_all_writes_are_sent_in_order_and_within_the_limits(writes: Writes, max_ops: int, max_bytes: int) -> None:
     sent, _ = write_round(writes, Limits(max_txn_ops=max_ops, max_txn_bytes=max_bytes))
     assert [op for _, ops in sent for op in ops] == writes.ops
     for compares, ops in sent:
@@ -75,35 +75,33 @@ def test_writes_are_sent_whole_in_order_and_within_the_limits(writes: Writes, ma
         assert len(compares) <= max_ops
         size = sum(len(op.value) for op in ops if isinstance(op, Put))
         with_the_marker = [op for op in ops if isinstance(op, Put) and op.key == KEYS.round]
-        # What follows the marker stays with it, whatever its size.
+        # The write after the marker stays with it, whatever its size.
         assert size <= max_bytes or len(ops) == 1 or (with_the_marker and len(ops) == 2) or size <= max_bytes + 30
 
 
 @given(some_writes(), st.integers(3, 10))
-def test_writes_up_to_the_marker_compare_the_round_before_and_the_rest_the_one_after(
-    writes: Writes, max_ops: int
-) -> None:
+def test_writes_up_to_the_marker_compare_the_old_round_and_later_ones_the_new(writes: Writes, max_ops: int) -> None:
     sent, marked = write_round(writes, Limits(max_txn_ops=max_ops))
     is_marked = [any(isinstance(op, Put) and op.key == KEYS.round for op in ops) for _, ops in sent]
     assert sum(is_marked) == 1
-    place = is_marked.index(True)
-    assert marked == [place + 1]
+    position = is_marked.index(True)
+    assert marked == [position + 1]
     for index, (compares, _) in enumerate(sent):
         (compared,) = [c.revision for c in compares if isinstance(c, ModRevisionIs) and c.key == KEYS.round]
-        assert (compared == 0) == (index <= place)
+        assert (compared == 0) == (index <= position)
         assert any(isinstance(c, CreateRevisionIs) and c.key == KEYS.coordinator for c in compares)
         closed = [c for c in compares if isinstance(c, ModRevisionIs) and c.key == KEYS.closed]
-        assert len(closed) == (1 if index == place else 0)
+        assert len(closed) == (1 if index == position else 0)
 
 
-def test_everything_goes_into_one_transaction_if_it_fits() -> None:
+def test_writes_that_fit_are_one_transaction() -> None:
     sent, marked = write_round(Writes([*puts(3), Put(KEYS.round, b""), *puts(5)[3:]], 3), Limits(max_txn_ops=7))
     assert len(sent) == 1
     assert marked == [1]
 
 
-def test_what_the_nodes_are_told_stays_with_the_marker() -> None:
-    """A phase change and its counts are one transaction, also where it is full."""
+def test_status_is_written_in_the_transaction_of_the_marker() -> None:
+    """A phase change and its counts are in one transaction, also if that is full."""
     for before in range(8):
         ops = [*puts(before), Put(KEYS.round, b"round"), Put(KEYS.waiting, b"waiting"), *puts(20)[before:]]
         sent, _ = write_round(Writes(ops, before), Limits(max_txn_ops=4))
@@ -114,8 +112,8 @@ def test_what_the_nodes_are_told_stays_with_the_marker() -> None:
 # Fencing
 
 
-def run_refused(spoil: list[BranchOp]) -> tuple[type[BaseException], int]:
-    """What a write raises after somebody else wrote something, and how many keys it left behind."""
+def run_refused(interference: list[BranchOp]) -> tuple[type[BaseException], int]:
+    """The error of a write after other writes interfered, and how many keys it has written."""
 
     async def main() -> tuple[type[BaseException], int]:
         server = MemoryServer()
@@ -123,7 +121,7 @@ def run_refused(spoil: list[BranchOp]) -> tuple[type[BaseException], int]:
         term = await elected(backend)
         writer = FencedWriter(backend, KEYS, term)
         round_revision = (await writer.write(0, [Put(KEYS.round, b"1")])).revision
-        for op in spoil:
+        for op in interference:
             await backend.txn([], [op])
         with pytest.raises((Deposed, LookAgain)) as caught:
             await writer.write_round(
@@ -142,7 +140,7 @@ def test_write_of_an_earlier_term_is_refused_even_if_the_key_looks_the_same() ->
     assert run_refused([Delete(KEYS.coordinator), Put(KEYS.coordinator, b"{}")]) == (Deposed, 0)
 
 
-def test_rewriting_the_coordinator_key_deposes_nobody() -> None:
+def test_rewriting_the_coordinator_key_does_not_depose() -> None:
     async def main() -> bool:
         backend = Recording(MemoryServer())
         term = await elected(backend)
@@ -152,7 +150,7 @@ def test_rewriting_the_coordinator_key_deposes_nobody() -> None:
     assert virtual.run(main())
 
 
-def test_write_on_an_old_round_is_refused() -> None:
+def test_write_on_an_outdated_round_is_refused() -> None:
     assert run_refused([Put(KEYS.round, b"another")]) == (LookAgain, 0)
 
 
@@ -160,7 +158,7 @@ def test_write_of_the_round_after_a_close_is_refused() -> None:
     assert run_refused([Put(KEYS.closed, b"closed")]) == (LookAgain, 0)
 
 
-def test_lease_that_ended_means_to_look_again() -> None:
+def test_ended_lease_raises_look_again() -> None:
     async def main() -> None:
         backend = Recording(MemoryServer())
         writer = FencedWriter(backend, KEYS, await elected(backend))
@@ -172,7 +170,7 @@ def test_lease_that_ended_means_to_look_again() -> None:
     virtual.run(main())
 
 
-def test_failed_compare_of_the_caller_means_to_look_again() -> None:
+def test_failed_compare_of_the_caller_raises_look_again() -> None:
     async def main() -> None:
         backend = Recording(MemoryServer())
         writer = FencedWriter(backend, KEYS, await elected(backend))
@@ -183,7 +181,7 @@ def test_failed_compare_of_the_caller_means_to_look_again() -> None:
 
 
 def test_split_write_stops_where_it_is_refused() -> None:
-    """The session ends between two transactions of one write: what came before stays, nothing comes after."""
+    """The session ends between two transactions of one write: the earlier ones stay, no later one is committed."""
 
     async def main() -> list[str]:
         server = MemoryServer()
@@ -198,6 +196,6 @@ def test_split_write_stops_where_it_is_refused() -> None:
             await writing
         return sorted(server.engine.items)
 
-    left = virtual.run(main())
-    assert KEYS.round in left
-    assert "/key/005" not in left
+    written = virtual.run(main())
+    assert KEYS.round in written
+    assert "/key/005" not in written

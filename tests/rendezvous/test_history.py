@@ -1,4 +1,4 @@
-"""The reports of rounds: arrivals, durations, why it ended, and how many are kept."""
+"""The reports of rounds: arrivals, durations, the reason of the end, and how many are kept."""
 
 from rallypoint.kv.types import Item
 from rallypoint.rendezvous.history import KEPT, Reports
@@ -15,7 +15,7 @@ def items(*records: HistoryRecord) -> list[Item]:
 
 
 def reported(board: Board, reports: Reports, number: int, *names: str) -> HistoryRecord:
-    """Form and activate a round as the coordinator does it, confirmed one second after the other."""
+    """Form and activate a round like a coordinator; the members confirm at intervals of one second."""
     plan = board.plan(number, *names)
     reports.formed(plan, board.view)
     for name in names:
@@ -27,7 +27,7 @@ def reported(board: Board, reports: Reports, number: int, *names: str) -> Histor
     return result
 
 
-def test_report_says_who_came_when_and_how_long_each_phase_took() -> None:
+def test_report_has_arrivals_and_the_duration_of_each_phase() -> None:
     board = Board(last_call_timeout=10)
     reports = Reports(lambda: 1234.5)
     board.join("a")
@@ -51,7 +51,7 @@ def test_report_says_who_came_when_and_how_long_each_phase_took() -> None:
     )
 
 
-def test_report_names_the_last_few_of_many() -> None:
+def test_report_names_only_the_last_arrivals() -> None:
     board = Board(max_nodes=20)
     names = [f"n{index:02d}" for index in range(12)]
     for name in names:
@@ -63,7 +63,7 @@ def test_report_names_the_last_few_of_many() -> None:
     assert list(result.last_confirmed) == names[-5:]
 
 
-def test_end_of_a_round_is_reported_once_with_its_reasons() -> None:
+def test_end_of_a_round_is_reported_once_with_its_causes() -> None:
     board = Board(hold_back_losses=0)
     reports = Reports(lambda: 0.0)
     board.join("a", "b", "c")
@@ -76,27 +76,27 @@ def test_end_of_a_round_is_reported_once_with_its_reasons() -> None:
     assert why == "a was lost (its session ended); b left (done); 1 joined again"
     assert ended is not None
     assert (ended.ended, ended.lasted_s, ended.number) == (why, 60.0, 1)
-    assert reports.ended(1, board.view, board.now)[0] == ended, "it was not written yet"
+    assert reports.ended(1, board.view, board.now)[0] == ended, "it is not kept yet"
     reports.keep(ended)
     assert reports.ended(1, board.view, board.now)[0] is None
 
 
-def test_end_of_a_round_that_is_not_kept_is_only_told() -> None:
+def test_end_of_a_round_without_report_has_a_reason_only() -> None:
     ended, why = Reports(lambda: 0.0).ended(7, Board().view, 0.0)
     assert ended is None
     assert why == "its members have gone"
 
 
-def test_new_coordinator_goes_on_with_the_reports_that_it_finds() -> None:
+def test_new_coordinator_continues_existing_reports() -> None:
     reports = Reports(lambda: 0.0)
     reports.load([*items(report(3)), Item(KEYS.history(4), b"damaged", 1, 1, 1)])
     ended, _ = reports.ended(3, Board().view, 10.0)
     assert ended is not None
-    assert (ended.number, ended.lasted_s) == (3, None), "nobody here saw it begin"
+    assert (ended.number, ended.lasted_s) == (3, None), "this coordinator did not see the beginning"
 
 
-def test_reports_beyond_the_last_twenty_are_surplus_once() -> None:
+def test_reports_beyond_the_last_twenty_are_dropped_once() -> None:
     reports = Reports(lambda: 0.0)
     reports.load(items(*(report(number) for number in range(1, KEPT + 4))))
-    assert reports.surplus() == [1, 2, 3]
-    assert reports.surplus() == []
+    assert reports.drop_surplus() == [1, 2, 3]
+    assert reports.drop_surplus() == []

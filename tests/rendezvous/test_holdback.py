@@ -1,4 +1,4 @@
-"""Holding back: how many losses, for how long, and when it is forgotten."""
+"""Hold-back: after how many losses, for how long, and when a name is forgiven."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,14 +11,14 @@ TIMING = Timing(hold_back_losses=3, hold_back_window_s=600.0, hold_back_s=30.0)
 
 
 def lost_times(hold_back: HoldBack, times: int, start: float = 0.0, every: float = 10.0) -> float:
-    """Lose a node some times; when it was lost last."""
+    """Count some losses of a node; returns the time of the last one."""
     for index in range(times):
         hold_back.note_loss("a", TIMING, start + index * every)
     return start + (times - 1) * every
 
 
-def held(hold_back: HoldBack, times: int = 1, start: float = 0.0) -> float:
-    """Have a node held some times over; when its last hold began."""
+def hold_times(hold_back: HoldBack, times: int = 1, start: float = 0.0) -> float:
+    """Hold a node back some times; returns the start of the last hold."""
     now = start
     for _ in range(times):
         now = lost_times(hold_back, 3, start=now)
@@ -38,21 +38,21 @@ def test_third_loss_within_the_window_makes_a_hold_due() -> None:
     assert hold_back.held() == ["a"]
 
 
-def test_losses_that_are_further_apart_do_not_count_together() -> None:
+def test_losses_outside_the_window_do_not_add_up() -> None:
     hold_back = HoldBack()
     for index in range(20):
         hold_back.note_loss("a", TIMING, index * 300.0)
     assert not hold_back.due
 
 
-def test_losses_of_different_names_do_not_count_together() -> None:
+def test_losses_of_different_names_do_not_add_up() -> None:
     hold_back = HoldBack()
     for index in range(20):
         hold_back.note_loss(f"node{index}", TIMING, 0.0)
     assert not hold_back.due
 
 
-def test_number_of_losses_of_zero_turns_it_off() -> None:
+def test_hold_back_losses_of_zero_turns_it_off() -> None:
     hold_back = HoldBack()
     off = Timing(hold_back_losses=0)
     for _ in range(20):
@@ -60,9 +60,9 @@ def test_number_of_losses_of_zero_turns_it_off() -> None:
     assert not hold_back.due
 
 
-def test_hold_lasts_from_its_record_on_and_is_released_once() -> None:
+def test_hold_starts_with_its_record_and_is_released_once() -> None:
     hold_back = HoldBack()
-    now = held(hold_back)
+    now = hold_times(hold_back)
     assert hold_back.due == {}
     assert hold_back.is_held("a")
     assert hold_back.next_at() == now + 30
@@ -78,16 +78,16 @@ def test_each_further_hold_is_twice_as_long_up_to_a_limit() -> None:
     holds = []
     now = 0.0
     for _ in range(10):
-        now = held(hold_back, start=now + 1)
+        now = hold_times(hold_back, start=now + 1)
         holds.append(hold_back.records["a"].hold_s)
     assert holds[:4] == [30, 60, 120, 240]
     assert holds[-1] == LONGEST_HOLD_S
     assert hold_back.records["a"].losses == 30
 
 
-def test_name_that_behaved_for_a_window_after_its_hold_is_forgiven() -> None:
+def test_name_without_losses_for_a_window_after_its_hold_is_forgiven() -> None:
     hold_back = HoldBack()
-    now = held(hold_back)
+    now = hold_times(hold_back)
     hold_back.released(now + 30)
     assert hold_back.next_at() == now + 630
     assert hold_back.forgiven(now + 629) is None
@@ -97,15 +97,15 @@ def test_name_that_behaved_for_a_window_after_its_hold_is_forgiven() -> None:
     assert hold_back.next_at() is None
 
 
-def test_forgiven_name_starts_afresh() -> None:
+def test_forgiven_name_starts_with_the_first_hold_again() -> None:
     hold_back = HoldBack()
-    now = held(hold_back, times=3)
+    now = hold_times(hold_back, times=3)
     hold_back.note_gone("a")
-    held(hold_back, start=now + 1000)
+    hold_times(hold_back, start=now + 1000)
     assert hold_back.records["a"].hold_s == 30
 
 
-def test_losing_everybody_is_nobodys_fault() -> None:
+def test_loss_of_all_nodes_resets_the_counts() -> None:
     hold_back = HoldBack()
     lost_times(hold_back, 2)
     hold_back.forget_losses()
@@ -113,9 +113,9 @@ def test_losing_everybody_is_nobodys_fault() -> None:
     assert not hold_back.due
 
 
-def test_new_coordinator_starts_a_hold_that_it_finds_anew() -> None:
+def test_new_coordinator_restarts_an_existing_hold() -> None:
     first, second = HoldBack(), HoldBack()
-    now = held(first)
+    now = hold_times(first)
     second.note_record(first.records["a"], TIMING, now + 25)
     assert second.released(now + 54.9) == []
     assert second.released(now + 55) == ["a"]

@@ -1,4 +1,4 @@
-"""Where keys are: every run has ranges of its own, whatever its id."""
+"""The names of keys: the ranges of two runs never overlap, whatever their ids."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -33,12 +33,12 @@ def all_keys(keys: RunKeys) -> list[str]:
 @example("a/b", "a%2Fb")
 @example("a", "../a")
 @example("é", "e\u0301")
-def test_no_key_of_a_run_is_in_a_range_of_another(one: str, other: str) -> None:
+def test_no_key_of_a_run_is_in_a_range_of_another_run(one: str, other: str) -> None:
     if one == other:
         return
-    mine, theirs = RunKeys("rallypoint", one), RunKeys("rallypoint", other)
-    for prefix in (mine.control, mine.data):
-        assert not any(key.startswith(prefix) for key in all_keys(theirs))
+    first, second = RunKeys("rallypoint", one), RunKeys("rallypoint", other)
+    for prefix in (first.control, first.data):
+        assert not any(key.startswith(prefix) for key in all_keys(second))
 
 
 @given(RUN_IDS)
@@ -56,7 +56,7 @@ def test_run_id_is_one_segment_of_printable_ascii(run_id: str) -> None:
     assert segment.isprintable()
 
 
-def test_coordinator_watches_what_it_decides_from_and_nothing_else() -> None:
+def test_coordinator_watches_only_the_keys_that_it_decides_on() -> None:
     keys = RunKeys("rallypoint", "run")
     watched = [key for key in all_keys(keys) if key.startswith(keys.control)]
     assert watched == [
@@ -71,7 +71,7 @@ def test_coordinator_watches_what_it_decides_from_and_nothing_else() -> None:
     ]
 
 
-def test_every_node_watches_state_and_its_own_keys_only() -> None:
+def test_nodes_watch_only_state_and_their_own_keys() -> None:
     keys = RunKeys("rallypoint", "run")
     watched = [key for key in all_keys(keys) if key.startswith(keys.state)]
     assert watched == [keys.round, keys.waiting, keys.closed]

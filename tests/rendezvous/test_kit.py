@@ -1,4 +1,4 @@
-"""The checker of a run's past can fail: each guarantee that it stands for, broken once by hand."""
+"""The history checker detects violations: each guarantee that it checks is broken once by hand."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ from rallypoint.rendezvous.records import (
     split_roster,
 )
 from tests.rendezvous.board import KEYS, Board, config, round_record
-from tests.rendezvous.kit import Past, kinds
+from tests.rendezvous.kit import HistoryChecker, kinds
 
 
 def forming(board: Board, number: int, *names: str, **fields: object) -> RoundRecord:
@@ -40,7 +40,7 @@ def activate(board: Board, record: RoundRecord, **fields: object) -> None:
     board.put(KEYS.round, msgspec.structs.replace(record, phase=RoundPhase.ACTIVE, **fields))
 
 
-def regular(board: Board) -> None:
+def correct(board: Board) -> None:
     record = forming(board, 1, "a", "b")
     board.confirm(1, "a", "b")
     activate(board, record)
@@ -58,89 +58,89 @@ def not_confirmed(board: Board) -> None:
     activate(board, record)
 
 
-def of_another_join(board: Board) -> None:
+def other_join(board: Board) -> None:
     record = forming(board, 1, "a", "b")
     board.confirm(1, "a")
     board.confirm(1, "b", join=2)
     activate(board, record)
 
 
-def gone(board: Board) -> None:
+def lost(board: Board) -> None:
     record = forming(board, 1, "a", "b")
     board.confirm(1, "a", "b")
     board.lose("b")
     activate(board, record)
 
 
-def twice_in_it(board: Board) -> None:
+def member_twice(board: Board) -> None:
     record = forming(board, 1, "a", "a")
     board.confirm(1, "a")
     activate(board, record)
 
 
-def while_in_another(board: Board) -> None:
-    regular(board)
+def members_in_another_round(board: Board) -> None:
+    correct(board)
     forming(board, 2, "b", "c")
 
 
-def number_again(board: Board) -> None:
+def number_reused(board: Board) -> None:
     forming(board, 1, "a", "b")
     forming(board, 1, "a", "c")
 
 
-def number_back(board: Board) -> None:
+def number_decreased(board: Board) -> None:
     forming(board, 5, "a", "b")
     forming(board, 4, "a", "b")
 
 
-def after_close(board: Board) -> None:
+def active_after_close(board: Board) -> None:
     record = forming(board, 1, "a", "b")
     board.confirm(1, "a", "b")
     board.close()
     activate(board, record)
 
 
-def of_another_term(board: Board) -> None:
+def other_term(board: Board) -> None:
     record = forming(board, 1, "a", "b")
     board.confirm(1, "a", "b")
     activate(board, record, term=9)
 
 
-def check(story: Callable[[Board], None]) -> Past:
+def check(history: Callable[[Board], None]) -> HistoryChecker:
     board = Board()
     board.join("a", "b", "c")
-    story(board)
-    past = Past(KEYS)
+    history(board)
+    checker = HistoryChecker(KEYS)
     for batch in board.engine.history.batches:
-        past.take(batch)
-    return past
+        checker.apply(batch)
+    return checker
 
 
-def test_regular_past_passes() -> None:
-    assert [member.name for member in check(regular).lives[-1][1]] == ["a", "b"]
+def test_correct_history_passes() -> None:
+    assert [member.name for member in check(correct).lives[-1][1]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("story", "broken"),
+    ("history", "violation"),
     [
         (too_few, "Barrier: 1 members"),
         (not_confirmed, "Barrier: b had not confirmed"),
-        (of_another_join, "Barrier: b had not confirmed"),
-        (gone, "Freshness: b of round 1 had gone"),
-        (twice_in_it, "Ranks: a member twice"),
-        (while_in_another, "Exclusivity: round 2 was decided while"),
-        (number_again, "number 1 was used twice"),
-        (number_back, "Monotonicity: numbers went back"),
-        (after_close, "Finality: a round was decided after close"),
-        (of_another_term, "went on with the forming of another"),
+        (other_join, "Barrier: b had not confirmed"),
+        (lost, "Freshness: b of round 1 was gone"),
+        (member_twice, "Ranks: a member twice"),
+        (members_in_another_round, "Exclusivity: round 2 was decided while"),
+        (number_reused, "number 1 was used twice"),
+        (number_decreased, "Monotonicity: numbers went back"),
+        (active_after_close, "Finality: a round was decided after close"),
+        (other_term, "continued an attempt of another term"),
     ],
 )
-def test_broken_past_is_caught(story: Callable[[Board], None], broken: str) -> None:
-    with pytest.raises(AssertionError, match=broken):
-        check(story)
+def test_broken_guarantee_is_detected(history: Callable[[Board], None], violation: str) -> None:
+    with pytest.raises(AssertionError, match=violation):
+        check(history)
 
 
-def test_kinds_of_writes_are_told_apart() -> None:
+def test_kinds_of_writes_are_distinguished() -> None:
     board = Board()
     records: list[tuple[str, Record, str]] = [
         (KEYS.config, config(), "config"),
@@ -152,7 +152,7 @@ def test_kinds_of_writes_are_told_apart() -> None:
     board.confirm(1, "a")
     records.append((KEYS.node("a"), board.view.nodes["a"].record, "confirm"))
     board.leave("a")
-    records.append((KEYS.node("a"), board.view.nodes["a"].record, "goodbye"))
+    records.append((KEYS.node("a"), board.view.nodes["a"].record, "left"))
     assert [type(record) for _, record, _ in records[:1]] == [ConfigRecord]
     assert isinstance(records[-1][1], NodeRecord)
     for key, record, kind in records:

@@ -1,4 +1,4 @@
-"""Who makes a run that all nodes come to at once, on a backend where making it in vain costs. Under virtual time."""
+"""Which node makes a run when all join at once, on a backend where a vain attempt is costly. Virtual time."""
 
 import asyncio
 import random
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 MANY = 16
 ANSWER_S = 0.1
-"""What each request takes: longer than the nodes are apart."""
+"""The time of each request: longer than the nodes' starts are apart."""
 GIVES_WAY_S = (1.0, 2.0)
 NAMES = [f"n{number}" for number in range(MANY)]
 
 
-class Distant(Counting):
-    """Each request takes a while, and somebody else is to make the run."""
+class SlowBackend(Counting):
+    """Each request takes `ANSWER_S`, and the elected node is to make the run."""
 
     makes_run = False
     gives_way_s = GIVES_WAY_S
@@ -37,14 +37,14 @@ class Distant(Counting):
             await asyncio.sleep(ANSWER_S / 2)
 
 
-class Counters:
-    """The backends of all nodes."""
+class Backends:
+    """The backends of all nodes, and their counts."""
 
     def __init__(self) -> None:
-        self.all: list[Distant] = []
+        self.all: list[SlowBackend] = []
 
     def wrap(self, _: str, backend: Backend) -> Backend:
-        self.all.append(Distant(backend))
+        self.all.append(SlowBackend(backend))
         return self.all[-1]
 
     def total(self, kind: str) -> int:
@@ -52,26 +52,24 @@ class Counters:
 
 
 def test_only_the_elected_node_makes_the_run_when_all_start_at_once() -> None:
-    counters = Counters()
+    backends = Backends()
 
     async def scene(town: Town) -> None:
         await town.gathered(*NAMES)
-        assert counters.total("grant") == MANY + 2  # a session each, and the run's two
-        assert counters.total("revoke") == 0
-        assert now() < GIVES_WAY_S[0] + 10 * ANSWER_S  # nobody waited for nothing
+        assert backends.total("grant") == MANY + 2  # one session per node, and the two leases of the run
+        assert backends.total("revoke") == 0
+        assert now() < GIVES_WAY_S[0] + 10 * ANSWER_S  # no node waited for longer than necessary
 
-    play(scene, wrap=counters.wrap, min_nodes=MANY, max_nodes=MANY)
+    play(scene, wrap=backends.wrap, min_nodes=MANY, max_nodes=MANY)
 
 
-def test_run_is_made_by_another_when_the_coordinator_does_not_join() -> None:
+def test_another_node_makes_the_run_when_the_coordinator_does_not_join() -> None:
     async def scene(town: Town) -> None:
         backend = MemoryBackend(town.server)
         session = await backend.open_session(60.0)
         record = CoordinatorRecord(id="absent", name="absent")
-        candidate = Election(
-            backend, town.keys, session, record, Emitter(), random.Random(1), lambda: 0.0, lambda: True
-        )
-        coordinator = asyncio.create_task(candidate.run())
+        election = Election(backend, town.keys, session, record, Emitter(), random.Random(1), lambda: 0.0, lambda: True)
+        coordinator = asyncio.create_task(election.run())
         await asyncio.sleep(ANSWER_S)
         assert town.coordinator() == "absent"
         started_at = now()
@@ -81,4 +79,4 @@ def test_run_is_made_by_another_when_the_coordinator_does_not_join() -> None:
         await asyncio.wait([coordinator])
         await session.close()
 
-    play(scene, wrap=Counters().wrap, min_nodes=2, max_nodes=2)
+    play(scene, wrap=Backends().wrap, min_nodes=2, max_nodes=2)

@@ -1,4 +1,4 @@
-"""What a node lives through: joining, being spare, waiting in vain, leaving, losing its session. Under virtual time."""
+"""The node driver: joining, being spare, time-outs, leaving, draining, closing, losing its session. Virtual time."""
 
 import asyncio
 import random
@@ -41,24 +41,24 @@ from rallypoint.rendezvous.records import (
 )
 from rallypoint.testing.chaos import ChaosBackend, Faults
 from tests.rendezvous.board import node
-from tests.rendezvous.kit import Meddling, Town, now, play, wait_until
+from tests.rendezvous.kit import InterceptingBackend, Town, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
 
 
 class Chaos:
-    """Puts a chaotic connection between each node and the backend."""
+    """Puts a `ChaosBackend` between each node and the backend."""
 
     def __init__(self, faults: Faults | None = None) -> None:
-        self.of: dict[str, ChaosBackend] = {}
+        self.backends: dict[str, ChaosBackend] = {}
         self._faults = faults or Faults.none()
 
     def wrap(self, name: str, backend: Backend) -> Backend:
-        self.of[name] = ChaosBackend(backend, random.Random(len(self.of)), self._faults)
-        return self.of[name]
+        self.backends[name] = ChaosBackend(backend, random.Random(len(self.backends)), self._faults)
+        return self.backends[name]
 
 
-async def took(awaitable: Awaitable[object]) -> float:
+async def duration_of(awaitable: Awaitable[object]) -> float:
     before = now()
     await awaitable
     return now() - before
@@ -67,7 +67,7 @@ async def took(awaitable: Awaitable[object]) -> float:
 # Joining
 
 
-def test_nobody_returns_before_the_minimum_is_there() -> None:
+def test_no_call_returns_below_the_minimum() -> None:
     async def scene(town: Town) -> None:
         calls = town.enter("a", "b")
         await asyncio.sleep(100)
@@ -80,7 +80,7 @@ def test_nobody_returns_before_the_minimum_is_there() -> None:
     play(scene, min_nodes=3)
 
 
-def test_last_call_lets_more_come_and_then_the_round_forms() -> None:
+def test_round_forms_with_the_nodes_that_joined_in_the_last_call() -> None:
     async def scene(town: Town) -> None:
         calls = town.enter("a", "b")
         await asyncio.sleep(5)
@@ -92,7 +92,7 @@ def test_last_call_lets_more_come_and_then_the_round_forms() -> None:
     play(scene, min_nodes=2, max_nodes=4, last_call_timeout=10)
 
 
-def test_full_round_forms_in_an_instant() -> None:
+def test_full_round_forms_at_once() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", "c")
         assert now() < 0.1
@@ -131,7 +131,7 @@ def test_members_keep_their_ranks_from_round_to_round() -> None:
     play(scene, min_nodes=3, max_nodes=4, last_call_timeout=1)
 
 
-def test_roster_is_the_same_for_everybody() -> None:
+def test_all_members_read_the_same_roster() -> None:
     async def scene(town: Town) -> None:
         joined = await town.gathered("a", "b", "c")
         rosters = [await town.node(name).roster(joined[name]) for name in joined]
@@ -141,7 +141,7 @@ def test_roster_is_the_same_for_everybody() -> None:
     play(scene, min_nodes=3)
 
 
-def test_one_call_at_a_time() -> None:
+def test_second_call_at_the_same_time_is_an_error() -> None:
     async def scene(town: Town) -> None:
         town.enter("a")
         await asyncio.sleep(1)
@@ -152,11 +152,11 @@ def test_one_call_at_a_time() -> None:
     play(scene, min_nodes=2)
 
 
-def test_two_runs_on_one_backend_do_not_know_of_each_other() -> None:
+def test_two_runs_on_one_backend_are_independent() -> None:
     async def scene(town: Town) -> None:
         other = Town(server=town.server, run_id="run/2", min_nodes=2)
-        mine, theirs = await asyncio.gather(town.gathered("a", "b"), other.gathered("a", "x"))
-        assert {one.number for one in mine.values()} == {one.number for one in theirs.values()} == {1}
+        first, second = await asyncio.gather(town.gathered("a", "b"), other.gathered("a", "x"))
+        assert {one.number for one in first.values()} == {one.number for one in second.values()} == {1}
         await town.node("a").close_run("done")
         await asyncio.sleep(1)
         assert not other.node("a").view.is_closed
@@ -187,16 +187,16 @@ def test_assignment_for_another_join_is_not_confirmed() -> None:
     play(scene, min_nodes=2)
 
 
-def test_join_through_a_door_that_closes_in_this_instant_is_refused() -> None:
+def test_join_is_refused_if_the_run_is_closed_just_before_it() -> None:
     async def scene(town: Town) -> None:
         operator = town.start("operator")
 
-        async def closes(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "join" in what:
+        async def close_before_join(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "join" in writes:
                 await operator.node.close_run("enough")
             return await execute()
 
-        town._wrap = lambda name, backend: Meddling(backend, closes)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, close_before_join)
         with pytest.raises(RendezvousClosedError):
             await town.enter("a")[0]
         changes = [change.key for batch in town.server.engine.history.batches for change in batch.changes]
@@ -205,20 +205,20 @@ def test_join_through_a_door_that_closes_in_this_instant_is_refused() -> None:
     play(scene, min_nodes=2)
 
 
-def test_join_under_a_config_that_is_replaced_in_this_instant_is_refused() -> None:
+def test_join_is_repeated_if_the_config_is_replaced_just_before_it() -> None:
     async def scene(town: Town) -> None:
         other = town.start("other", min_nodes=7)
-        met: list[str] = []
+        replaced: list[str] = []
 
-        async def replaces(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "join" in what and not met:
-                met.append("join")
+        async def replace_before_join(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "join" in writes and not replaced:
+                replaced.append("config")
                 await other.node._run_config.check()
             return await execute()
 
-        town._wrap = lambda name, backend: Meddling(backend, replaces)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, replace_before_join)
         joined = await town.gathered("a", "b")
-        assert met
+        assert replaced
         assert {one.size for one in joined.values()} == {2}
         config = town.record(ConfigRecord, town.keys.config)
         assert config is not None
@@ -230,7 +230,7 @@ def test_join_under_a_config_that_is_replaced_in_this_instant_is_refused() -> No
 # Settings and damage
 
 
-def test_node_with_other_settings_is_refused_and_leaves_nothing_behind() -> None:
+def test_node_with_other_settings_is_refused_and_leaves_no_keys_or_leases() -> None:
     async def scene(town: Town) -> None:
         town.enter("a")
         await asyncio.sleep(1)
@@ -244,7 +244,7 @@ def test_node_with_other_settings_is_refused_and_leaves_nothing_behind() -> None
     play(scene, min_nodes=2)
 
 
-def test_settings_may_change_when_all_nodes_have_gone() -> None:
+def test_settings_may_change_when_all_nodes_are_gone() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         await town.node("a").leave("done")
@@ -258,8 +258,8 @@ def test_settings_may_change_when_all_nodes_have_gone() -> None:
     play(scene, min_nodes=2)
 
 
-def test_run_does_not_vanish_under_nodes_whose_settings_replaced_shorter_ones() -> None:
-    """The run's lease was made for keep-alives of half a second; those who come after renew every five."""
+def test_run_does_not_expire_under_nodes_that_replaced_a_shorter_lease() -> None:
+    """The run's lease was granted for keep-alives of half a second; the later nodes renew every five."""
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", keep_alive_interval=0.5, reopen_after=0)
@@ -274,7 +274,7 @@ def test_run_does_not_vanish_under_nodes_whose_settings_replaced_shorter_ones() 
     play(scene, min_nodes=2)
 
 
-def test_run_does_not_vanish_when_the_node_with_the_shortest_times_leaves() -> None:
+def test_run_does_not_expire_when_the_node_with_the_shortest_time_to_live_leaves() -> None:
     async def scene(town: Town) -> None:
         town.start("a", keep_alive_interval=0.5, reopen_after=0)
         town.enter("a")
@@ -289,7 +289,7 @@ def test_run_does_not_vanish_when_the_node_with_the_shortest_times_leaves() -> N
 
 
 @pytest.mark.parametrize("value", [b"damaged", b"{}", encode(node("b", id="another")), b'{"v": 99}'])
-def test_damaged_record_of_one_node_never_breaks_the_others(value: bytes) -> None:
+def test_damaged_record_of_one_node_never_affects_the_others(value: bytes) -> None:
     async def scene(town: Town) -> None:
         town.enter("a")
         await asyncio.sleep(1)
@@ -306,11 +306,11 @@ def test_damaged_record_of_one_node_never_breaks_the_others(value: bytes) -> Non
     play(scene, min_nodes=3)
 
 
-def test_node_whose_own_key_belongs_to_something_else_says_so_at_once() -> None:
+def test_node_whose_key_was_written_by_another_program_fails_at_once() -> None:
     async def scene(town: Town) -> None:
         process = town.start("a")
         own = town.keys.node(process.node.identity.id)
-        await process.node.backend.txn([], [Put(own, b"not under any session")])
+        await process.node.backend.txn([], [Put(own, b"not under a session")])
         with pytest.raises(RendezvousStateError, match="remove the key") as caught:
             await town.join("a")
         assert caught.value.key == own
@@ -321,7 +321,7 @@ def test_node_whose_own_key_belongs_to_something_else_says_so_at_once() -> None:
     play(scene, min_nodes=2)
 
 
-def test_absurd_floor_of_a_stranger_makes_the_numbers_jump_and_nothing_else() -> None:
+def test_huge_floor_of_another_program_only_makes_the_numbers_jump() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         record = node("x", phase=NodePhase.LEFT, floor=2**40)
@@ -335,14 +335,14 @@ def test_absurd_floor_of_a_stranger_makes_the_numbers_jump_and_nothing_else() ->
 
 
 @pytest.mark.parametrize("part", ["round", "closed", "config"])
-def test_damaged_key_of_the_run_is_a_state_error_that_names_it(part: str) -> None:
+def test_damaged_key_of_the_run_is_a_state_error_that_names_the_key(part: str) -> None:
     async def scene(town: Town) -> None:
         calls = town.enter("a")
         await asyncio.sleep(1)
         key = getattr(town.keys, part)
         item = town.server.engine.items.get(key)
         await town.node("a").backend.txn([], [Put(key, b"damaged", item.lease if item else 0)])
-        if part != "config":  # which a node that has joined does not look at again
+        if part != "config":  # a node that has joined does not read the config again
             with pytest.raises(RendezvousStateError) as caught:
                 await calls[0]
             assert caught.value.key == key
@@ -356,8 +356,8 @@ def test_damaged_key_of_the_run_is_a_state_error_that_names_it(part: str) -> Non
     play(scene, min_nodes=3)
 
 
-def test_damaged_word_of_what_is_waited_for_is_told_until_it_is_repaired() -> None:
-    """Bug that this found: once it had been told, it was told for ever, repaired or not."""
+def test_damaged_status_is_an_error_until_it_is_repaired() -> None:
+    """Found a bug: the error was raised again after the repair."""
 
     async def scene(town: Town) -> None:
         (call,) = town.enter("a")
@@ -375,26 +375,26 @@ def test_damaged_word_of_what_is_waited_for_is_told_until_it_is_repaired() -> No
     play(scene, min_nodes=2)
 
 
-def test_node_that_enters_when_its_session_is_over_is_told_in_its_new_world() -> None:
-    """Bug that this found: the listener of the world before was told, and before the new one was announced."""
+def test_session_lost_while_entering_is_reported_to_the_listener_of_the_new_round() -> None:
+    """Found a bug: the listener of the previous round was called, and before the new round was reported."""
 
     async def scene(town: Town) -> None:
         await town.gathered("a")
-        one, told = town.node("a"), []
-        one.listen(lambda cause, reason: told.append(cause))
-        entered = one._node_session.entered
+        node, causes = town.node("a"), []
+        node.listen(lambda cause, reason: causes.append(cause))
+        entered = node._node_session.entered
 
-        def too_late() -> None:
-            assert one._node_session.session is not None
-            one._node_session.session.lost.set("no renewal was answered in time")
+        def lose_session() -> None:
+            assert node._node_session.session is not None
+            node._node_session.session.lost.set("no renewal was answered in time")
             entered()
 
-        one._node_session.entered = too_late  # type: ignore[method-assign]
+        node._node_session.entered = lose_session  # type: ignore[method-assign]
         joined = await town.join("a")
-        assert told == []
-        one.listen(lambda cause, reason: told.append(cause))
+        assert causes == []
+        node.listen(lambda cause, reason: causes.append(cause))
         await asyncio.sleep(1)
-        assert told == [Cause.SESSION_LOST]
+        assert causes == [Cause.SESSION_LOST]
         events = [type(event) for _, event in town.events if isinstance(event, RoundEntered | WorldChanged)]
         assert events == [RoundEntered, RoundEntered, WorldChanged]
         assert joined.number == 2
@@ -402,7 +402,7 @@ def test_node_that_enters_when_its_session_is_over_is_told_in_its_new_world() ->
     play(scene, min_nodes=1)
 
 
-def test_damaged_assignment_is_told_until_it_is_repaired() -> None:
+def test_damaged_assignment_is_an_error_until_it_is_repaired() -> None:
     async def scene(town: Town) -> None:
         (call,) = town.enter("a")
         await asyncio.sleep(1)
@@ -418,7 +418,7 @@ def test_damaged_assignment_is_told_until_it_is_repaired() -> None:
     play(scene, min_nodes=2)
 
 
-def test_bootstrap_that_fails_withdraws_the_node() -> None:
+def test_node_withdraws_when_its_bootstrap_fails() -> None:
     async def scene(town: Town) -> None:
         process = town.start("a")
 
@@ -436,10 +436,10 @@ def test_bootstrap_that_fails_withdraws_the_node() -> None:
     play(scene, min_nodes=2)
 
 
-# Waiting in vain
+# Time-outs
 
 
-def test_join_timeout_says_who_was_there_and_who_was_lost() -> None:
+def test_join_timeout_names_present_and_lost_nodes() -> None:
     async def scene(town: Town) -> None:
         (call,) = town.enter("a")
         await asyncio.sleep(12)
@@ -454,14 +454,14 @@ def test_join_timeout_says_who_was_there_and_who_was_lost() -> None:
         assert "a" in text
         assert "b" in text
         assert "c (joined at 12 s, lost at 3" in text
-        assert "a" not in town.present(), "it has withdrawn at once"
+        assert "a" not in town.present(), "it must withdraw at once"
         (failure,) = town.of(JoinFailed)
         assert (failure.by, failure.error) == ("a", "RendezvousTimeoutError")
 
     play(scene, min_nodes=4, join_timeout=60)
 
 
-def test_node_that_gave_up_may_join_again() -> None:
+def test_node_may_join_again_after_a_timeout() -> None:
     async def scene(town: Town) -> None:
         with pytest.raises(RendezvousTimeoutError):
             await town.enter("a")[0]
@@ -471,7 +471,7 @@ def test_node_that_gave_up_may_join_again() -> None:
     play(scene, min_nodes=2, join_timeout=10)
 
 
-def test_cancelling_a_call_withdraws() -> None:
+def test_node_withdraws_when_its_call_is_cancelled() -> None:
     async def scene(town: Town) -> None:
         calls = town.enter("a", "b")
         await asyncio.sleep(1)
@@ -483,16 +483,16 @@ def test_cancelling_a_call_withdraws() -> None:
     play(scene, min_nodes=3)
 
 
-def test_node_that_confirmed_waits_for_the_outcome_a_little_longer() -> None:
-    """Its deadline passes while another has still to confirm: it gets the round, not an error."""
+def test_node_that_confirmed_waits_past_its_deadline_for_the_outcome() -> None:
+    """Its deadline passes while another member has not confirmed yet: it gets the round, not an error."""
 
     async def scene(town: Town) -> None:
-        async def slow(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "confirm" in what:
+        async def slow(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "confirm" in writes:
                 await asyncio.sleep(4)
             return await execute()
 
-        town._wrap = lambda name, backend: Meddling(backend, slow if name == "b" else None)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, slow if name == "b" else None)
         (call,) = town.enter("a")
         await asyncio.sleep(9)
         calls = [call, *town.enter("b")]
@@ -503,14 +503,14 @@ def test_node_that_confirmed_waits_for_the_outcome_a_little_longer() -> None:
     play(scene, min_nodes=2, join_timeout=10, confirm_timeout=5)
 
 
-def test_node_that_confirmed_does_not_wait_for_ever() -> None:
+def test_node_that_confirmed_waits_for_the_confirm_timeout_at_most() -> None:
     async def scene(town: Town) -> None:
-        async def never(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "confirm" in what:
+        async def never(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "confirm" in writes:
                 await asyncio.sleep(1000)
             return await execute()
 
-        town._wrap = lambda name, backend: Meddling(backend, never if name == "b" else None)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, never if name == "b" else None)
         (call,) = town.enter("a")
         await asyncio.sleep(9)
         town.enter("b")
@@ -521,17 +521,17 @@ def test_node_that_confirmed_does_not_wait_for_ever() -> None:
     play(scene, min_nodes=2, join_timeout=10, confirm_timeout=5)
 
 
-def test_node_tells_of_a_confirmation_that_was_not_answered_yet() -> None:
-    """A backend that lost its memory must not give the number to another round: the first may have become active."""
+def test_claim_includes_a_confirmation_that_was_not_answered() -> None:
+    """A backend that lost its data must not reuse the number: that round may have become active."""
 
     async def scene(town: Town) -> None:
-        async def unanswered(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+        async def unanswered(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             result = await execute()
-            if "confirm" in what:
+            if "confirm" in writes:
                 await asyncio.sleep(1000)
             return result
 
-        town._wrap = lambda name, backend: Meddling(backend, unanswered if name == "b" else None)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, unanswered if name == "b" else None)
         calls = town.enter("a", "b")
         assert (await calls[0]).number == 1
         claim = msgspec.json.decode(town.node("b")._claim(), type=ClaimRecord)
@@ -543,18 +543,18 @@ def test_node_tells_of_a_confirmation_that_was_not_answered_yet() -> None:
 # Spares
 
 
-def test_spare_has_no_deadline_and_a_fresh_one_when_a_place_is_free() -> None:
+def test_spare_has_no_deadline_and_a_new_one_when_a_place_is_free() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         (spare,) = town.enter("c")
         await asyncio.sleep(500)
         assert not spare.done()
-        assert town.told is not None
-        assert (town.told.waiting, town.told.spare) == (0, 1)
+        assert town.status is not None
+        assert (town.status.waiting, town.status.spare) == (0, 1)
         assert town.node("a").waiting_count() == 0
         town.crash("b")
         await asyncio.sleep(20)
-        assert town.told.number == 1
+        assert town.status.number == 1
         lost_at = now()
         with pytest.raises(RendezvousTimeoutError):
             await spare
@@ -578,7 +578,7 @@ def test_spare_is_promoted_when_a_member_is_lost() -> None:
     play(scene, min_nodes=2, join_timeout=60)
 
 
-def test_dying_spare_changes_nothing() -> None:
+def test_loss_of_a_spare_changes_nothing() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         town.enter("c")
@@ -591,23 +591,23 @@ def test_dying_spare_changes_nothing() -> None:
     play(scene, min_nodes=2)
 
 
-def test_spare_that_loses_the_backend_for_good_does_not_wait_for_ever() -> None:
+def test_spare_that_loses_the_backend_times_out() -> None:
     chaos = Chaos()
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         (spare,) = town.enter("c")
         await asyncio.sleep(100)
-        chaos.of["c"].cut()
+        chaos.backends["c"].cut()
         with pytest.raises(RendezvousTimeoutError, match="unreachable"):
             await spare
         assert now() <= 100 + 20 + 60 + 10
-        chaos.of["c"].heal()
+        chaos.backends["c"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
 
-def test_node_that_waits_where_too_few_are_left_has_a_deadline() -> None:
+def test_node_that_waits_with_too_few_others_has_a_deadline() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", "c")
         town.crash("a")
@@ -668,7 +668,7 @@ def test_loss_of_a_member_is_known_to_every_survivor_in_time(victim: str) -> Non
     play(scene, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
-def test_loss_below_the_minimum_is_told_but_nobody_is_asked_to_join_again() -> None:
+def test_loss_below_the_minimum_is_reported_but_does_not_count_as_waiting() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         town.crash("b")
@@ -681,22 +681,22 @@ def test_loss_below_the_minimum_is_told_but_nobody_is_asked_to_join_again() -> N
 
 @pytest.mark.parametrize("victim", ["a", "b", "c", "d"])
 @pytest.mark.parametrize("after", [False, True], ids=["before confirming", "after confirming"])
-def test_node_that_dies_around_its_confirmation_is_not_waited_for(victim: str, after: bool) -> None:
+def test_round_forms_without_a_node_that_dies_around_its_confirmation(victim: str, after: bool) -> None:
     async def scene(town: Town) -> None:
-        async def dies(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "confirm" not in what:
+        async def crash(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "confirm" not in writes:
                 return await execute()
             if after:
                 await execute()
             town.crash(victim)
             return await asyncio.Future()
 
-        town._wrap = lambda name, backend: Meddling(backend, dies if name == victim else None)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, crash if name == victim else None)
         calls = dict(zip("abcd", town.enter(*"abcd"), strict=True))
         del calls[victim]
         joined = await asyncio.gather(*calls.values())
         sizes = {one.size for one in joined}
-        assert sizes in ({3}, {4})  # all four had confirmed: the loss comes after
+        assert sizes in ({3}, {4})  # all four had confirmed: it is lost from the active round
         if not after:
             assert sizes == {3}
             assert now() <= 15 + 30
@@ -704,14 +704,14 @@ def test_node_that_dies_around_its_confirmation_is_not_waited_for(victim: str, a
     play(scene, min_nodes=3, max_nodes=4, last_call_timeout=5, confirm_timeout=10)
 
 
-def test_live_member_that_does_not_confirm_is_dropped() -> None:
+def test_live_node_that_does_not_confirm_is_excluded() -> None:
     async def scene(town: Town) -> None:
-        async def never(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-            if "confirm" in what:
+        async def never(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+            if "confirm" in writes:
                 await asyncio.sleep(1000)
             return await execute()
 
-        town._wrap = lambda name, backend: Meddling(backend, never if name == "b" else None)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, never if name == "b" else None)
         calls = town.enter("a", "b", "c")
         joined = await asyncio.gather(calls[0], calls[2])
         assert {one.size for one in joined} == {2}
@@ -721,17 +721,17 @@ def test_live_member_that_does_not_confirm_is_dropped() -> None:
     play(scene, min_nodes=2, max_nodes=3, confirm_timeout=10, last_call_timeout=5)
 
 
-def test_node_whose_session_is_lost_is_told_and_may_join_again() -> None:
+def test_lost_session_is_reported_and_the_node_may_join_again() -> None:
     chaos = Chaos()
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", "c")
-        chaos.of["b"].cut()
+        chaos.backends["b"].cut()
         await wait_until(lambda: bool(town.of(SessionLost)), 15.1)
         assert town.of(SessionLost)[0].by == "b"
         assert town.node("b").waiting_count() == 1
         assert [event.cause for event in town.of(WorldChanged) if event.by == "b"] == ["session lost"]
-        chaos.of["b"].heal()
+        chaos.backends["b"].heal()
         await asyncio.sleep(2)
         joined = await town.gathered("a", "b", "c")
         assert {(one.number, one.size) for one in joined.values()} == {(2, 3)}
@@ -740,15 +740,15 @@ def test_node_whose_session_is_lost_is_told_and_may_join_again() -> None:
     play(scene, wrap=chaos.wrap, min_nodes=2, max_nodes=3)
 
 
-def test_outage_shorter_than_the_time_to_live_goes_unnoticed() -> None:
+def test_outage_shorter_than_the_time_to_live_has_no_effect() -> None:
     chaos = Chaos()
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.cut()
         await asyncio.sleep(8)
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.heal()
         await asyncio.sleep(60)
         assert town.of(WorldChanged) == []
@@ -757,7 +757,7 @@ def test_outage_shorter_than_the_time_to_live_goes_unnoticed() -> None:
     play(scene, wrap=chaos.wrap, min_nodes=2)
 
 
-def test_run_whose_keys_vanish_is_made_again_by_those_who_wait() -> None:
+def test_waiting_nodes_make_the_run_again_when_its_keys_vanish() -> None:
     async def scene(town: Town) -> None:
         calls = town.enter("a", "b")
         await asyncio.sleep(5)
@@ -769,7 +769,7 @@ def test_run_whose_keys_vanish_is_made_again_by_those_who_wait() -> None:
     play(scene, min_nodes=2, max_nodes=3)
 
 
-def test_state_that_vanishes_ends_the_round_of_its_members_and_numbers_go_on() -> None:
+def test_round_is_over_when_its_state_vanishes_and_numbers_go_on() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         await town.gathered("a", "b")
@@ -789,52 +789,52 @@ def test_state_that_vanishes_ends_the_round_of_its_members_and_numbers_go_on() -
 # Leaving
 
 
-def test_leaving_ends_the_session_at_once_and_is_told_with_its_reason() -> None:
+def test_leaving_ends_the_session_at_once_and_reports_the_reason() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", "c")
         leases = len(town.server.engine.leases)
-        assert await took(town.node("c").leave("done here")) < 0.1
+        assert await duration_of(town.node("c").leave("done here")) < 0.1
         assert set(town.present()) == {"a", "b"}
         assert len(town.server.engine.leases) == leases - 1
         await asyncio.sleep(1)
-        assert town.told is not None
-        assert "c (done here)" in town.told.reason
+        assert town.status is not None
+        assert "c (done here)" in town.status.reason
         assert town.node("a").waiting_count() == 1
         await town.node("c").leave("again")
 
     play(scene, min_nodes=2, max_nodes=3)
 
 
-def test_leaving_while_a_confirmation_is_under_way_is_no_loss() -> None:
+def test_leaving_with_an_unanswered_confirmation_is_no_loss() -> None:
     sent = asyncio.Event()
 
-    async def slow(what: set[str], decision: bool, execute: Execute) -> TxnResult:
+    async def slow(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
         result = await execute()
-        if "confirm" in what:
+        if "confirm" in writes:
             sent.set()
-            await asyncio.sleep(1)  # it was executed, and the node does not know it yet
+            await asyncio.sleep(1)  # it was executed, but the node has no answer yet
         return result
 
     async def scene(town: Town) -> None:
-        town._wrap = lambda name, backend: Meddling(backend, slow if name == "b" else None)
+        town._wrap = lambda name, backend: InterceptingBackend(backend, slow if name == "b" else None)
         _, joining = town.enter("a", "b")
         await sent.wait()
         await town.node("b").leave("done here")
         with pytest.raises(RendezvousError, match="done here"):
             await joining
         await asyncio.sleep(1)
-        assert town.told is not None
-        assert "left: b (done here)" in town.told.reason
+        assert town.status is not None
+        assert "left: b (done here)" in town.status.reason
         assert town.of(NodeLost) == []
 
     play(scene, min_nodes=2)
 
 
 def slow_join(sent: asyncio.Event, *, executed: bool) -> Callable[[set[str], bool, Execute], Awaitable[TxnResult]]:
-    """A hook under which the answer to the first word of a node takes a second, and what it says may be done late."""
+    """A hook that delays joins by a second: their answers (`executed`) or their execution."""
 
-    async def slow(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-        if "join" not in what:
+    async def slow(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+        if "join" not in writes:
             return await execute()
         sent.set()
         if executed:
@@ -847,34 +847,34 @@ def slow_join(sent: asyncio.Event, *, executed: bool) -> Callable[[set[str], boo
     return slow
 
 
-def test_leaving_while_the_first_word_is_under_way_is_no_loss() -> None:
+def test_leaving_with_an_unanswered_join_is_no_loss() -> None:
     sent = asyncio.Event()
 
     async def scene(town: Town) -> None:
         town.enter("a")
         await asyncio.sleep(10)
-        town._wrap = lambda name, backend: Meddling(backend, slow_join(sent, executed=True))
+        town._wrap = lambda name, backend: InterceptingBackend(backend, slow_join(sent, executed=True))
         (joining,) = town.enter("b")
         await sent.wait()
         await town.node("b").leave("done here")
         with pytest.raises(RendezvousError, match="done here"):
             await joining
         await asyncio.sleep(10)
-        assert town.told is not None
-        assert "left: b (done here)" in town.told.reason
+        assert town.status is not None
+        assert "left: b (done here)" in town.status.reason
         assert town.of(NodeLost) == []
         assert set(town.present()) == {"a"}
 
     play(scene, min_nodes=2)
 
 
-def test_goodbye_of_a_node_whose_first_word_was_not_executed_makes_no_key() -> None:
+def test_leaving_before_the_join_is_executed_creates_no_key() -> None:
     sent = asyncio.Event()
 
     async def scene(town: Town) -> None:
         town.enter("a")
         await asyncio.sleep(10)
-        town._wrap = lambda name, backend: Meddling(backend, slow_join(sent, executed=False))
+        town._wrap = lambda name, backend: InterceptingBackend(backend, slow_join(sent, executed=False))
         (joining,) = town.enter("b")
         await sent.wait()
         await town.node("b").leave("done here")
@@ -887,16 +887,16 @@ def test_goodbye_of_a_node_whose_first_word_was_not_executed_makes_no_key() -> N
     play(scene, min_nodes=2)
 
 
-def test_leaving_takes_seconds_at_most_whatever_the_backend_does() -> None:
+def test_leaving_is_bounded_when_the_backend_is_unreachable() -> None:
     chaos = Chaos()
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
-        chaos.of["b"].cut()
-        assert await took(town.node("b").leave("no answer")) <= 10.1
+        chaos.backends["b"].cut()
+        assert await duration_of(town.node("b").leave("no answer")) <= 10.1
         await asyncio.sleep(20)
         assert set(town.present()) == {"a"}
-        chaos.of["b"].heal()
+        chaos.backends["b"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2)
 
@@ -914,17 +914,17 @@ def test_node_that_left_may_join_again() -> None:
 # Draining
 
 
-def test_drained_member_is_told_and_drained_node_that_waits_exits_gracefully() -> None:
+def test_drained_member_is_notified_and_drained_waiting_node_exits_gracefully() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         (waiting,) = town.enter("c")
         await asyncio.sleep(5)
-        entry = town.node("a")._run_config
-        await entry.drain("c", "repair")
+        run_config = town.node("a")._run_config
+        await run_config.drain("c", "repair")
         with pytest.raises(RendezvousGracefulExitError, match="asked to go by a: repair"):
             await waiting
         assert set(town.present()) == {"a", "b"}
-        await entry.drain("b", "power")
+        await run_config.drain("b", "power")
         await asyncio.sleep(1)
         event = [event for event in town.of(WorldChanged) if event.by == "b"][-1]
         assert (event.cause, event.reason) == ("drain", "asked to go by a: power")
@@ -939,7 +939,7 @@ def test_drained_member_is_told_and_drained_node_that_waits_exits_gracefully() -
 # Closing
 
 
-def test_close_ends_the_waiting_of_nodes_and_spares_each_in_its_way() -> None:
+def test_close_is_a_graceful_exit_for_spares_and_an_error_for_later_joins() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         (spare,) = town.enter("c")
@@ -971,8 +971,8 @@ def test_close_is_an_error_for_a_node_that_waits_for_a_free_place() -> None:
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0])
-def test_close_while_a_round_forms_lets_nobody_in_or_everybody(moment: float) -> None:
-    """Each step of the forming takes a second; the close comes before, in or after any of them."""
+def test_close_while_forming_admits_all_members_or_none(moment: float) -> None:
+    """Each step of the forming takes a second; the run is closed before, during or after any of them."""
     chaos = Chaos(Faults(delay_s=(0.25, 0.25), watch_delay_s=(0.25, 0.25)))
 
     async def scene(town: Town) -> None:
@@ -991,7 +991,7 @@ def test_close_while_a_round_forms_lets_nobody_in_or_everybody(moment: float) ->
     play(scene, wrap=chaos.wrap, min_nodes=2)
 
 
-def test_close_ends_everybody_who_waits_for_more_nodes() -> None:
+def test_close_ends_all_calls_that_wait_for_more_nodes() -> None:
     async def scene(town: Town) -> None:
         calls = town.enter("a", "b")
         await asyncio.sleep(5)
@@ -1017,7 +1017,7 @@ def test_reopened_run_goes_on_with_higher_numbers() -> None:
     play(scene, min_nodes=2)
 
 
-def test_node_that_has_not_seen_the_reopening_yet_joins_all_the_same() -> None:
+def test_node_that_has_not_seen_the_reopening_yet_can_join() -> None:
     chaos = Chaos(Faults(watch_delay_s=(2.0, 2.0)))
 
     async def scene(town: Town) -> None:
@@ -1040,16 +1040,16 @@ def test_closing_an_unreachable_run_times_out_with_its_reason() -> None:
 
     async def scene(town: Town) -> None:
         town.start("a")
-        chaos.of["a"].cut()
+        chaos.backends["a"].cut()
         with pytest.raises(RendezvousTimeoutError, match="could not be closed within 7 s"):
             await town.node("a").close_run("done")
         assert now() == pytest.approx(7)
-        chaos.of["a"].heal()
+        chaos.backends["a"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2, close_timeout=7)
 
 
-def test_run_id_is_free_again_after_its_last_node_has_been_gone_for_long_enough() -> None:
+def test_run_id_is_free_again_after_reopen_after() -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         await asyncio.sleep(1000)
@@ -1081,26 +1081,26 @@ def test_backend_that_is_never_reached_is_a_connection_error() -> None:
 
     async def scene(town: Town) -> None:
         town.start("a")
-        chaos.of["a"].cut()
+        chaos.backends["a"].cut()
         with pytest.raises(RendezvousConnectionError, match="could not reach memory://") as caught:
             await town.join("a")
         assert "Is it running there" in str(caught.value)
         assert now() == pytest.approx(60, abs=5.1)
-        chaos.of["a"].heal()
+        chaos.backends["a"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
 
-def test_backend_that_starts_late_is_waited_for() -> None:
+def test_join_waits_for_a_backend_that_starts_late() -> None:
     chaos = Chaos()
 
     async def scene(town: Town) -> None:
         for name in "ab":
             town.start(name)
-            chaos.of[name].cut()
+            chaos.backends[name].cut()
         calls = town.enter("a", "b")
         await asyncio.sleep(50)
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.heal()
         await asyncio.gather(*calls)
         assert len(town.of(BackendUnreachable)) == len(town.of(BackendReachable)) == 2
@@ -1108,33 +1108,33 @@ def test_backend_that_starts_late_is_waited_for() -> None:
     play(scene, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
 
-def test_backend_that_went_away_is_a_timeout_that_says_so() -> None:
+def test_timeout_names_the_outage_of_the_backend() -> None:
     chaos = Chaos()
 
     async def scene(town: Town) -> None:
         (call,) = town.enter("a")
         await asyncio.sleep(5)
-        chaos.of["a"].cut()
+        chaos.backends["a"].cut()
         with pytest.raises(RendezvousTimeoutError, match="the backend has been unreachable for") as caught:
             await call
         assert not isinstance(caught.value, RendezvousConnectionError)
-        chaos.of["a"].heal()
+        chaos.backends["a"].heal()
 
     play(scene, wrap=chaos.wrap, min_nodes=2, join_timeout=60)
 
 
-def test_members_work_on_while_the_backend_is_away() -> None:
+def test_round_survives_an_outage_of_the_backend() -> None:
     chaos = Chaos()
 
     async def scene(town: Town) -> None:
         joined = await town.gathered("a", "b")
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.cut()
         await asyncio.sleep(10)
         for name in "ab":
             assert town.node(name).current == joined[name]
             assert town.node(name).waiting_count() == 0
-        for one in chaos.of.values():
+        for one in chaos.backends.values():
             one.heal()
         await asyncio.sleep(30)
         assert town.round is not None

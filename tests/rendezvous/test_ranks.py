@@ -1,4 +1,4 @@
-"""Places and ranks: the rules by example, and what must hold for any candidates."""
+"""Places and ranks: the policies by example, and properties that hold for any candidates."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ def node(
     order: int = 0,
     *,
     last: int | None = None,
-    asked: int | None = None,
+    requested: int | None = None,
     id: str | None = None,
     member: bool | None = None,
     held_back: bool = False,
@@ -30,7 +30,7 @@ def node(
         addr=f"{name}.cluster",
         order=order,
         labels=labels,
-        node_rank=asked,
+        node_rank=requested,
         was_member=last is not None if member is None else member,
         last_rank=last,
         held_back=held_back,
@@ -45,7 +45,7 @@ def ids(candidates: Sequence[Candidate]) -> list[str]:
     return [c.id for c in candidates]
 
 
-# Few names, orders and labels, so that clashes are common.
+# Few names, orders and labels, so that conflicts are common.
 NAMES = st.sampled_from(["a1", "a01", "a2", "a10", "b", "host9", "host10", ""])
 VALUES = st.sampled_from(["", "r1", "r2", "r10"])
 LABELS = st.dictionaries(st.sampled_from(["zone", "rack"]), VALUES)
@@ -81,7 +81,7 @@ def moved(before: Sequence[Candidate], after: Sequence[Candidate]) -> int:
 
 
 def moved_survivors(ranked: Sequence[Candidate]) -> int:
-    return sum(c.last_rank is not None and c.last_rank != place for place, c in enumerate(ranked))
+    return sum(c.last_rank is not None and c.last_rank != position for position, c in enumerate(ranked))
 
 
 def is_contiguous(ranked: Sequence[Candidate], group_of: Callable[[Candidate], object]) -> bool:
@@ -101,11 +101,11 @@ def test_every_number_in_a_name_counts() -> None:
     assert sorted(hosts, key=natural_key) == ["rack2-node9", "rack2-node10", "rack10-node1"]
 
 
-def test_leading_zeros_decide_only_between_otherwise_equal_names() -> None:
+def test_leading_zeros_only_break_ties() -> None:
     assert sorted(["a1", "a01", "a2", "a01b", "a1a"], key=natural_key) == ["a01", "a1", "a1a", "a01b", "a2"]
 
 
-def test_a_name_that_starts_with_a_digit_compares_with_one_that_does_not() -> None:
+def test_names_with_and_without_a_leading_digit_compare() -> None:
     assert sorted(["b", "10", "9", "", "10a"], key=natural_key) == ["", "9", "10", "10a", "b"]
 
 
@@ -126,7 +126,7 @@ def test_a_number_of_any_length_is_compared_as_a_number() -> None:
 
 
 @given(st.text(), st.text())
-def test_any_two_texts_are_ordered_one_way_and_equal_only_if_the_same(one: str, other: str) -> None:
+def test_natural_key_is_a_total_order(one: str, other: str) -> None:
     first, second = natural_key(one), natural_key(other)
     assert (first == second) == (one == other)
     assert [first < second, first == second, first > second].count(True) == 1
@@ -139,43 +139,45 @@ def test_natural_order_does_not_depend_on_the_order_of_the_input(texts: list[str
 
 
 @given(st.text(alphabet="ab-"), st.lists(st.integers(min_value=0)))
-def test_numbered_names_sort_as_their_numbers(prefix: str, numbers: list[int]) -> None:
+def test_numbered_names_sort_by_number(prefix: str, numbers: list[int]) -> None:
     in_order = [f"{prefix}{number}" for number in sorted(numbers)]
     assert sorted((f"{prefix}{number}" for number in numbers), key=natural_key) == in_order
 
 
-# Who gets a place
+# Places
 
 
-def test_members_of_the_last_round_come_first_and_then_those_who_joined_first() -> None:
-    waiting = [node("late", 9), node("early", 1), node("survivor", 12, last=3)]
-    assert names(choose(waiting, 2)) == ["survivor", "early"]
+def test_places_go_to_members_of_the_last_round_and_then_by_order_of_joining() -> None:
+    candidates = [node("late", 9), node("early", 1), node("survivor", 12, last=3)]
+    assert names(choose(candidates, 2)) == ["survivor", "early"]
 
 
-def test_a_node_that_was_held_back_comes_last_even_if_it_was_a_member() -> None:
-    waiting = [node("silent", 1, last=0, held_back=True), node("new", 9), node("survivor", 5, last=1)]
-    assert names(choose(waiting, 3)) == ["survivor", "new", "silent"]
+def test_held_back_node_comes_last_even_if_it_was_a_member() -> None:
+    candidates = [node("silent", 1, last=0, held_back=True), node("new", 9), node("survivor", 5, last=1)]
+    assert names(choose(candidates, 3)) == ["survivor", "new", "silent"]
 
 
-def test_nodes_that_joined_at_once_are_chosen_by_id() -> None:
+def test_nodes_that_joined_at_the_same_time_are_chosen_by_id() -> None:
     assert ids(choose([node("a", id="2"), node("b", id="1")], 1)) == ["1"]
 
 
 @pytest.mark.parametrize("places", [0, -1])
-def test_nobody_gets_in_when_there_is_no_place(places: int) -> None:
+def test_no_candidate_is_chosen_without_places(places: int) -> None:
     assert choose([node("a"), node("b")], places) == []
 
 
 @given(candidate_lists(), st.integers(0, 10), st.randoms())
-def test_nobody_left_out_had_a_better_claim(pool: list[Candidate], places: int, rng: random.Random) -> None:
+def test_no_rejected_candidate_has_priority_over_a_chosen_one(
+    pool: list[Candidate], places: int, rng: random.Random
+) -> None:
     chosen = choose(pool, places)
     assert len(chosen) == min(places, len(pool))
-    left_out = [c for c in pool if c.id not in ids(chosen)]
-    if any(not c.held_back for c in left_out):
+    rejected = [c for c in pool if c.id not in ids(chosen)]
+    if any(not c.held_back for c in rejected):
         assert not any(c.held_back for c in chosen)
     for held_back in (True, False):
         inside = [c for c in chosen if c.held_back is held_back]
-        outside = [c for c in left_out if c.held_back is held_back]
+        outside = [c for c in rejected if c.held_back is held_back]
         if any(c.was_member for c in outside):
             assert all(c.was_member for c in inside)
         for was_member in (True, False):
@@ -192,27 +194,27 @@ def test_the_first_round_is_in_natural_order() -> None:
     assert names(rank(pool, "sticky", None)) == ["host1", "host2", "host10"]
 
 
-def test_survivors_keep_their_ranks_and_the_replacement_inherits_the_hole() -> None:
+def test_survivors_keep_their_ranks_and_the_replacement_gets_the_free_one() -> None:
     pool = [node("c", last=2), node("new", 7), node("a", last=0)]
     assert names(rank(pool, "sticky", None)) == ["a", "new", "c"]
 
 
-def test_a_grown_round_adds_newcomers_at_the_end_in_natural_order() -> None:
+def test_newcomers_get_the_highest_ranks_in_natural_order() -> None:
     pool = [node("z", last=0), node("y", last=1), node("host10", 1), node("host9", 2)]
     assert names(rank(pool, "sticky", None)) == ["z", "y", "host9", "host10"]
 
 
-def test_a_shrink_moves_only_those_whose_rank_is_gone_in_order_of_old_rank() -> None:
+def test_shrink_moves_only_survivors_with_too_high_ranks_in_order_of_rank() -> None:
     pool = [node("f", last=5), node("b", last=1), node("e", last=4), node("c", last=2)]
     assert names(rank(pool, "sticky", None)) == ["e", "b", "c", "f"]
 
 
-def test_displaced_survivors_get_lower_holes_than_newcomers() -> None:
+def test_displaced_survivors_get_lower_free_ranks_than_newcomers() -> None:
     pool = [node("aaa", 1), node("b", last=1), node("z", last=7)]
     assert names(rank(pool, "sticky", None)) == ["z", "b", "aaa"]
 
 
-def test_of_two_with_the_same_name_the_first_to_join_keeps_the_rank() -> None:
+def test_of_two_nodes_with_one_last_rank_the_first_to_join_keeps_it() -> None:
     first, second = node("twin", 3, last=1), node("twin", 8, last=1)
     assert rank([second, first], "sticky", None) == [second, first]
 
@@ -225,7 +227,7 @@ def test_every_survivor_whose_rank_still_exists_keeps_it(pool: list[Candidate]) 
 
 
 @given(candidate_lists(max_size=5, distinct_last_ranks=True), st.none() | NAMES)
-def test_no_other_ranking_moves_fewer_survivors(pool: list[Candidate], rank0: str | None) -> None:
+def test_no_ranking_moves_fewer_survivors_than_sticky(pool: list[Candidate], rank0: str | None) -> None:
     ranked = rank(pool, "sticky", rank0)
     pinned = ranked[0] if rank0 in names(pool) else None
     allowed = (other for other in permutations(pool) if pinned is None or other[0] is pinned)
@@ -233,53 +235,58 @@ def test_no_other_ranking_moves_fewer_survivors(pool: list[Candidate], rank0: st
 
 
 @given(candidate_lists(), st.none() | NAMES)
-def test_the_same_nodes_get_the_same_ranks_again(pool: list[Candidate], rank0: str | None) -> None:
+def test_same_nodes_get_the_same_ranks_again(pool: list[Candidate], rank0: str | None) -> None:
     ranked = rank(pool, "sticky", rank0)
-    again = [node(c.name, c.order, id=c.id, last=place) for place, c in enumerate(ranked)]
+    again = [node(c.name, c.order, id=c.id, last=position) for position, c in enumerate(ranked)]
     assert ids(rank(again, "sticky", rank0)) == ids(ranked)
 
 
-# Asked ranks
+# Requested ranks
 
 
-def test_asked_ranks_are_honoured_and_the_others_fill_the_holes() -> None:
-    pool = [node("a", asked=3), node("host10"), node("host9"), node("b", asked=1)]
+def test_requested_ranks_are_met_and_other_nodes_fill_the_rest() -> None:
+    pool = [node("a", requested=3), node("host10"), node("host9"), node("b", requested=1)]
     assert names(rank(pool, "node_rank", None)) == ["host9", "b", "host10", "a"]
 
 
-def test_asked_ranks_win_over_last_ranks() -> None:
-    pool = [node("a", last=0, asked=1), node("b", last=1, asked=0), node("c", last=2)]
+def test_requested_ranks_win_over_last_ranks() -> None:
+    pool = [node("a", last=0, requested=1), node("b", last=1, requested=0), node("c", last=2)]
     assert names(rank(pool, "node_rank", None)) == ["b", "a", "c"]
 
 
-def test_a_survivor_that_did_not_ask_keeps_its_rank_if_nobody_asked_for_it() -> None:
-    pool = [node("x", last=2), node("asks", asked=0), node("a"), node("y", last=0)]
-    assert names(rank(pool, "node_rank", None)) == ["asks", "y", "x", "a"]
+def test_survivor_keeps_its_rank_if_it_is_not_requested() -> None:
+    pool = [node("x", last=2), node("requests", requested=0), node("a"), node("y", last=0)]
+    assert names(rank(pool, "node_rank", None)) == ["requests", "y", "x", "a"]
 
 
-def test_asked_ranks_close_up_in_order_when_nodes_are_missing() -> None:
-    pool = [node("c", asked=5), node("a", asked=0), node("b", asked=2)]
+def test_requested_ranks_close_up_in_order_when_nodes_are_missing() -> None:
+    pool = [node("c", requested=5), node("a", requested=0), node("b", requested=2)]
     assert names(rank(pool, "node_rank", None)) == ["a", "b", "c"]
 
 
-def test_those_that_did_not_ask_come_after_asked_ranks_that_close_up() -> None:
-    pool = [node("aaa"), node("c", asked=5), node("b", asked=2)]
+def test_nodes_without_request_come_after_requested_ranks_that_close_up() -> None:
+    pool = [node("aaa"), node("c", requested=5), node("b", requested=2)]
     assert names(rank(pool, "node_rank", None)) == ["b", "c", "aaa"]
 
 
-def test_the_first_to_join_wins_a_rank_that_two_ask_for_and_the_loser_disturbs_nobody() -> None:
-    pool = [node("late", 9, asked=0), node("early", 1, asked=0), node("b", 2, asked=1), node("c", 3, asked=2)]
+def test_first_to_join_gets_a_rank_that_two_nodes_request() -> None:
+    pool = [
+        node("late", 9, requested=0),
+        node("early", 1, requested=0),
+        node("b", 2, requested=1),
+        node("c", 3, requested=2),
+    ]
     assert names(rank(pool, "node_rank", None)) == ["early", "b", "c", "late"]
 
 
 @given(candidate_lists())
-def test_asked_ranks_are_exact_if_they_fit_and_in_order_if_not(pool: list[Candidate]) -> None:
+def test_requested_ranks_are_exact_if_they_fit_and_in_order_otherwise(pool: list[Candidate]) -> None:
     ranked = rank(pool, "node_rank", None)
-    asked = {c.node_rank for c in pool if c.node_rank is not None and c.node_rank >= 0}
-    if all(wanted < len(pool) for wanted in asked):
-        assert all(ranked[wanted].node_rank == wanted for wanted in asked)
+    requested = {c.node_rank for c in pool if c.node_rank is not None and c.node_rank >= 0}
+    if all(wanted < len(pool) for wanted in requested):
+        assert all(ranked[wanted].node_rank == wanted for wanted in requested)
     else:
-        assert [c.node_rank for c in ranked[: len(asked)]] == sorted(asked)
+        assert [c.node_rank for c in ranked[: len(requested)]] == sorted(requested)
 
 
 # Natural and topology
@@ -290,7 +297,7 @@ def test_natural_ranks_ignore_the_last_round() -> None:
     assert names(rank(pool, "natural", None)) == ["host9", "host10"]
 
 
-def test_nodes_of_a_zone_and_in_it_of_a_rack_are_adjacent_in_natural_order_of_the_labels() -> None:
+def test_topology_groups_nodes_by_zone_and_then_by_rack() -> None:
     pool = [
         node("a", zone="z2", rack="r1"),
         node("b", zone="z1", rack="r10"),
@@ -302,7 +309,7 @@ def test_nodes_of_a_zone_and_in_it_of_a_rack_are_adjacent_in_natural_order_of_th
     assert names(rank(pool, "topology:zone+rack", None)) == ["c", "b", "f", "d", "a", "e"]
 
 
-def test_inside_a_rack_survivors_keep_their_order_and_newcomers_follow() -> None:
+def test_survivors_keep_their_order_inside_a_group_and_newcomers_follow() -> None:
     pool = [node("a", rack="r1"), node("b", last=4, rack="r1"), node("c", last=2, rack="r1")]
     assert names(rank(pool, "topology:rack", None)) == ["c", "b", "a"]
 
@@ -317,21 +324,21 @@ def test_equal_labels_are_adjacent_with_or_without_a_pinned_node(pool: list[Cand
 # Pinned rank 0
 
 
-def test_the_pinned_node_swaps_with_rank_0_and_nobody_else_moves() -> None:
+def test_pinned_node_swaps_with_rank_0_and_no_other_node_moves() -> None:
     pool = [node(name, last=place) for place, name in enumerate("abcd")]
     assert names(rank(pool, "sticky", "c")) == ["c", "b", "a", "d"]
 
 
-def test_the_pinned_node_takes_rank_0_from_the_node_that_asked_for_it() -> None:
-    pool = [node("a", asked=0), node("b", asked=1), node("c", asked=2)]
+def test_pinned_node_takes_rank_0_from_the_node_that_requested_it() -> None:
+    pool = [node("a", requested=0), node("b", requested=1), node("c", requested=2)]
     assert names(rank(pool, "node_rank", "c")) == ["c", "b", "a"]
 
 
-def test_natural_order_goes_on_behind_the_pinned_node() -> None:
+def test_natural_order_continues_after_the_pinned_node() -> None:
     assert names(rank([node(name) for name in "abcd"], "natural", "c")) == ["c", "a", "b", "d"]
 
 
-def test_the_neighbours_of_the_pinned_node_come_to_the_front_with_it() -> None:
+def test_neighbours_of_the_pinned_node_move_to_the_front_with_it() -> None:
     pool = [
         node("a", zone="z1", rack="r2"),
         node("b", zone="z2", rack="r1"),
@@ -342,19 +349,21 @@ def test_the_neighbours_of_the_pinned_node_come_to_the_front_with_it() -> None:
     assert names(rank(pool, "topology:zone+rack", "d")) == ["d", "c", "b", "e", "a"]
 
 
-def test_of_two_pinned_by_name_the_first_to_join_gets_rank_0() -> None:
+def test_of_two_nodes_with_the_pinned_name_the_first_to_join_gets_rank_0() -> None:
     early, late = node("head", 1, last=5), node("head", 2, last=0)
     assert rank([late, early], "sticky", "head") == [early, late]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_pinned_name_that_is_absent_changes_nothing(policy: str) -> None:
-    pool = [node("b", last=1, asked=0), node("a", last=0), node("c")]
-    assert rank(pool, policy, "nobody") == rank(pool, policy, None)
+def test_absent_pinned_name_changes_nothing(policy: str) -> None:
+    pool = [node("b", last=1, requested=0), node("a", last=0), node("c")]
+    assert rank(pool, policy, "absent") == rank(pool, policy, None)
 
 
 @given(candidate_lists(), NAMES, st.sampled_from(["sticky", "node_rank"]))
-def test_pinning_moves_two_at_most_where_ranks_are_seats(pool: list[Candidate], rank0: str, policy: str) -> None:
+def test_pinning_moves_at_most_two_nodes_under_sticky_and_node_rank(
+    pool: list[Candidate], rank0: str, policy: str
+) -> None:
     assert moved(rank(pool, policy, None), rank(pool, policy, rank0)) in (0, 2)
 
 
@@ -362,7 +371,7 @@ def test_pinning_moves_two_at_most_where_ranks_are_seats(pool: list[Candidate], 
 
 
 @given(candidate_lists(), st.sampled_from(POLICIES), st.none() | NAMES, st.randoms())
-def test_ranks_are_a_permutation_that_does_not_depend_on_the_order_of_the_input(
+def test_ranks_are_a_permutation_independent_of_the_order_of_the_input(
     pool: list[Candidate], policy: str, rank0: str | None, rng: random.Random
 ) -> None:
     ranked = rank(pool, policy, rank0)
@@ -371,7 +380,7 @@ def test_ranks_are_a_permutation_that_does_not_depend_on_the_order_of_the_input(
 
 
 @given(candidate_lists(), st.sampled_from(POLICIES), NAMES)
-def test_a_pinned_name_that_is_present_has_rank_0(pool: list[Candidate], policy: str, rank0: str) -> None:
+def test_present_pinned_name_has_rank_0(pool: list[Candidate], policy: str, rank0: str) -> None:
     ranked = rank(pool, policy, rank0)
     namesakes = [c for c in pool if c.name == rank0]
     if namesakes:
@@ -379,7 +388,7 @@ def test_a_pinned_name_that_is_present_has_rank_0(pool: list[Candidate], policy:
 
 
 @pytest.mark.parametrize("policy", ["", "Sticky", "sticky:", "natural:a", "topology", "topology:", "topology:a+", "x"])
-def test_an_unknown_policy_is_refused_even_without_candidates(policy: str) -> None:
+def test_unknown_policy_is_refused_even_without_candidates(policy: str) -> None:
     with pytest.raises(ValueError, match="unknown rank policy") as caught:
         rank([], policy, None)
     assert repr(policy) in str(caught.value)
@@ -389,7 +398,7 @@ def test_an_unknown_policy_is_refused_even_without_candidates(policy: str) -> No
 def test_ten_thousand_nodes_are_chosen_and_ranked(policy: str) -> None:
     size = 10_000
     pool = [
-        node(f"host{i}", i, last=i if i % 3 else None, asked=i if i % 5 == 0 else None, rack=f"r{i % 100}")
+        node(f"host{i}", i, last=i if i % 3 else None, requested=i if i % 5 == 0 else None, rack=f"r{i % 100}")
         for i in range(size)
     ]
     random.Random(1).shuffle(pool)

@@ -1,4 +1,4 @@
-"""What the keys hold: round trips, other versions, damage, rosters."""
+"""The records in the keys: round trips, other versions, damage, rosters."""
 
 import math
 from typing import Any
@@ -119,8 +119,8 @@ def item(value: bytes, key: str = KEY) -> Item:
     return Item(key, value, 1, 1, 1)
 
 
-def refusal(kind: type[Record], value: bytes) -> RendezvousStateError | None:
-    """Why a value is not a record of this kind, or None."""
+def decoding_error(kind: type[Record], value: bytes) -> RendezvousStateError | None:
+    """The error of decoding a value; None if it is a record of this kind."""
     try:
         assert isinstance(decode(kind, item(value)), kind)
     except RendezvousStateError as error:
@@ -129,11 +129,11 @@ def refusal(kind: type[Record], value: bytes) -> RendezvousStateError | None:
 
 
 def with_fields(record: Record, **fields: object) -> bytes:
-    """The record with other or further fields, as another version would have written it."""
+    """The record with other or additional fields, as another version would write it."""
     return msgspec.json.encode({**msgspec.json.decode(encode(record)), **fields})
 
 
-def test_every_kind_of_record_is_tried() -> None:
+def test_every_kind_of_record_is_tested() -> None:
     assert set(RECORDS) == {kind for kind in Record.__subclasses__() if kind.__module__ == Record.__module__}
 
 
@@ -141,7 +141,7 @@ def test_every_kind_of_record_is_tried() -> None:
 
 
 @given(ANY_RECORD)
-def test_record_comes_back_as_it_was(record: Record) -> None:
+def test_decoding_restores_the_record(record: Record) -> None:
     assert decode(type(record), item(encode(record))) == record
 
 
@@ -159,19 +159,19 @@ def test_order_of_labels_does_not_change_the_bytes() -> None:
     assert encode(one) == encode(other)
 
 
-def test_records_are_json_that_a_person_can_read() -> None:
+def test_records_are_readable_json() -> None:
     text = encode(ClosedRecord(closed=True, by="ops", why="done", at=1.5)).decode()
     assert text == '{"v":1,"closed":true,"by":"ops","why":"done","at":1.5}'
 
 
 @given(ANY_RECORD)
-def test_record_of_one_schema_ahead_is_understood(record: Record) -> None:
+def test_record_one_schema_ahead_is_decoded(record: Record) -> None:
     ahead = with_fields(record, v=SCHEMA + 1, something_new={"a": [1, 2]})
     assert decode(type(record), item(ahead)) == msgspec.structs.replace(record, v=SCHEMA + 1)
 
 
 @given(ANY_RECORD, st.integers(SCHEMA + 2, 10**6))
-def test_record_of_two_schemas_ahead_is_refused_with_its_key(record: Record, version: int) -> None:
+def test_record_two_schemas_ahead_is_refused_with_its_key(record: Record, version: int) -> None:
     with pytest.raises(NewerSchemaError, match="upgrade rallypoint") as caught:
         decode(type(record), item(with_fields(record, v=version)))
     assert caught.value.key == KEY
@@ -179,7 +179,7 @@ def test_record_of_two_schemas_ahead_is_refused_with_its_key(record: Record, ver
     assert str(version) in str(caught.value)
 
 
-def test_record_from_far_ahead_is_newer_even_if_its_fields_are_unknown() -> None:
+def test_record_far_ahead_is_a_newer_schema_error_even_with_unknown_fields() -> None:
     with pytest.raises(NewerSchemaError):
         decode(AssignRecord, item(b'{"v": 7, "place": "other"}'))
 
@@ -193,7 +193,7 @@ def test_fields_with_defaults_may_be_missing() -> None:
 
 @given(st.sampled_from(sorted(RECORDS, key=lambda kind: kind.__name__)), st.binary(max_size=40))
 def test_arbitrary_bytes_are_a_state_error_that_names_the_key(kind: type[Record], value: bytes) -> None:
-    error = refusal(kind, value)
+    error = decoding_error(kind, value)
     if error is not None:
         assert error.key == KEY
         assert KEY in str(error)
@@ -204,12 +204,12 @@ def test_damaged_record_is_a_state_error_or_another_record(record: Record, data:
     value = bytearray(encode(record))
     for _ in range(data.draw(st.integers(1, 3))):
         value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
-    error = refusal(type(record), bytes(value))
+    error = decoding_error(type(record), bytes(value))
     assert error is None or error.key == KEY
 
 
 @given(ANY_RECORD, st.data())
-def test_record_that_was_cut_off_is_a_state_error(record: Record, data: st.DataObject) -> None:
+def test_truncated_record_is_a_state_error(record: Record, data: st.DataObject) -> None:
     value = encode(record)
     with pytest.raises(RendezvousStateError) as caught:
         decode(type(record), item(value[: data.draw(st.integers(0, len(value) - 1))]))
@@ -232,7 +232,7 @@ def test_record_that_was_cut_off_is_a_state_error(record: Record, data: st.DataO
     ],
     ids=["empty", "null", "list", "no utf-8", "no text", "wrong type", "wrong version", "too large", "deep", "deeper"],
 )
-def test_what_is_no_record_is_a_state_error_that_says_what_to_do(value: bytes) -> None:
+def test_value_that_is_no_record_is_a_state_error_with_advice(value: bytes) -> None:
     with pytest.raises(RendezvousStateError, match="remove the key, or use another run id") as caught:
         decode(WaitingRecord, item(value))
     assert caught.value.key == KEY
@@ -261,49 +261,49 @@ def roster(count: int, number: int = 7) -> tuple[RoundRecord, list[Item]]:
 
 
 @pytest.mark.parametrize("count", [1, ROSTER_CHUNK - 1, ROSTER_CHUNK, ROSTER_CHUNK + 1, 3 * ROSTER_CHUNK, 1000])
-def test_roster_comes_back_in_rank_order(count: int) -> None:
+def test_roster_is_restored_in_rank_order(count: int) -> None:
     record, items = roster(count)
     assert len(items) == math.ceil(count / ROSTER_CHUNK)
     assert join_roster(record, items) == tuple(members(count))
     assert join_roster(record, items[::-1]) == tuple(members(count))
 
 
-def test_missing_chunk_is_told() -> None:
+def test_missing_chunk_is_an_error() -> None:
     record, items = roster(600)
     for missing in range(len(items)):
-        with pytest.raises(RendezvousStateError, match="roster of round 7 is not whole: 2 of 3 parts"):
+        with pytest.raises(RendezvousStateError, match="roster of round 7 is not complete: 2 of 3 chunks"):
             join_roster(record, items[:missing] + items[missing + 1 :])
-    with pytest.raises(RendezvousStateError, match="0 of 3 parts"):
+    with pytest.raises(RendezvousStateError, match="0 of 3 chunks"):
         join_roster(record, [])
 
 
-def test_chunk_too_many_at_the_end_is_ignored() -> None:
+def test_surplus_chunk_is_ignored() -> None:
     record, items = roster(600)
     assert join_roster(record, [*items, item(items[0].value, "/roster/000003")]) == tuple(members(600))
 
 
-def test_altered_chunk_is_told() -> None:
+def test_altered_chunk_is_an_error() -> None:
     record, items = roster(600)
     altered = encode(RosterRecord(number=7, members=tuple(members(257)[:256][::-1])))
-    with pytest.raises(RendezvousStateError, match="not what was decided"):
+    with pytest.raises(RendezvousStateError, match="does not match the digest"):
         join_roster(record, [item(altered, items[0].key), *items[1:]])
 
 
-def test_chunks_in_another_order_are_told() -> None:
+def test_swapped_chunks_are_an_error() -> None:
     record, items = roster(600)
     swapped = [item(items[1].value, items[0].key), item(items[0].value, items[1].key), items[2]]
-    with pytest.raises(RendezvousStateError, match="not what was decided"):
+    with pytest.raises(RendezvousStateError, match="does not match the digest"):
         join_roster(record, swapped)
 
 
-def test_roster_of_another_size_is_told() -> None:
+def test_roster_of_another_size_is_an_error() -> None:
     record, items = roster(600)
     with pytest.raises(RendezvousStateError, match="600 members instead of 599"):
         join_roster(msgspec.structs.replace(record, size=599), items)
 
 
 @given(st.lists(MEMBERS, max_size=20), NUMBERS)
-def test_any_roster_comes_back(listed: list[RosterMember], number: int) -> None:
+def test_any_roster_is_restored(listed: list[RosterMember], number: int) -> None:
     chunks = split_roster(number, listed)
     record = RoundRecord(
         number=number,

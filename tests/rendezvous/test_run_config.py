@@ -1,4 +1,4 @@
-"""The snapshot of a run: making, checking, closing, reopening and draining, and the races between those who do it."""
+"""The config of a run: making, checking, closing, reopening, draining, and races between nodes that do it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -33,22 +33,22 @@ from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.testing import loop as virtual
 from tests.rendezvous.board import node
-from tests.rendezvous.kit import Meddling, Through
+from tests.rendezvous.kit import ForwardingBackend, InterceptingBackend
 
 KEYS = RunKeys("rallypoint", "run")
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 
 
-class Doors:
-    """A server and entries to one run on it."""
+class SharedRun:
+    """A server, and access for several nodes to one run on it."""
 
     def __init__(self) -> None:
         self.server = MemoryServer()
         self.backend = MemoryBackend(self.server)
         self._ids = count(1)
 
-    def entry(self, by: str = "a", backend: Any = None, **options: object) -> RunConfig:
+    def run_config(self, by: str = "a", backend: Any = None, **options: object) -> RunConfig:
         given: dict[str, Any] = {"min_nodes": 2, **options}
         settings = Settings.build(scheme="memory", run_id="run", **given)
         return RunConfig(
@@ -73,8 +73,8 @@ class Doors:
     def leases(self) -> set[int]:
         return {lease.id for lease in self.server.engine.leases}
 
-    async def appear(self, name: str, ttl_s: float = 15.0) -> int:
-        """A node's key, under a lease."""
+    async def add_node(self, name: str, ttl_s: float = 15.0) -> int:
+        """Write a node's key under a new lease; returns the lease."""
         lease = await self.backend.grant(ttl_s)
         await self.backend.txn(
             [], [Put(KEYS.node(f"id-{name}"), encode(node(name, id=f"id-{name}", session=lease)), lease)]
@@ -82,9 +82,9 @@ class Doors:
         return lease
 
 
-def play(scene: Callable[[Doors], Awaitable[T]], seed: int | None = None) -> T:
+def play(scene: Callable[[SharedRun], Awaitable[T]], seed: int | None = None) -> T:
     async def main() -> T:
-        return await scene(Doors())
+        return await scene(SharedRun())
 
     return virtual.run(main(), seed=seed, limit_s=100_000)
 
@@ -93,28 +93,28 @@ def play(scene: Callable[[Doors], Awaitable[T]], seed: int | None = None) -> T:
 
 
 def test_first_node_makes_the_run() -> None:
-    async def scene(doors: Doors) -> None:
-        assert await doors.entry().read() is None
-        snapshot = await doors.entry(max_nodes=4, keep_alive_interval=1, reopen_after=7).check()
-        assert doors.config == snapshot.config
+    async def scene(run: SharedRun) -> None:
+        assert await run.run_config().read() is None
+        snapshot = await run.run_config(max_nodes=4, keep_alive_interval=1, reopen_after=7).check()
+        assert run.config == snapshot.config
         assert snapshot.config.incarnation == "id1"
         assert snapshot.config.by == "a"
         assert snapshot.config.shared["max_nodes"] == 4
         assert snapshot.config.timing.session_ttl_s == 3
-        assert snapshot.config_revision == doors.item(KEYS.config).mod_revision
-        assert snapshot.closed_revision == doors.item(KEYS.closed).mod_revision
+        assert snapshot.config_revision == run.item(KEYS.config).mod_revision
+        assert snapshot.closed_revision == run.item(KEYS.closed).mod_revision
         assert snapshot.empty
-        assert doors.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
-        assert doors.item(KEYS.config).lease == doors.item(KEYS.closed).lease == snapshot.config.run_lease
+        assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
+        assert run.item(KEYS.config).lease == run.item(KEYS.closed).lease == snapshot.config.run_lease
 
     play(scene)
 
 
-def test_second_node_finds_the_run_as_it_is() -> None:
-    async def scene(doors: Doors) -> None:
-        first = await doors.entry("a").check()
-        await doors.appear("a")
-        second = await doors.entry("b").check()
+def test_second_node_finds_the_existing_run() -> None:
+    async def scene(run: SharedRun) -> None:
+        first = await run.run_config("a").check()
+        await run.add_node("a")
+        second = await run.run_config("b").check()
         assert second.config == first.config
         assert not second.empty
 
@@ -122,136 +122,136 @@ def test_second_node_finds_the_run_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_race_of_many_creators_leaves_one_run_and_no_leases(seed: int | None) -> None:
-    async def scene(doors: Doors) -> None:
-        found = await asyncio.gather(*(doors.entry(f"n{index}").check() for index in range(8)))
+def test_race_of_many_creators_makes_one_run_and_leaves_no_leases(seed: int | None) -> None:
+    async def scene(run: SharedRun) -> None:
+        found = await asyncio.gather(*(run.run_config(f"n{index}").check() for index in range(8)))
         assert len({snapshot.config.incarnation for snapshot in found}) == 1
-        assert doors.leases == {doors.config.run_lease, doors.config.data_lease}
+        assert run.leases == {run.config.run_lease, run.config.data_lease}
 
     play(scene, seed)
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_calls_of_one_node_that_make_the_run_together_leave_no_leases(seed: int | None) -> None:
-    async def scene(doors: Doors) -> None:
-        entry = doors.entry()
-        await asyncio.gather(*(entry.find_or_make() for _ in range(4)))
-        assert doors.leases == {doors.config.run_lease, doors.config.data_lease}
+def test_concurrent_calls_of_one_node_leave_no_leases(seed: int | None) -> None:
+    async def scene(run: SharedRun) -> None:
+        run_config = run.run_config()
+        await asyncio.gather(*(run_config.find_or_make() for _ in range(4)))
+        assert run.leases == {run.config.run_lease, run.config.data_lease}
 
     play(scene, seed)
 
 
-def test_creation_of_unknown_outcome_is_found_when_tried_again() -> None:
-    async def scene(doors: Doors) -> None:
+def test_retry_finds_a_run_whose_creation_had_an_unknown_outcome() -> None:
+    async def scene(run: SharedRun) -> None:
         async def executed_without_answer(
-            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
         ) -> TxnResult:
             result = await execute()
-            if "config" in what:
+            if "config" in writes:
                 raise OutcomeUnknown("no answer")
             return result
 
-        entry = doors.entry(backend=Meddling(MemoryBackend(doors.server), executed_without_answer))
+        run_config = run.run_config(backend=InterceptingBackend(MemoryBackend(run.server), executed_without_answer))
         with pytest.raises(OutcomeUnknown):
-            await entry.check()
-        snapshot = await entry.check()
-        assert snapshot.config == doors.config
-        assert doors.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
+            await run_config.check()
+        snapshot = await run_config.check()
+        assert snapshot.config == run.config
+        assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
     play(scene)
 
 
-def test_creation_that_was_not_executed_leaves_no_leases_behind() -> None:
-    async def scene(doors: Doors) -> None:
+def test_creation_that_was_not_executed_leaves_no_leases() -> None:
+    async def scene(run: SharedRun) -> None:
         failures = [OutcomeUnknown("no answer"), Unavailable("away")] * 3
 
         async def not_executed(
-            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
         ) -> TxnResult:
-            if "config" in what and failures:
+            if "config" in writes and failures:
                 raise failures.pop()
             return await execute()
 
-        entry = doors.entry(backend=Meddling(MemoryBackend(doors.server), not_executed))
+        run_config = run.run_config(backend=InterceptingBackend(MemoryBackend(run.server), not_executed))
         while failures:
             with pytest.raises(BackendError):
-                await entry.check()
-        assert len(doors.leases) == 2
-        snapshot = await entry.check()
-        assert doors.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
+                await run_config.check()
+        assert len(run.leases) == 2
+        snapshot = await run_config.check()
+        assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
     play(scene)
 
 
-def test_creation_that_is_executed_late_leaves_one_run_and_its_leases() -> None:
-    async def scene(doors: Doors) -> None:
+def test_creation_that_is_executed_late_makes_one_run_with_its_leases() -> None:
+    async def scene(run: SharedRun) -> None:
         late: list[Callable[[], Awaitable[TxnResult]]] = []
 
         async def executed_late(
-            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
         ) -> TxnResult:
-            if "config" not in what:
+            if "config" not in writes:
                 return await execute()
             if late:
-                await late.pop()()  # it arrives just before its second try, which is refused because of it
+                await late.pop()()  # executed just before the second try, which is refused therefore
                 return await execute()
             late.append(execute)
             raise OutcomeUnknown("no answer")
 
-        entry = doors.entry(backend=Meddling(MemoryBackend(doors.server), executed_late))
+        run_config = run.run_config(backend=InterceptingBackend(MemoryBackend(run.server), executed_late))
         with pytest.raises(OutcomeUnknown):
-            await entry.check()
-        snapshot = await entry.check()
+            await run_config.check()
+        snapshot = await run_config.check()
         assert snapshot.config.incarnation == "id1"
-        assert doors.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
+        assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
     play(scene)
 
 
-def test_leases_for_a_run_that_somebody_else_made_meanwhile_are_ended() -> None:
-    async def scene(doors: Doors) -> None:
+def test_granted_leases_are_revoked_when_another_node_made_the_run() -> None:
+    async def scene(run: SharedRun) -> None:
         async def not_executed(
-            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
         ) -> TxnResult:
-            if "config" in what:
+            if "config" in writes:
                 raise OutcomeUnknown("no answer")
             return await execute()
 
-        entry = doors.entry(backend=Meddling(MemoryBackend(doors.server), not_executed))
+        run_config = run.run_config(backend=InterceptingBackend(MemoryBackend(run.server), not_executed))
         with pytest.raises(OutcomeUnknown):
-            await entry.check()
-        await doors.entry("b").check()
-        await entry.check()
-        assert doors.config.by == "b"
-        assert doors.leases == {doors.config.run_lease, doors.config.data_lease}
+            await run_config.check()
+        await run.run_config("b").check()
+        await run_config.check()
+        assert run.config.by == "b"
+        assert run.leases == {run.config.run_lease, run.config.data_lease}
 
     play(scene)
 
 
-def test_leases_that_ended_while_the_outcome_was_unknown_are_replaced() -> None:
-    async def scene(doors: Doors) -> None:
+def test_granted_leases_that_ended_meanwhile_are_replaced() -> None:
+    async def scene(run: SharedRun) -> None:
         failures = [OutcomeUnknown("no answer")]
 
         async def not_executed(
-            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
         ) -> TxnResult:
-            if "config" in what and failures:
+            if "config" in writes and failures:
                 raise failures.pop()
             return await execute()
 
-        entry = doors.entry(backend=Meddling(MemoryBackend(doors.server), not_executed))
+        run_config = run.run_config(backend=InterceptingBackend(MemoryBackend(run.server), not_executed))
         with pytest.raises(OutcomeUnknown):
-            await entry.check()
-        await asyncio.sleep(100.0)  # longer than the run's lease lives, not as long as that of its data
-        snapshot = await entry.check()
-        assert doors.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
+            await run_config.check()
+        await asyncio.sleep(100.0)  # longer than the lease of the run, shorter than that of its data
+        snapshot = await run_config.check()
+        assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
     play(scene)
 
 
-def test_lease_whose_end_was_not_acknowledged_is_not_used_for_another_run() -> None:
-    async def scene(doors: Doors) -> None:
-        class Deaf(MemoryBackend):
+def test_lease_with_unanswered_revoke_is_not_used_for_another_run() -> None:
+    async def scene(run: SharedRun) -> None:
+        class UnansweredRevoke(MemoryBackend):
             failures = 1
 
             async def revoke(self, lease: int) -> None:
@@ -260,44 +260,46 @@ def test_lease_whose_end_was_not_acknowledged_is_not_used_for_another_run() -> N
                     self.failures -= 1
                     raise OutcomeUnknown("no answer")
 
-        deaf = Deaf(doors.server)
+        backend = UnansweredRevoke(run.server)
 
-        async def too_late(what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]) -> TxnResult:
-            if "config" in what and deaf.failures:
-                await doors.entry("b").check()
+        async def make_before(
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
+        ) -> TxnResult:
+            if "config" in writes and backend.failures:
+                await run.run_config("b").check()
             return await execute()
 
-        entry = doors.entry(backend=Meddling(deaf, too_late))
+        run_config = run.run_config(backend=InterceptingBackend(backend, make_before))
         with pytest.raises(OutcomeUnknown):
-            await entry.check()
-        for lease in (doors.config.data_lease, doors.config.run_lease):
-            await MemoryBackend(doors.server).revoke(lease)
-        snapshot = await entry.check()
+            await run_config.check()
+        for lease in (run.config.data_lease, run.config.run_lease):
+            await MemoryBackend(run.server).revoke(lease)
+        snapshot = await run_config.check()
         assert snapshot.config.by == "a"
-        assert doors.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
+        assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
     play(scene)
 
 
-def test_run_that_nobody_renews_is_free_again() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry(reopen_after=60).check()
+def test_run_that_is_not_renewed_expires() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config(reopen_after=60).check()
         await asyncio.sleep(74)
-        assert await doors.entry().read() is not None
+        assert await run.run_config().read() is not None
         await asyncio.sleep(2)
-        assert await doors.entry().read() is None
+        assert await run.run_config().read() is None
 
     play(scene)
 
 
-def test_check_renews_the_run_for_the_one_who_joins() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry().check()
-        await doors.appear("a", ttl_s=1000)
+def test_check_renews_the_run() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config().check()
+        await run.add_node("a", ttl_s=1000)
         for _ in range(5):
             await asyncio.sleep(70)
-            await doors.entry("b").check()
-        assert doors.config.incarnation == "id1"
+            await run.run_config("b").check()
+        assert run.config.incarnation == "id1"
 
     play(scene)
 
@@ -305,12 +307,12 @@ def test_check_renews_the_run_for_the_one_who_joins() -> None:
 # Settings
 
 
-def test_other_settings_than_the_runs_are_named_with_both_values() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a", min_nodes=2, max_nodes=4).check()
-        await doors.appear("a")
+def test_mismatch_names_each_setting_with_both_values() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a", min_nodes=2, max_nodes=4).check()
+        await run.add_node("a")
         with pytest.raises(SettingsMismatchError) as caught:
-            await doors.entry("b", min_nodes=3, max_nodes=4, ranks="natural").check()
+            await run.run_config("b", min_nodes=3, max_nodes=4, ranks="natural").check()
         assert caught.value.differences == {"min_nodes": (3, 2), "ranks": ("natural", "sticky")}
         assert "min_nodes is 3 here and 2 there" in str(caught.value)
         assert "ranks is 'natural' here and 'sticky' there" in str(caught.value)
@@ -319,11 +321,11 @@ def test_other_settings_than_the_runs_are_named_with_both_values() -> None:
     play(scene)
 
 
-def test_other_times_are_no_mismatch() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a").check()
-        await doors.appear("a")
-        snapshot = await doors.entry("b", last_call_timeout=1, keep_alive_interval=1, reopen_after=5).check()
+def test_other_timing_is_no_mismatch() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a").check()
+        await run.add_node("a")
+        snapshot = await run.run_config("b", last_call_timeout=1, keep_alive_interval=1, reopen_after=5).check()
         assert snapshot.config.timing.last_call_timeout_s == 30
 
     play(scene)
@@ -331,10 +333,10 @@ def test_other_times_are_no_mismatch() -> None:
 
 @pytest.mark.parametrize("options", [{"min_nodes": 3}, {"last_call_timeout": 1}], ids=["shared", "timing"])
 def test_config_of_a_run_without_nodes_is_replaced(options: dict[str, object]) -> None:
-    async def scene(doors: Doors) -> None:
-        first = await doors.entry("a").check()
-        second = await doors.entry("b", **options).check()
-        assert second.config == doors.config
+    async def scene(run: SharedRun) -> None:
+        first = await run.run_config("a").check()
+        second = await run.run_config("b", **options).check()
+        assert second.config == run.config
         assert second.config.incarnation != first.config.incarnation
         assert second.config.run_lease == first.config.run_lease
         assert second.config.by == "b"
@@ -342,93 +344,97 @@ def test_config_of_a_run_without_nodes_is_replaced(options: dict[str, object]) -
     play(scene)
 
 
-def test_node_that_is_refused_leaves_a_note_in_the_words_of_its_error() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a").check()
-        await doors.appear("a")
+def test_refused_node_leaves_a_record_with_its_error() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a").check()
+        await run.add_node("a")
         with pytest.raises(SettingsMismatchError) as caught:
-            await doors.entry("b/1", min_nodes=3).check()
-        note = doors.record(RefusedRecord, KEYS.refusal("b/1"))
-        assert (note.name, note.why, note.at) == ("b/1", str(caught.value), 1234.5)
-        assert note.differences == caught.value.differences
-        assert doors.item(KEYS.refusal("b/1")).lease == doors.config.data_lease, "it goes with the run's data"
+            await run.run_config("b/1", min_nodes=3).check()
+        refused = run.record(RefusedRecord, KEYS.refusal("b/1"))
+        assert (refused.name, refused.why, refused.at) == ("b/1", str(caught.value), 1234.5)
+        assert refused.differences == caught.value.differences
+        assert run.item(KEYS.refusal("b/1")).lease == run.config.data_lease, "it must expire with the run's data"
 
     play(scene)
 
 
-def test_node_that_is_not_fit_leaves_a_note_and_is_in_nobodys_way() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("b").note_unfit("no GPU")
-        await doors.entry("b").note_unfit("still no GPU")
-        note = doors.record(RefusedRecord, KEYS.refusal("b"))
-        assert (note.name, note.why, note.differences, note.at) == ("b", "still no GPU", {}, 1234.5)
-        assert doors.item(KEYS.refusal("b")).lease == doors.config.data_lease, "it goes with the run's data"
-        await doors.entry("a", min_nodes=3).check()  # other settings: nobody is in
+def test_node_with_failed_preflight_leaves_a_record_and_blocks_no_other() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("b").note_failed_preflight("no GPU")
+        await run.run_config("b").note_failed_preflight("still no GPU")
+        refused = run.record(RefusedRecord, KEYS.refusal("b"))
+        assert (refused.name, refused.why, refused.differences, refused.at) == ("b", "still no GPU", {}, 1234.5)
+        assert run.item(KEYS.refusal("b")).lease == run.config.data_lease, "it must expire with the run's data"
+        await run.run_config("a", min_nodes=3).check()  # other settings are possible: the run has no nodes
 
     play(scene)
 
 
-def test_note_that_cannot_be_written_does_not_hide_why_a_node_is_refused() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a").check()
-        await doors.appear("a")
+def test_failed_write_of_the_record_does_not_hide_the_mismatch() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a").check()
+        await run.add_node("a")
 
-        async def fails(what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]) -> TxnResult:
-            if not what:
+        async def fail_write(
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
+        ) -> TxnResult:
+            if not writes:
                 return await execute()
             raise OutcomeUnknown("the connection broke")
 
         with pytest.raises(SettingsMismatchError):
-            await doors.entry("b", backend=Meddling(MemoryBackend(doors.server), fails), min_nodes=3).check()
-        assert KEYS.refusal("b") not in doors.server.engine.items
+            await run.run_config(
+                "b", backend=InterceptingBackend(MemoryBackend(run.server), fail_write), min_nodes=3
+            ).check()
+        assert KEYS.refusal("b") not in run.server.engine.items
 
     play(scene)
 
 
-def test_run_that_does_not_exist_is_not_made_to_be_closed_unless_that_is_asked_for() -> None:
-    async def scene(doors: Doors) -> None:
-        assert not await doors.entry("operator").close("enough", make=False)
-        assert not doors.server.engine.items
-        assert await doors.entry("a").close("enough")
-        assert not await doors.entry("operator").close("enough", make=False)
+def test_closing_makes_an_absent_run_only_if_requested() -> None:
+    async def scene(run: SharedRun) -> None:
+        assert not await run.run_config("operator").close("enough", make=False)
+        assert not run.server.engine.items
+        assert await run.run_config("a").close("enough")
+        assert not await run.run_config("operator").close("enough", make=False)
 
     play(scene)
 
 
-def test_run_is_in_the_list_of_runs_as_long_as_it_lives() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a").check()
-        assert doors.item(KEYS.listed_run).lease == doors.config.run_lease
-        await doors.backend.revoke(doors.config.run_lease)
-        assert KEYS.listed_run not in doors.server.engine.items
+def test_run_is_listed_as_long_as_it_exists() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a").check()
+        assert run.item(KEYS.listed_run).lease == run.config.run_lease
+        await run.backend.revoke(run.config.run_lease)
+        assert KEYS.listed_run not in run.server.engine.items
 
     play(scene)
 
 
-def test_config_is_not_replaced_under_a_node_that_came_meanwhile() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a").check()
+def test_config_is_not_replaced_after_a_node_has_joined() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a").check()
 
-        async def somebody_comes_first(
-            what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]
+        async def join_before(
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
         ) -> TxnResult:
-            if "config" in what:
-                await doors.appear("a")
+            if "config" in writes:
+                await run.add_node("a")
             return await execute()
 
-        meddling = Meddling(MemoryBackend(doors.server), somebody_comes_first)
+        intercepting = InterceptingBackend(MemoryBackend(run.server), join_before)
         with pytest.raises(SettingsMismatchError):
-            await doors.entry("b", backend=meddling, min_nodes=5).check()
-        assert doors.config.by == "a"
+            await run.run_config("b", backend=intercepting, min_nodes=5).check()
+        assert run.config.by == "a"
 
     play(scene)
 
 
-def test_two_who_replace_a_config_agree_on_one() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a").check()
-        found = await asyncio.gather(*(doors.entry(f"n{index}", min_nodes=5).check() for index in range(4)))
-        assert {snapshot.config.incarnation for snapshot in found} == {doors.config.incarnation}
+def test_concurrent_replacements_of_the_config_agree_on_one() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a").check()
+        found = await asyncio.gather(*(run.run_config(f"n{index}", min_nodes=5).check() for index in range(4)))
+        assert {snapshot.config.incarnation for snapshot in found} == {run.config.incarnation}
 
     play(scene)
 
@@ -436,13 +442,13 @@ def test_two_who_replace_a_config_agree_on_one() -> None:
 # Closing and reopening
 
 
-def test_closed_run_is_refused_with_by_whom_and_why() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a").check()
-        assert await doors.entry("ops").close("maintenance")
-        assert doors.closed == ClosedRecord(closed=True, by="ops", why="maintenance", at=1234.5)
+def test_error_of_a_closed_run_names_the_closing_node_and_its_reason() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a").check()
+        assert await run.run_config("ops").close("maintenance")
+        assert run.closed == ClosedRecord(closed=True, by="ops", why="maintenance", at=1234.5)
         with pytest.raises(RendezvousClosedError) as caught:
-            await doors.entry("b").check()
+            await run.run_config("b").check()
         assert "closed by ops: maintenance" in str(caught.value)
         assert "free again 60 s after" in str(caught.value)
 
@@ -450,85 +456,85 @@ def test_closed_run_is_refused_with_by_whom_and_why() -> None:
 
 
 def test_closing_is_idempotent_and_keeps_the_first_reason() -> None:
-    async def scene(doors: Doors) -> None:
-        answers = await asyncio.gather(*(doors.entry(f"n{index}").close("reason") for index in range(4)))
+    async def scene(run: SharedRun) -> None:
+        answers = await asyncio.gather(*(run.run_config(f"n{index}").close("reason") for index in range(4)))
         assert sorted(answers) == [False, False, False, True]
-        by = doors.closed.by
-        assert not await doors.entry("late").close("another")
-        assert doors.closed.by == by
+        by = run.closed.by
+        assert not await run.run_config("late").close("another")
+        assert run.closed.by == by
 
     play(scene)
 
 
 def test_run_that_does_not_exist_can_be_closed() -> None:
-    async def scene(doors: Doors) -> None:
-        assert await doors.entry("ops").close("never again")
+    async def scene(run: SharedRun) -> None:
+        assert await run.run_config("ops").close("never again")
         with pytest.raises(RendezvousClosedError):
-            await doors.entry("a").check()
+            await run.run_config("a").check()
 
     play(scene)
 
 
-def test_reopened_run_is_open_and_its_key_was_rewritten() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry().close("x")
-        created = doors.item(KEYS.closed).create_revision
-        before = doors.item(KEYS.closed).mod_revision
-        assert await doors.entry("ops").reopen("again")
-        assert doors.item(KEYS.closed).create_revision == created
-        assert doors.item(KEYS.closed).mod_revision > before
-        assert not doors.closed.closed
-        assert not await doors.entry("ops").reopen("again")
-        await doors.entry("a").check()
+def test_reopening_rewrites_the_key() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config().close("x")
+        created = run.item(KEYS.closed).create_revision
+        before = run.item(KEYS.closed).mod_revision
+        assert await run.run_config("ops").reopen("again")
+        assert run.item(KEYS.closed).create_revision == created
+        assert run.item(KEYS.closed).mod_revision > before
+        assert not run.closed.closed
+        assert not await run.run_config("ops").reopen("again")
+        await run.run_config("a").check()
 
     play(scene)
 
 
 def test_run_that_does_not_exist_cannot_be_reopened() -> None:
-    async def scene(doors: Doors) -> None:
-        assert not await doors.entry("ops").reopen("again")
-        assert not doors.server.engine.items
+    async def scene(run: SharedRun) -> None:
+        assert not await run.run_config("ops").reopen("again")
+        assert not run.server.engine.items
 
     play(scene)
 
 
-def test_run_without_grace_reopens_itself_when_nobody_is_left() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a", reopen_after=0).check()
-        lease = await doors.appear("a")
-        await doors.entry("a", reopen_after=0).close("done")
+def test_run_without_reopen_after_is_reopened_when_it_has_no_nodes() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a", reopen_after=0).check()
+        lease = await run.add_node("a")
+        await run.run_config("a", reopen_after=0).close("done")
         with pytest.raises(RendezvousClosedError):
-            await doors.entry("b", reopen_after=0).check()
-        await doors.backend.revoke(lease)
-        snapshot = await doors.entry("b", reopen_after=0).check()
+            await run.run_config("b", reopen_after=0).check()
+        await run.backend.revoke(lease)
+        snapshot = await run.run_config("b", reopen_after=0).check()
         assert not snapshot.closed.closed
-        assert doors.closed.why == "nobody was left"
+        assert run.closed.why == "no node was left"
 
     play(scene)
 
 
-def test_run_with_grace_does_not_reopen_itself_when_nobody_is_left() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a").close("done")
+def test_run_with_reopen_after_stays_closed_when_it_has_no_nodes() -> None:
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a").close("done")
         with pytest.raises(RendezvousClosedError):
-            await doors.entry("b").check()
+            await run.run_config("b").check()
 
     play(scene)
 
 
-def test_closed_run_is_free_again_however_often_somebody_tries_to_join() -> None:
-    """Nodes that restart and restart must not keep a closed run closed for ever."""
+def test_closed_run_expires_although_nodes_keep_trying_to_join() -> None:
+    """Nodes that restart again and again must not keep a closed run alive."""
 
-    async def scene(doors: Doors) -> None:
-        await doors.entry("a", reopen_after=60).close("done")
+    async def scene(run: SharedRun) -> None:
+        await run.run_config("a", reopen_after=60).close("done")
         for _ in range(200):
             try:
-                await doors.entry("b", reopen_after=60).check()
+                await run.run_config("b", reopen_after=60).check()
                 break
             except RendezvousClosedError:
                 await asyncio.sleep(5)
         else:
-            raise AssertionError("closed for ever")
+            raise AssertionError("the closed run does not expire")
         assert asyncio.get_running_loop().time() <= 60 + 15 + 5
 
     play(scene)
@@ -538,101 +544,103 @@ def test_closed_run_is_free_again_however_often_somebody_tries_to_join() -> None
 
 
 def test_node_is_drained_by_name_or_id() -> None:
-    async def scene(doors: Doors) -> None:
-        lease = await doors.appear("a")
-        await doors.appear("b")
-        assert await doors.entry("ops").drain("a", "repair") == ["id-a"]
-        assert await doors.entry("ops").drain("id-b", "repair") == ["id-b"]
-        assert doors.record(DrainRecord, KEYS.drain("id-a")) == DrainRecord(by="ops", why="repair", at=1234.5)
-        assert doors.item(KEYS.drain("id-a")).lease == lease
-        await doors.backend.revoke(lease)
-        assert KEYS.drain("id-a") not in doors.server.engine.items
+    async def scene(run: SharedRun) -> None:
+        lease = await run.add_node("a")
+        await run.add_node("b")
+        assert await run.run_config("ops").drain("a", "repair") == ["id-a"]
+        assert await run.run_config("ops").drain("id-b", "repair") == ["id-b"]
+        assert run.record(DrainRecord, KEYS.drain("id-a")) == DrainRecord(by="ops", why="repair", at=1234.5)
+        assert run.item(KEYS.drain("id-a")).lease == lease
+        await run.backend.revoke(lease)
+        assert KEYS.drain("id-a") not in run.server.engine.items
 
     play(scene)
 
 
 def test_all_nodes_of_a_name_are_drained() -> None:
-    async def scene(doors: Doors) -> None:
+    async def scene(run: SharedRun) -> None:
         for node_id in ("x", "y"):
-            lease = await doors.backend.grant(10)
-            await doors.backend.txn([], [Put(KEYS.node(node_id), encode(node("a", id=node_id, session=lease)), lease)])
-        assert await doors.entry("ops").drain("a", "") == ["x", "y"]
+            lease = await run.backend.grant(10)
+            await run.backend.txn([], [Put(KEYS.node(node_id), encode(node("a", id=node_id, session=lease)), lease)])
+        assert await run.run_config("ops").drain("a", "") == ["x", "y"]
 
     play(scene)
 
 
-def test_draining_an_unknown_node_lists_those_that_there_are() -> None:
-    async def scene(doors: Doors) -> None:
+def test_draining_an_unknown_node_lists_the_existing_ones() -> None:
+    async def scene(run: SharedRun) -> None:
         with pytest.raises(RendezvousError, match="no node with the name or id 'x'; its nodes: none"):
-            await doors.entry("ops").drain("x", "")
-        await doors.appear("b")
-        await doors.appear("a")
+            await run.run_config("ops").drain("x", "")
+        await run.add_node("b")
+        await run.add_node("a")
         with pytest.raises(RendezvousError, match=r"no node with the name or id 'x'; its nodes: a, b$"):
-            await doors.entry("ops").drain("x", "")
+            await run.run_config("ops").drain("x", "")
 
     play(scene)
 
 
-def test_node_that_goes_while_it_is_drained_is_fine() -> None:
-    async def scene(doors: Doors) -> None:
-        lease = await doors.appear("a")
+def test_draining_a_node_that_leaves_meanwhile_is_no_error() -> None:
+    async def scene(run: SharedRun) -> None:
+        lease = await run.add_node("a")
 
-        async def it_goes(what: set[str], decision: bool, execute: Callable[[], Awaitable[TxnResult]]) -> TxnResult:
-            await doors.backend.revoke(lease)
+        async def leave_before(
+            writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
+        ) -> TxnResult:
+            await run.backend.revoke(lease)
             return await execute()
 
-        entry = doors.entry("ops", backend=Meddling(MemoryBackend(doors.server), it_goes))
-        assert await entry.drain("a", "") == ["id-a"]
-        assert KEYS.drain("id-a") not in doors.server.engine.items
+        run_config = run.run_config("ops", backend=InterceptingBackend(MemoryBackend(run.server), leave_before))
+        assert await run_config.drain("a", "") == ["id-a"]
+        assert KEYS.drain("id-a") not in run.server.engine.items
 
     play(scene)
 
 
 def test_damaged_record_of_one_node_does_not_keep_others_from_being_drained() -> None:
-    async def scene(doors: Doors) -> None:
-        await doors.appear("a")
-        await doors.backend.txn([], [Put(KEYS.node("0"), b"damaged")])
-        assert await doors.entry("ops").drain("a", "") == ["id-a"]
+    async def scene(run: SharedRun) -> None:
+        await run.add_node("a")
+        await run.backend.txn([], [Put(KEYS.node("0"), b"damaged")])
+        assert await run.run_config("ops").drain("a", "") == ["id-a"]
 
     play(scene)
 
 
-# Keeping the run
+# Renewing the run
 
 
-class Failing(Through):
-    """Renewals of the run's lease fail between two moments."""
+class FailingRenewals(ForwardingBackend):
+    """Renewals fail between two instants."""
 
     def __init__(self, inner: MemoryBackend, since: float, until: float) -> None:
         super().__init__(inner)
         self.since, self.until = since, until
-        self.asked_at: list[float] = []
+        self.renewed_at: list[float] = []
 
     async def keep_alive(self, lease: int) -> bool:
         now = asyncio.get_running_loop().time()
-        self.asked_at.append(now)
+        self.renewed_at.append(now)
         if self.since <= now < self.until:
             raise Unavailable("away")
         return await super().keep_alive(lease)
 
 
-def test_run_is_renewed_soon_after_an_outage_not_a_whole_interval_later() -> None:
-    async def scene(doors: Doors) -> None:
-        entry = doors.entry("a", keep_alive_interval=1, reopen_after=0)
-        snapshot = await entry.check()
-        backend = Failing(MemoryBackend(doors.server), since=2.5, until=4.3)
-        session = await MemoryBackend(doors.server).open_session(3.0)
-        reach = Reachability(Emitter(), "run", "a")
-        keeping = asyncio.create_task(
-            doors.entry("a", backend=backend, keep_alive_interval=1, reopen_after=0).keep_alive(
-                session, lambda: snapshot.config, reach
+def test_run_is_renewed_soon_after_an_outage() -> None:
+    async def scene(run: SharedRun) -> None:
+        run_config = run.run_config("a", keep_alive_interval=1, reopen_after=0)
+        snapshot = await run_config.check()
+        backend = FailingRenewals(MemoryBackend(run.server), since=2.5, until=4.3)
+        session = await MemoryBackend(run.server).open_session(3.0)
+        reachability = Reachability(Emitter(), "run", "a")
+        renewing = asyncio.create_task(
+            run.run_config("a", backend=backend, keep_alive_interval=1, reopen_after=0).keep_alive(
+                session, lambda: snapshot.config, reachability
             )
         )
         await asyncio.sleep(8.0)
-        assert snapshot.config.run_lease in doors.leases, "it lives for three seconds without a renewal"
-        after = [at for at in backend.asked_at if at >= 4.3]
+        assert snapshot.config.run_lease in run.leases, "it expires three seconds after a renewal"
+        after = [at for at in backend.renewed_at if at >= 4.3]
         assert after[0] <= 4.5
-        keeping.cancel()
+        renewing.cancel()
         await session.close()
 
     play(scene)

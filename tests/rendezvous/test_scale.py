@@ -1,4 +1,4 @@
-"""What a round costs: messages per node do not grow with the number of nodes, and an idle run only renews leases."""
+"""The cost of a round: messages per node do not grow with the number of nodes, and an idle run only renews leases."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ IDLE_S = 60.0
 
 @dataclass
 class Phase:
-    """What one phase took: messages by kind, per node."""
+    """Messages of one phase by kind, per node."""
 
     per_node: dict[str, float]
 
@@ -31,7 +31,7 @@ class Phase:
 
 @dataclass
 class Measured:
-    """One run of one size."""
+    """The measurements of a run of one size."""
 
     ranks: list[int]
     first: Phase
@@ -44,7 +44,7 @@ class Measured:
 
 
 class Meter:
-    """Counts what all nodes of a world send and receive."""
+    """Counts the messages that all nodes of a world send and receive."""
 
     def __init__(self) -> None:
         self.counting: list[Counting] = []
@@ -61,7 +61,7 @@ class Meter:
         return Phase({kind: count / len(self.counting) for kind, count in total.items()})
 
     def largest(self, part: str) -> int:
-        """The size of the largest value that was pushed to anybody under a key with this part."""
+        """The size of the largest value that any node received under a key with this part."""
         return max(size for one in self.counting for key, size in one.pushed.items() if part in key)
 
 
@@ -101,7 +101,7 @@ async def measure(size: int) -> Measured:
 @pytest.fixture(scope="module")
 def measured() -> Iterator[dict[int, Measured]]:
     gc.collect()
-    gc.disable()  # a million live objects: looking through them again and again is most of the time
+    gc.disable()  # with a million live objects, collections would take most of the time
     try:
         yield {size: virtual.run(measure(size)) for size in SIZES}
     finally:
@@ -130,7 +130,7 @@ def test_messages_about_a_loss_per_node_do_not_grow(measured: dict[int, Measured
     assert_equal_within(5, [measured[size].loss.total for size in SIZES[:2]])
 
 
-def test_idle_run_costs_renewals_only_and_as_many_for_every_size(measured: dict[int, Measured]) -> None:
+def test_idle_run_only_renews_and_as_often_for_every_size(measured: dict[int, Measured]) -> None:
     for size in SIZES:
         idle = measured[size].idle.per_node
         assert set(idle) == {"keep_alive"}
@@ -141,8 +141,8 @@ def test_idle_run_rewrites_no_key(measured: dict[int, Measured]) -> None:
     assert [measured[size].idle_revisions for size in SIZES] == [0, 0, 0]
 
 
-def test_what_every_node_is_told_does_not_grow(measured: dict[int, Measured]) -> None:
-    """Digits of counts are all that differs: numbers, sizes, and node names of other lengths."""
+def test_keys_that_every_node_watches_do_not_grow(measured: dict[int, Measured]) -> None:
+    """Only digits differ: of numbers, sizes, and names of nodes."""
     small, large = measured[SIZES[0]], measured[SIZES[-1]]
     for part, size in large.pushed_to_all.items():
         assert size <= small.pushed_to_all[part] + 60, part

@@ -1,4 +1,4 @@
-"""What is told, by whom and how often: each end and each beginning once, and no error says what is not so."""
+"""Events, reasons and reports: each beginning and each end is reported once, and no error names a wrong cause."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,18 +28,18 @@ from rallypoint.kv.types import Batch, TxnResult
 from rallypoint.rendezvous.node_session import WITHDRAW_S
 from rallypoint.rendezvous.records import HistoryRecord
 from rallypoint.testing.cuttable import CuttableBackend
-from tests.rendezvous.kit import Meddling, T, Through, Town, TxnHook, now, play, wait_until
+from tests.rendezvous.kit import ForwardingBackend, InterceptingBackend, T, Town, TxnHook, now, play, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
 
 
-def meddle(hook: TxnHook, limits: Limits | None = None) -> Callable[[str, Backend], Backend]:
-    return lambda _, backend: Meddling(backend, hook, limits)
+def intercept(hook: TxnHook, limits: Limits | None = None) -> Callable[[str, Backend], Backend]:
+    return lambda _, backend: InterceptingBackend(backend, hook, limits)
 
 
-def waits_for(town: Town) -> str:
-    told = town.told
-    return told.reason if told is not None else ""
+def waiting_reason(town: Town) -> str:
+    status = town.status
+    return status.reason if status is not None else ""
 
 
 def report_of(town: Town, number: int) -> HistoryRecord:
@@ -48,14 +48,14 @@ def report_of(town: Town, number: int) -> HistoryRecord:
     return report
 
 
-class Behind(Through):
-    """Its watches are told a while after everybody has been answered."""
+class DelayedWatches(ForwardingBackend):
+    """Its watches deliver later than requests are answered."""
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
-        return BehindWatch(super().watch(prefix, after_revision))
+        return DelayedWatch(super().watch(prefix, after_revision))
 
 
-class BehindWatch(Watch):
+class DelayedWatch(Watch):
     def __init__(self, inner: Watch) -> None:
         self._inner = inner
 
@@ -74,7 +74,7 @@ class BehindWatch(Watch):
 # Nodes
 
 
-def test_coordinator_that_is_lost_before_the_first_round_is_named_by_its_successor() -> None:
+def test_new_coordinator_names_its_lost_predecessor_before_the_first_round() -> None:
     async def scene(town: Town) -> None:
         town.enter("c")
         await asyncio.sleep(1.0)
@@ -82,11 +82,11 @@ def test_coordinator_that_is_lost_before_the_first_round_is_named_by_its_success
         town.enter("a")
         await asyncio.sleep(2.0)
         town.crash("c")
-        await wait_until(lambda: town.coordinator() == "a" and "1 of at least 3" in waits_for(town), 60.0)
-        assert waits_for(town).endswith("gone: c (it was the coordinator before this one)")
+        await wait_until(lambda: town.coordinator() == "a" and "1 of at least 3" in waiting_reason(town), 60.0)
+        assert waiting_reason(town).endswith("gone: c (it was the coordinator before this one)")
         town.enter("c")
-        await wait_until(lambda: "2 of at least 3" in waits_for(town), 5.0)
-        assert "gone" not in waits_for(town)
+        await wait_until(lambda: "2 of at least 3" in waiting_reason(town), 5.0)
+        assert "gone" not in waiting_reason(town)
 
     play(scene, min_nodes=3, max_nodes=3)
 
@@ -96,14 +96,14 @@ def test_coordinator_that_is_lost_in_a_round_is_named_once() -> None:
         await town.gathered("a", "b", "c")
         lost = town.coordinator()
         town.crash(lost)
-        await wait_until(lambda: town.coordinator() not in ("", lost) and lost in waits_for(town), 60.0)
-        assert waits_for(town).count(f"{lost} (") == 1
+        await wait_until(lambda: town.coordinator() not in ("", lost) and lost in waiting_reason(town), 60.0)
+        assert waiting_reason(town).count(f"{lost} (") == 1
 
     play(scene, min_nodes=3, max_nodes=3)
 
 
-def test_whoever_closes_or_reopens_a_run_sees_it_so_at_once() -> None:
-    """Although what is pushed comes later than the answer."""
+def test_node_that_closes_or_reopens_a_run_sees_it_at_once() -> None:
+    """Also if its watch delivers later than the answer arrives."""
 
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
@@ -113,7 +113,7 @@ def test_whoever_closes_or_reopens_a_run_sees_it_so_at_once() -> None:
         await node.reopen_run("more")
         assert not node.view.is_closed
 
-    play(scene, wrap=lambda _, backend: Behind(backend), min_nodes=2, max_nodes=2)
+    play(scene, wrap=lambda _, backend: DelayedWatches(backend), min_nodes=2, max_nodes=2)
 
 
 # Rounds
@@ -124,12 +124,12 @@ def test_whoever_closes_or_reopens_a_run_sees_it_so_at_once() -> None:
     [Unavailable("once"), LeaseGone("once", lease=1), OutcomeUnknown("once")],
     ids=lambda error: type(error).__name__,
 )
-def test_end_of_a_round_is_told_and_reported_although_its_write_failed(error: Exception) -> None:
+def test_end_of_a_round_is_reported_although_its_write_failed(error: Exception) -> None:
     failed: list[set[str]] = []
 
-    async def fails_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-        if what == {"history"} and not failed:
-            failed.append(what)
+    async def fail_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+        if writes == {"history"} and not failed:
+            failed.append(writes)
             raise error
         return await execute()
 
@@ -143,17 +143,17 @@ def test_end_of_a_round_is_told_and_reported_although_its_write_failed(error: Ex
         assert report_of(town, 1).ended == over.reason != ""
         assert report_of(town, 2).ended == ""
 
-    play(scene, wrap=meddle(fails_once), min_nodes=2)
+    play(scene, wrap=intercept(fail_once), min_nodes=2)
 
 
 @pytest.mark.parametrize("done", [True, False])
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_txn_ops=5)], ids=["whole", "split"])
-def test_round_is_announced_once_if_its_activation_had_an_unknown_outcome(done: bool, limits: Limits) -> None:
+def test_round_is_reported_active_once_after_an_unknown_outcome(done: bool, limits: Limits) -> None:
     unknown: list[set[str]] = []
 
-    async def does_not_say(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-        if "active" in what and not unknown:
-            unknown.append(what)
+    async def lose_answer(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+        if "active" in writes and not unknown:
+            unknown.append(writes)
             if done:
                 await execute()
             raise OutcomeUnknown("no answer")
@@ -168,15 +168,15 @@ def test_round_is_announced_once_if_its_activation_had_an_unknown_outcome(done: 
         await town.gathered("a", "b")
         assert len(town.of(RoundActive)) == 2
 
-    play(scene, wrap=meddle(does_not_say, limits), min_nodes=2)
+    play(scene, wrap=intercept(lose_answer, limits), min_nodes=2)
 
 
-def test_attempt_that_could_not_be_told_to_all_is_told_to_be_given_up() -> None:
+def test_attempt_with_a_missing_assignment_is_reported_as_given_up() -> None:
     failed: list[set[str]] = []
 
-    async def fails_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-        if what == {"assign"} and not failed:
-            failed.append(what)
+    async def fail_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+        if writes == {"assign"} and not failed:
+            failed.append(writes)
             raise Unavailable("not executed")
         return await execute()
 
@@ -186,15 +186,15 @@ def test_attempt_that_could_not_be_told_to_all_is_told_to_be_given_up() -> None:
         assert [event.round for event in town.of(RoundGivenUp)] == [1]
         assert [event.round for event in town.of(RoundActive)] == [2]
 
-    play(scene, wrap=meddle(fails_once, Limits(max_txn_ops=5)), min_nodes=8)
+    play(scene, wrap=intercept(fail_once, Limits(max_txn_ops=5)), min_nodes=8)
 
 
-def test_attempt_that_was_never_announced_is_not_given_up() -> None:
+def test_attempt_that_was_never_committed_is_not_reported_as_given_up() -> None:
     failed: list[set[str]] = []
 
-    async def fails_once(what: set[str], decision: bool, execute: Execute) -> TxnResult:
-        if "form" in what and not failed:
-            failed.append(what)
+    async def fail_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
+        if "form" in writes and not failed:
+            failed.append(writes)
             raise Unavailable("not executed")
         return await execute()
 
@@ -204,11 +204,11 @@ def test_attempt_that_was_never_announced_is_not_given_up() -> None:
         assert town.of(RoundGivenUp) == []
         assert [event.round for event in town.of(RoundForming)] == [1]
 
-    play(scene, wrap=meddle(fails_once), min_nodes=2)
+    play(scene, wrap=intercept(fail_once), min_nodes=2)
 
 
 @pytest.mark.parametrize("change", [True, False], ids=["another coordinator", "the same coordinator"])
-def test_report_says_how_long_a_round_lasted_only_if_its_writer_saw_it_begin(change: bool) -> None:
+def test_report_has_the_duration_only_if_the_same_coordinator_saw_the_beginning(change: bool) -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b", "c")
         await asyncio.sleep(100)
@@ -227,7 +227,7 @@ def test_report_says_how_long_a_round_lasted_only_if_its_writer_saw_it_begin(cha
 # Nodes
 
 
-def test_time_out_after_an_outage_that_healed_does_not_blame_the_backend() -> None:
+def test_timeout_after_an_outage_that_is_over_does_not_name_the_backend() -> None:
     lines: list[CuttableBackend] = []
 
     def wrap(name: str, backend: Backend) -> Backend:
@@ -252,7 +252,7 @@ def test_time_out_after_an_outage_that_healed_does_not_blame_the_backend() -> No
 
 
 @pytest.mark.parametrize("cause", ["a spare of a closed run", "drained"])
-def test_graceful_exit_is_a_node_that_left_and_no_failure(cause: str) -> None:
+def test_graceful_exit_is_reported_as_leaving_and_not_as_a_failure(cause: str) -> None:
     async def scene(town: Town) -> None:
         await town.gathered("a", "b")
         (call,) = town.enter("c")
@@ -270,21 +270,21 @@ def test_graceful_exit_is_a_node_that_left_and_no_failure(cause: str) -> None:
     play(scene, min_nodes=2)
 
 
-def test_time_out_of_the_bootstrap_is_not_that_of_the_join() -> None:
+def test_timeout_of_the_bootstrap_is_no_join_timeout() -> None:
     async def scene(town: Town) -> None:
         process = town.start("a")
 
-        async def no_answer(number: int, size: int) -> tuple[str, int]:
+        async def time_out(number: int, size: int) -> tuple[str, int]:
             await asyncio.sleep(1)
             raise TimeoutError("the port server does not answer")
 
-        process.node._bootstrap = no_answer
+        process.node._bootstrap = time_out
         calls = town.enter("a", "b")
         with pytest.raises(TimeoutError, match="the port server does not answer") as caught:
             await calls[0]
         assert not isinstance(caught.value, RendezvousTimeoutError)
         assert now() < 2
-        assert set(town.present()) == {"b"}, "it has withdrawn"
+        assert set(town.present()) == {"b"}, "it must withdraw"
         calls += town.enter("c")
         assert {one.size for one in await asyncio.gather(*calls[1:])} == {2}
 
@@ -294,8 +294,8 @@ def test_time_out_of_the_bootstrap_is_not_that_of_the_join() -> None:
 # A backend that hangs
 
 
-class Hanging(Through):
-    """From a moment on nothing is answered, and nothing is ever given up."""
+class Hanging(ForwardingBackend):
+    """After `hangs` is set, no request is answered and none fails."""
 
     hangs = False
 
@@ -306,7 +306,7 @@ class Hanging(Through):
 
 
 @pytest.mark.parametrize("way", ["leave", "stop", "time-out", "cancel"])
-def test_withdrawing_takes_five_seconds_at_most_whatever_hangs(way: str) -> None:
+def test_withdrawing_from_a_hanging_backend_takes_five_seconds_at_most(way: str) -> None:
     made: dict[str, Hanging] = {}
 
     def wrap(name: str, backend: Backend) -> Backend:
@@ -317,20 +317,20 @@ def test_withdrawing_takes_five_seconds_at_most_whatever_hangs(way: str) -> None
         (call,) = town.enter("a")
         await asyncio.sleep(9)
         made["a"].hangs = True
-        began_at = now()
+        started_at = now()
         if way == "time-out":
             with pytest.raises((RendezvousTimeoutError, RendezvousConnectionError)):
                 await call
-            began_at = 10
+            started_at = 10
         elif way == "cancel":
             call.cancel()
             await asyncio.wait({call})
         else:
             await (town.node("a").leave("enough") if way == "leave" else town.node("a").stop())
-        assert now() - began_at <= WITHDRAW_S + 0.01
+        assert now() - started_at <= WITHDRAW_S + 0.01
         assert WITHDRAW_S == 5
         await asyncio.sleep(30)
-        assert town.present() == {}, "its lease has ended"
+        assert town.present() == {}, "its lease must have ended"
         made["a"].hangs = False
         await asyncio.wait({call})
 

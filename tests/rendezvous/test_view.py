@@ -1,4 +1,4 @@
-"""The coordinator's view: kept change by change it equals one that is loaded whole, and a change costs O(1)."""
+"""The coordinator's view: updated change by change it equals one loaded from a scan, and a change costs O(1)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,12 +29,12 @@ ROSTER = [RosterMember(node_id, 1, node_id, node_id) for node_id in IDS[:3]]
 
 
 def groups(view: View) -> dict[str, object]:
-    """Everything in a view that follows from the keys alone."""
+    """Everything in a view that depends on the keys alone."""
     return {
         "nodes": {node_id: (seen.record, seen.mod_revision, seen.lease) for node_id, seen in view.nodes.items()},
         "members": set(view.members),
         "candidates": set(view.candidates),
-        "aside": set(view.aside),
+        "excluded": set(view.excluded),
         "above": set(view.above),
         "rejoined": set(view.rejoined),
         "drains": view.drains,
@@ -44,7 +44,7 @@ def groups(view: View) -> dict[str, object]:
         "rules": view.rules,
         "round": (view.round, view.round_revision),
         "closed": (view.closed, view.closed_revision),
-        "told": view.told,
+        "waiting": view.waiting,
         "coordinator": view.coordinator_revision,
         "unreadable": view.unreadable,
         "active": (view.is_active, view.ever_active, view.lost, view.is_closed, view.is_gathering),
@@ -55,16 +55,16 @@ def groups(view: View) -> dict[str, object]:
 
 def assert_in_one_group_each(view: View) -> None:
     for node_id, seen in view.nodes.items():
-        count = sum(node_id in group for group in (view.members, view.candidates, view.aside))
+        count = sum(node_id in group for group in (view.members, view.candidates, view.excluded))
         assert count == (0 if seen.record.phase is NodePhase.LEFT else 1), node_id
-    for group in (view.members, view.candidates, view.aside):
+    for group in (view.members, view.candidates, view.excluded):
         assert all(view.nodes[node_id] is seen for node_id, seen in group.items())
     for named in (view.above, view.rejoined):
         assert set(named) <= set(view.nodes)
 
 
-# Every change that may happen to the control keys, well-formed or not. Losses never lead to a hold here: those depend
-# on what happened when, not on what the keys are.
+# All kinds of changes of the control keys, valid or not. Losses never lead to a hold here: holds depend on the times of
+# the losses, not on the keys alone.
 NODES = st.builds(
     node,
     st.sampled_from(IDS),
@@ -124,7 +124,7 @@ TRANSACTIONS = st.lists(CHANGES, min_size=1, max_size=4, unique_by=lambda op: ge
 
 
 @given(st.lists(TRANSACTIONS, max_size=12), st.data())
-def test_view_kept_by_changes_equals_one_that_is_loaded(history: list[list[BranchOp]], data: st.DataObject) -> None:
+def test_view_updated_by_changes_equals_a_loaded_one(history: list[list[BranchOp]], data: st.DataObject) -> None:
     board = Board(hold_back_losses=0)
     board.view.set_roster(1, ROSTER)
     for transaction in history:
@@ -140,7 +140,7 @@ def test_view_kept_by_changes_equals_one_that_is_loaded(history: list[list[Branc
 
 
 @given(st.lists(TRANSACTIONS, max_size=6), st.lists(TRANSACTIONS, max_size=6), st.lists(TRANSACTIONS, max_size=3))
-def test_view_that_missed_changes_equals_one_that_did_not_after_a_scan(
+def test_scan_makes_up_for_missed_changes(
     seen: list[list[BranchOp]], missed: list[list[BranchOp]], after: list[list[BranchOp]]
 ) -> None:
     board, other = Board(hold_back_losses=0), Board(hold_back_losses=0)
@@ -177,14 +177,14 @@ def test_loading_the_same_scan_again_changes_nothing(history: list[list[BranchOp
 # By example
 
 
-def test_node_is_in_the_group_that_its_key_says() -> None:
+def test_node_is_in_the_group_of_its_key() -> None:
     board = Board()
     board.activate(1, "a", "b")
     board.join("c", "d", "e")
     board.drain("d")
     board.hold("e")
     view = board.view
-    assert (set(view.members), set(view.candidates), set(view.aside)) == ({"a", "b"}, {"c"}, {"d", "e"})
+    assert (set(view.members), set(view.candidates), set(view.excluded)) == ({"a", "b"}, {"c"}, {"d", "e"})
 
 
 def test_member_that_joins_again_is_rejoined_and_not_lost() -> None:
@@ -202,7 +202,7 @@ def test_member_of_an_attempt_that_was_given_up_is_a_candidate() -> None:
     assert set(board.view.candidates) == {"a"}
 
 
-def test_member_above_the_known_round_blocks_and_its_number_counts() -> None:
+def test_member_above_the_known_round_blocks_forming_and_its_number_counts() -> None:
     board = Board()
     board.confirm(9, "a", floor=12)
     assert set(board.view.above) == {"a"}
@@ -211,7 +211,7 @@ def test_member_above_the_known_round_blocks_and_its_number_counts() -> None:
     assert not board.view.above
 
 
-def test_next_number_is_above_everything_that_was_ever_seen() -> None:
+def test_next_number_is_above_all_seen_numbers() -> None:
     board = Board()
     assert board.view.next_number() == 1
     board.put(KEYS.round, round_record(4, RoundPhase.FORMING))
@@ -231,7 +231,7 @@ def test_order_of_joining_is_kept_while_a_join_lasts() -> None:
     assert board.view.nodes["a"].order > board.view.nodes["b"].order
 
 
-def test_departures_are_facts_and_the_last_few_are_remembered() -> None:
+def test_departures_become_facts_and_the_last_ones_are_kept() -> None:
     board = Board()
     board.activate(1, "a", "b")
     board.now += 12
@@ -248,7 +248,7 @@ def test_departures_are_facts_and_the_last_few_are_remembered() -> None:
     assert board.view.facts == list(board.view.departures)
 
 
-def test_departures_of_the_time_before_are_forgotten_when_a_round_is_active() -> None:
+def test_earlier_departures_are_dropped_when_a_round_becomes_active() -> None:
     board = Board()
     board.join("a", "b", "c")
     board.lose("c")
@@ -256,7 +256,7 @@ def test_departures_of_the_time_before_are_forgotten_when_a_round_is_active() ->
     assert not board.view.departures
 
 
-def test_a_round_that_is_active_at_once_begins_anew_whatever_was_before() -> None:
+def test_new_active_round_resets_departures_and_the_last_call() -> None:
     board = Board()
     board.activate(1, "a", "b", "c")
     board.now += 100
@@ -269,7 +269,7 @@ def test_a_round_that_is_active_at_once_begins_anew_whatever_was_before() -> Non
     assert board.view.minimum_since is None
 
 
-def test_unreadable_node_is_skipped_and_told_once() -> None:
+def test_unreadable_node_is_skipped_and_reported_once() -> None:
     board = Board()
     board.join("a")
     board.write(Put(KEYS.node("b"), b"{}"))
@@ -280,7 +280,7 @@ def test_unreadable_node_is_skipped_and_told_once() -> None:
     assert not board.view.unreadable
 
 
-def test_node_whose_key_turns_unreadable_is_gone() -> None:
+def test_node_whose_key_becomes_unreadable_is_gone() -> None:
     board = Board()
     board.activate(1, "a", "b")
     board.write(Put(KEYS.node("a"), b"\xff"))
@@ -310,7 +310,7 @@ def test_record_under_the_key_of_another_node_is_skipped() -> None:
         {"last_call_mode": "never"},
     ],
 )
-def test_config_without_rules_is_unreadable(shared: dict[str, int | str]) -> None:
+def test_config_with_invalid_settings_is_unreadable(shared: dict[str, int | str]) -> None:
     board = Board()
     good = config()
     record = type(good)(
@@ -328,11 +328,11 @@ def test_config_without_rules_is_unreadable(shared: dict[str, int | str]) -> Non
     assert not board.view.unreadable
 
 
-def test_damaged_health_record_that_vanishes_takes_the_hold_with_it() -> None:
+def test_hold_ends_when_its_record_is_damaged() -> None:
     board = Board()
     board.join("a")
     board.hold("a")
-    assert set(board.view.aside) == {"a"}
+    assert set(board.view.excluded) == {"a"}
     board.write(Put(KEYS.health("a"), b"damaged"))
     assert set(board.view.candidates) == {"a"}
 
@@ -340,19 +340,19 @@ def test_damaged_health_record_that_vanishes_takes_the_hold_with_it() -> None:
 # Cost
 
 
-def crowd(size: int) -> Board:
+def many_candidates(size: int) -> Board:
     board = Board(min_nodes=size + 10, max_nodes=size + 20)
     board.join(*(f"node{index:06d}" for index in range(size)))
     return board
 
 
-def active_crowd(size: int) -> Board:
+def many_members(size: int) -> Board:
     board = Board(min_nodes=2, max_nodes=size + 20)
     board.activate(1, *(f"node{index:06d}" for index in range(size)))
     return board
 
 
-def forming_crowd(size: int) -> Board:
+def many_confirming(size: int) -> Board:
     board = Board(min_nodes=2, max_nodes=size + 20)
     names = [f"node{index:06d}" for index in range(size)]
     board.join(*names)
@@ -363,22 +363,22 @@ def forming_crowd(size: int) -> Board:
 @pytest.mark.parametrize(
     ("make", "change"),
     [
-        (crowd, lambda board: board.join("late")),
-        (crowd, lambda board: board.lose("node000005")),
-        (crowd, lambda board: board.drain("node000005")),
-        (crowd, lambda board: board.hold("node000005")),
-        (crowd, lambda board: board.join("node000005", join=2)),
-        (crowd, lambda board: board.write(Put(KEYS.node("damaged"), b""))),
-        (active_crowd, lambda board: board.join("late")),
-        (active_crowd, lambda board: board.lose("node000005")),
-        (active_crowd, lambda board: board.leave("node000005")),
-        (active_crowd, lambda board: board.join("node000005", join=2)),
-        (forming_crowd, lambda board: board.confirm(1, "node000005")),
-        (forming_crowd, lambda board: board.lose("node000005")),
-        (forming_crowd, lambda board: board.join("late")),
+        (many_candidates, lambda board: board.join("late")),
+        (many_candidates, lambda board: board.lose("node000005")),
+        (many_candidates, lambda board: board.drain("node000005")),
+        (many_candidates, lambda board: board.hold("node000005")),
+        (many_candidates, lambda board: board.join("node000005", join=2)),
+        (many_candidates, lambda board: board.write(Put(KEYS.node("damaged"), b""))),
+        (many_members, lambda board: board.join("late")),
+        (many_members, lambda board: board.lose("node000005")),
+        (many_members, lambda board: board.leave("node000005")),
+        (many_members, lambda board: board.join("node000005", join=2)),
+        (many_confirming, lambda board: board.confirm(1, "node000005")),
+        (many_confirming, lambda board: board.lose("node000005")),
+        (many_confirming, lambda board: board.join("late")),
     ],
 )
-def test_change_and_decision_cost_the_same_in_any_size(
+def test_change_and_decision_cost_the_same_for_any_size(
     make: Callable[[int], Board], change: Callable[[Board], object]
 ) -> None:
     costs = []
@@ -387,17 +387,17 @@ def test_change_and_decision_cost_the_same_in_any_size(
         board.decide()
         batch = _as_batch(board, change)
 
-        def take_in(board: Board = board, batch: Any = batch) -> None:
+        def update(board: Board = board, batch: Any = batch) -> None:
             board.view.apply(batch.changes, batch.revision, board.now)
             board.view.tick(board.now)
             summarise(board.view, decide(board.view, board.now), board.now)
 
-        costs.append(steps(take_in))
+        costs.append(steps(update))
     assert costs[1] <= costs[0] * 1.1 + 50, costs
 
 
 def _as_batch(board: Board, change: Callable[[Board], object]) -> Any:
-    """What a change is to a view, without this view having seen it."""
+    """The batch of a change, without applying it to the view of the board."""
     view, board.view = board.view, View(KEYS, board.now)
     board.view.load(board.scan(), board.engine.revision, board.now)
     change(board)
@@ -405,10 +405,10 @@ def _as_batch(board: Board, change: Callable[[Board], object]) -> Any:
     return board.engine.history.batches[-1]
 
 
-def test_forming_costs_little_more_than_in_proportion() -> None:
+def test_cost_of_forming_is_almost_linear() -> None:
     costs = []
     for size in (100, 1_000):
-        board = crowd(size)
+        board = many_candidates(size)
         board.put(KEYS.config, config(min_nodes=size, max_nodes=size))
         board.view.tick(board.now)
         costs.append(steps(lambda board=board: decide(board.view, board.now)) / size)

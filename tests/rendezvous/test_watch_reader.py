@@ -1,4 +1,4 @@
-"""What a coordinator takes in of a watch, of one that calls and of one that has to be waited for."""
+"""Reading a watch for the coordinator, with watches that call back and watches that do not."""
 
 import asyncio
 
@@ -16,15 +16,15 @@ from tests.server.kit import run
 SOON_S = 5.0
 
 
-def calling():
+def with_callback():
     return LocalBackend(EngineHost(Engine(history=3)))
 
 
-def waited_for():
+def without_callback():
     return MemoryBackend(MemoryServer(history=3))
 
 
-@pytest.fixture(params=[calling, waited_for])
+@pytest.fixture(params=[with_callback, without_callback])
 def make(request):
     return request.param
 
@@ -33,100 +33,100 @@ async def put(backend, value):
     await backend.txn((), [Put("/a/x", value)])
 
 
-def values(feed):
-    taken = []
-    while (batch := feed.ready()) is not None:
-        taken += [change.item.value for change in batch.changes]
-    return taken
+def values(reader):
+    received = []
+    while (batch := reader.ready()) is not None:
+        received += [change.item.value for change in batch.changes]
+    return received
 
 
-async def to_its_end(feed):
+async def read_to_the_end(reader):
     async with asyncio.timeout(SOON_S):
         while True:
-            values(feed)
-            await feed.wait(None)
+            values(reader)
+            await reader.wait(None)
 
 
-def test_batch_wakes_whoever_waits(make):
+def test_batch_ends_the_wait(make):
     async def main():
         backend = make()
-        feed = WatchReader(backend.watch("/a/", 0), "feed")
-        assert values(feed) == []
-        waits = asyncio.create_task(feed.wait(None))
+        reader = WatchReader(backend.watch("/a/", 0), "reader")
+        assert values(reader) == []
+        waiting = asyncio.create_task(reader.wait(None))
         await asyncio.sleep(0.01)
-        assert not waits.done()
+        assert not waiting.done()
         await put(backend, b"1")
         async with asyncio.timeout(SOON_S):
-            await waits
-        assert values(feed) == [b"1"]
-        feed.stop()
+            await waiting
+        assert values(reader) == [b"1"]
+        reader.stop()
 
     run(main())
 
 
-def test_batch_that_came_before_anybody_waited_is_not_slept_through(make):
+def test_batch_that_arrived_before_the_wait_ends_it_at_once(make):
     async def main():
         backend = make()
-        feed = WatchReader(backend.watch("/a/", 0), "feed")
+        reader = WatchReader(backend.watch("/a/", 0), "reader")
         async with asyncio.timeout(SOON_S):
             await put(backend, b"1")
-            await feed.wait(None)
-            assert values(feed) == [b"1"]
+            await reader.wait(None)
+            assert values(reader) == [b"1"]
             await put(backend, b"2")
             await put(backend, b"3")
-            await feed.wait(None)
-            taken = values(feed)
-            while taken != [b"2", b"3"]:
-                await feed.wait(None)
-                taken += values(feed)
-        feed.stop()
+            await reader.wait(None)
+            received = values(reader)
+            while received != [b"2", b"3"]:
+                await reader.wait(None)
+                received += values(reader)
+        reader.stop()
 
     run(main())
 
 
-def test_instant_ends_the_wait_and_nothing_is_lost_by_it(make):
+def test_wait_ends_at_its_instant_without_losing_a_batch(make):
     async def main():
         backend, loop = make(), asyncio.get_running_loop()
-        feed = WatchReader(backend.watch("/a/", 0), "feed")
-        assert values(feed) == []
+        reader = WatchReader(backend.watch("/a/", 0), "reader")
+        assert values(reader) == []
         async with asyncio.timeout(SOON_S):
-            await feed.wait(loop.time() + 0.01)
-            assert values(feed) == []
-            await feed.wait(loop.time() - 1.0)
+            await reader.wait(loop.time() + 0.01)
+            assert values(reader) == []
+            await reader.wait(loop.time() - 1.0)
             await put(backend, b"1")
-            await feed.wait(None)
-        assert values(feed) == [b"1"]
-        feed.stop()
+            await reader.wait(None)
+        assert values(reader) == [b"1"]
+        reader.stop()
 
     run(main())
 
 
-def test_revisions_that_are_no_longer_kept_are_told(make):
+def test_compacted_revisions_raise_history_gone(make):
     async def main():
         backend = make()
         for value in b"abcdefgh":
             await put(backend, bytes([value]))
-        feed = WatchReader(backend.watch("/a/", 1), "feed")
+        reader = WatchReader(backend.watch("/a/", 1), "reader")
         with pytest.raises(HistoryGone):
-            await to_its_end(feed)
-        feed.stop()
+            await read_to_the_end(reader)
+        reader.stop()
 
     run(main())
 
 
-def test_watch_that_was_closed_with_its_backend_is_told(make):
+def test_closed_watch_raises_unavailable(make):
     async def main():
         backend = make()
         watch = backend.watch("/a/", 0)
-        feed = WatchReader(watch, "feed")
-        assert values(feed) == []
-        waits = asyncio.create_task(feed.wait(None))
+        reader = WatchReader(watch, "reader")
+        assert values(reader) == []
+        waiting = asyncio.create_task(reader.wait(None))
         await asyncio.sleep(0)
         watch.cancel()
         async with asyncio.timeout(SOON_S):
-            await waits
+            await waiting
         with pytest.raises(Unavailable, match="was closed"):
-            await to_its_end(feed)
-        feed.stop()
+            await read_to_the_end(reader)
+        reader.stop()
 
     run(main())

@@ -1,4 +1,4 @@
-"""A local copy of keys: follows a prefix, survives the loss of the backend, only goes forward."""
+"""A local copy of keys: it follows a prefix, survives outages of the backend, and never goes back."""
 
 import asyncio
 import random
@@ -17,14 +17,14 @@ from tests.server.kit import eventually, run
 
 
 class Follower:
-    """A watched of `/a/` through a chaotic connection, and a faultless one to write with."""
+    """`WatchedKeys` of `/a/` behind a `ChaosBackend`, and a direct backend for writes."""
 
     def __init__(self, faults: Faults | None = None, seed: int = 1) -> None:
         self.direct = MemoryBackend(MemoryServer())
         self.chaos = ChaosBackend(MemoryBackend(self.direct._server), random.Random(seed), faults or Faults.none())
         self.changes: list[dict[str, bytes]] = []
-        self.troubles: list[BackendError | None] = []
-        self.watched = WatchedKeys(self.chaos, ["/a/"], random.Random(seed), self._changed, self.troubles.append)
+        self.errors: list[BackendError | None] = []
+        self.watched = WatchedKeys(self.chaos, ["/a/"], random.Random(seed), self._changed, self.errors.append)
 
     def _changed(self, _: Sequence[str] | None) -> None:
         self.changes.append(self.values)
@@ -47,7 +47,7 @@ def follow(scene: Callable[[Follower], Awaitable[None]], faults: Faults | None =
     return virtual.run(main(), seed=seed, limit_s=10_000)
 
 
-def test_mirror_has_what_was_there_and_what_comes() -> None:
+def test_copy_has_existing_values_and_later_changes() -> None:
     async def scene(follower: Follower) -> None:
         await follower.put("/a/1", b"one")
         await follower.put("/b/1", b"other")
@@ -61,18 +61,18 @@ def test_mirror_has_what_was_there_and_what_comes() -> None:
     follow(scene)
 
 
-def test_mirror_tells_each_revision_once() -> None:
+def test_each_revision_is_reported_once() -> None:
     async def scene(follower: Follower) -> None:
         await follower.watched.synced.wait()
         for number in range(3):
             await follower.direct.txn([], [Put("/a/x", b"%d" % number), Put("/a/y", b"%d" % number)])
         await asyncio.sleep(1)
 
-    told = follow(scene).changes
-    assert told == [{}, *({"/a/x": b"%d" % number, "/a/y": b"%d" % number} for number in range(3))]
+    changes = follow(scene).changes
+    assert changes == [{}, *({"/a/x": b"%d" % number, "/a/y": b"%d" % number} for number in range(3))]
 
 
-def test_values_stay_while_the_backend_is_away_and_catch_up_after() -> None:
+def test_values_stay_during_an_outage_and_catch_up_afterwards() -> None:
     async def scene(follower: Follower) -> None:
         await follower.put("/a/x", b"before")
         await asyncio.sleep(1)
@@ -87,21 +87,21 @@ def test_values_stay_while_the_backend_is_away_and_catch_up_after() -> None:
     follow(scene)
 
 
-def test_backend_that_is_not_there_yet_is_tried_again_and_told() -> None:
+def test_unreachable_backend_is_retried_and_reported() -> None:
     async def scene(follower: Follower) -> None:
         follower.chaos.cut()
         await asyncio.sleep(60)
         assert not follower.watched.synced.is_set()
-        assert any(trouble is not None for trouble in follower.troubles)
+        assert any(error is not None for error in follower.errors)
         follower.chaos.heal()
         await asyncio.sleep(10)
         assert follower.watched.synced.is_set()
-        assert follower.troubles[-1] is None
+        assert follower.errors[-1] is None
 
     follow(scene)
 
 
-def test_history_that_is_gone_means_a_new_scan() -> None:
+def test_compacted_history_leads_to_a_new_scan() -> None:
     async def scene(follower: Follower) -> None:
         await follower.watched.synced.wait()
         for number in range(30):
@@ -113,7 +113,7 @@ def test_history_that_is_gone_means_a_new_scan() -> None:
     follow(scene, Faults(history_gone=0.5))
 
 
-def test_mirror_never_goes_back_whatever_happens() -> None:
+def test_values_never_go_back_under_faults() -> None:
     async def scene(follower: Follower) -> None:
         for number in range(100):
             await follower.put("/a/x", b"%03d" % number)
@@ -127,7 +127,7 @@ def test_mirror_never_goes_back_whatever_happens() -> None:
         assert seen == sorted(seen)
 
 
-def test_stopped_mirror_follows_nothing() -> None:
+def test_stopped_copy_does_not_change() -> None:
     async def scene(follower: Follower) -> None:
         await follower.put("/a/x", b"1")
         await asyncio.sleep(1)
@@ -139,8 +139,8 @@ def test_stopped_mirror_follows_nothing() -> None:
     follow(scene)
 
 
-class Forbidden(MemoryBackend):
-    """Its first watch may not go on."""
+class RejectsFirstWatch(MemoryBackend):
+    """Its first watch fails with Rejected."""
 
     def __init__(self) -> None:
         super().__init__(MemoryServer())
@@ -149,14 +149,14 @@ class Forbidden(MemoryBackend):
     def watch(self, prefix: str, after_revision: int) -> Watch:
         self.watches += 1
         return (
-            Denied(super().watch(prefix, after_revision))
+            RejectedWatch(super().watch(prefix, after_revision))
             if self.watches == 1
             else super().watch(prefix, after_revision)
         )
 
 
-class Denied(Watch):
-    """Calls back, and says that it was denied."""
+class RejectedWatch(Watch):
+    """Calls back, and raises Rejected."""
 
     def __init__(self, inner: Watch) -> None:
         self._inner = inner
@@ -175,29 +175,29 @@ class Denied(Watch):
         self._inner.cancel()
 
 
-def test_mirror_whose_watch_is_denied_says_so_and_looks_again() -> None:
+def test_rejected_watch_is_reported_and_scanned_again() -> None:
     async def main() -> tuple[list[BackendError | None], dict[str, bytes]]:
-        backend, troubles = Forbidden(), []
-        watched = WatchedKeys(backend, ["/a/"], random.Random(1), lambda _: None, troubles.append)
+        backend, errors = RejectsFirstWatch(), []
+        watched = WatchedKeys(backend, ["/a/"], random.Random(1), lambda _: None, errors.append)
         await watched.synced.wait()
         await backend.txn([], [Put("/a/1", b"one")])
         await asyncio.sleep(30)
         watched.stop()
-        return troubles, {key: item.value for key, item in watched.items.items()}
+        return errors, {key: item.value for key, item in watched.items.items()}
 
-    troubles, values = virtual.run(main(), seed=1, limit_s=1_000)
-    assert [str(trouble) for trouble in troubles if trouble is not None] == ["permission denied"]
+    errors, values = virtual.run(main(), seed=1, limit_s=1_000)
+    assert [str(error) for error in errors if error is not None] == ["permission denied"]
     assert values == {"/a/1": b"one"}
 
 
-def test_mirror_of_a_watch_inside_a_server_is_called():
+def test_watch_inside_a_server_calls_back():
     async def main():
         backend, changes = LocalBackend(EngineHost()), []
         watched = WatchedKeys(backend, ["/a/"], random.Random(1), changes.append, lambda _: None)
         await watched.synced.wait()
         await asyncio.sleep(0)
         await backend.txn((), [Put("/a/x", b"1")])
-        await eventually(lambda: "/a/x" in watched.items, "it is told")
+        await eventually(lambda: "/a/x" in watched.items, "the change arrives")
         watched.stop()
 
     run(main())

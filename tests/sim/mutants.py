@@ -175,10 +175,10 @@ MUTANTS = (
         (
             Edit(
                 Coordinator,
-                "_look",
+                "_scan",
                 "self._view.load(scanned.items,",
                 "old = [item for item in scanned.items if item.key.startswith(self._keys.nodes)]\n"
-                "    if not self._knows_the_past:\n"
+                "    if not self._has_history:\n"
                 "        old = self._backend.__dict__.setdefault('warm', old)\n"
                 "    new = [item for item in scanned.items if not item.key.startswith(self._keys.nodes)]\n"
                 "    self._view.load([*new, *old],",
@@ -197,7 +197,7 @@ MUTANTS = (
         "a node joins a run that was closed since it looked",
         ("Finality",),
         (
-            Edit(Node, "_enter_by", "NodePhase.JOINING, compares=compares", "NodePhase.JOINING"),
+            Edit(Node, "_join_with", "NodePhase.JOINING, compares=compares", "NodePhase.JOINING"),
             Edit(
                 Node,
                 "_advance",
@@ -243,7 +243,7 @@ MUTANTS = (
         (
             Edit(
                 attempt,
-                "forms",
+                "forming_writes",
                 "return writes",
                 "writes.ops.append(writes.ops.pop(0)); writes.marker -= 1\n    return writes",
             ),
@@ -269,14 +269,18 @@ MUTANTS = (
                 attempt,
                 "_assignments",
                 "number=number, rank=rank,",
-                "number=number, rank=~rank % len(new.members),",
+                "number=number, rank=~rank % len(attempt.members),",
             ),
         ),
     ),
     Mutant(
         "a node is in a round twice",
         ("Ranks",),
-        (Edit(attempt, "attempt", "for c in decision.ranked]", "for c in (*decision.ranked, decision.ranked[0])]"),),
+        (
+            Edit(
+                attempt, "new_attempt", "for c in decision.ranked]", "for c in (*decision.ranked, decision.ranked[0])]"
+            ),
+        ),
     ),
     Mutant(
         "a round is decided while another is active",
@@ -312,7 +316,7 @@ MUTANTS = (
     Mutant(
         "the store of a number's earlier life is left in place",
         ("Fencing",),
-        (Edit(attempt, "becomes_active", "DeleteRange(keys.store(record.number))", "DeleteRange(keys.store(0))"),),
+        (Edit(attempt, "activation_writes", "DeleteRange(keys.store(record.number))", "DeleteRange(keys.store(0))"),),
     ),
     Mutant(
         "an attempt survives a close and a reopening",
@@ -333,12 +337,19 @@ MUTANTS = (
     Mutant(
         "who did not confirm once is left out for good",
         ("Completion",),
-        (Edit(View, "_group", "self.left_out.get(record.id) == node.mod_revision", "record.id in self.left_out"),),
+        (
+            Edit(
+                View,
+                "_group_of",
+                "self.unconfirmed.get(record.id) == node.mod_revision",
+                "record.id in self.unconfirmed",
+            ),
+        ),
     ),
     Mutant(
         "nobody stands for election again",
         ("Completion", "Detection"),
-        (Edit(Election, "_await_vacancy", "change.item is None", "False"),),
+        (Edit(Election, "_wait_until_vacant", "change.item is None", "False"),),
     ),
     Mutant(
         "lost members are not counted",

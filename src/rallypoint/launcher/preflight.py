@@ -98,6 +98,8 @@ async def leave_note(settings: Settings, name: str, why: str) -> None:
             backend = await backend_opener(settings.scheme)(quiet)
             try:
                 keys = RunKeys(settings.etcd_prefix, settings.run_id)
-                await RunConfig(backend, keys, settings, name, lambda: os.urandom(8).hex(), time.time).note_unfit(why)
+                await RunConfig(
+                    backend, keys, settings, name, lambda: os.urandom(8).hex(), time.time
+                ).note_failed_preflight(why)
             finally:
                 await backend.close()

@@ -132,7 +132,7 @@ class Happenings:
     def _begin(self, scene: Scene) -> None:
         view = scene.view
         self._round, self._is_closed = view.round, view.is_closed
-        self._reason = view.told.reason if view.told is not None else ""
+        self._reason = view.waiting.reason if view.waiting is not None else ""
         self._term = scene.coordinator.term if scene.coordinator is not None else 0
         self._joins = {node_id: node.record.join for node_id, node in view.nodes.items()}
         self._ended = {number for number, one in scene.histories.items() if one.ended}
@@ -165,7 +165,7 @@ class Happenings:
             self._add(RoundActive(run_id=run, by=by, round=now.number, size=now.size, reason=now.why))
 
     def _waiting(self, scene: Scene) -> None:
-        told = scene.view.told
+        told = scene.view.waiting
         if told is not None and told.reason and told.reason != self._reason:
             self._reason = told.reason
             self._add(WaitingFor(run_id=self._run, by=self._by, reason=told.reason))

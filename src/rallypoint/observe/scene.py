@@ -228,7 +228,7 @@ class Scene:
 
     def _is_held(self, name: str) -> bool:
         """What the coordinator says; it names only a few, and then a record of it has to do."""
-        told = self.view.told
+        told = self.view.waiting
         if told is None or told.held_back == 0:
             return False
         return name in told.held or (len(told.held) >= FEW and name in self.view.hold_back.records)
@@ -329,7 +329,7 @@ class Scene:
 
     def _reason(self) -> str:
         """In the coordinator's words; in those of the record while it has said nothing of this round yet."""
-        record, told = self.view.round, self.view.told
+        record, told = self.view.round, self.view.waiting
         if told is not None and told.number == (record.number if record is not None else 0):
             return told.reason
         if record is None:
@@ -391,7 +391,7 @@ class Scene:
         )
 
     def _held(self) -> tuple[Held, ...]:
-        told = self.view.told
+        told = self.view.waiting
         names = told.held if told is not None else ()
         return tuple(
             Held(name=one.name, is_held=one.name in names, losses=one.losses, hold_s=one.hold_s, why=one.why)

@@ -1,4 +1,8 @@
-"""What a coordinator writes of an attempt: when it forms one, and when that becomes active. Pure."""
+"""The records and writes of an attempt: when it is formed, and when it becomes active. Pure.
+
+The order of the writes is rule 10: the roster first, then `state/round`, then what depends on it. The roster is fixed
+when the attempt is decided and never edited (Agreement).
+"""
 
 from __future__ import annotations
 
@@ -27,15 +31,15 @@ from rallypoint.rendezvous.view import Plan, View
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One that was decided: its members in order of rank, and their roster as it is written."""
+    """A decided attempt: its members in rank order, their encoded roster, and the record of its forming."""
 
     members: tuple[RosterMember, ...]
     chunks: tuple[bytes, ...]
     record: RoundRecord
-    """As it forms."""
+    """`state/round` while the attempt is forming."""
 
     def plan(self, now: float) -> Plan:
-        """Of which nobody has confirmed yet."""
+        """The coordinator's plan, with all confirmations pending."""
         return Plan(
             number=self.record.number,
             ranks={member.id: (member.join, rank) for rank, member in enumerate(self.members)},
@@ -45,10 +49,10 @@ class Attempt:
         )
 
 
-def attempt(view: View, decision: Form, term: int) -> Attempt:
-    """What is decided, as it stands before anybody knows."""
+def new_attempt(view: View, decision: Form, term: int) -> Attempt:
+    """The attempt of a decision, before anything is written."""
     assert view.config is not None
-    nodes, before = view.nodes, view.round
+    nodes, last = view.nodes, view.round
     members = tuple([RosterMember(c.id, nodes[c.id].record.join, c.name, c.addr) for c in decision.ranked])
     chunks = tuple(split_roster(decision.number, members))
     record = RoundRecord(
@@ -59,33 +63,33 @@ def attempt(view: View, decision: Form, term: int) -> Attempt:
         term=term,
         chunks=len(chunks),
         digest=roster_digest(chunks),
-        last_active=before.last_active if before and view.ever_active else 0,
-        kept_from=before.kept_from if before else decision.number,
+        last_active=last.last_active if last and view.ever_active else 0,
+        kept_from=last.kept_from if last else decision.number,
         why=decision.why,
     )
     return Attempt(members, chunks, record)
 
 
-def forming_words(record: RoundRecord) -> WaitingRecord:
-    """`state/waiting` while it forms."""
+def forming_status(record: RoundRecord) -> WaitingRecord:
+    """`state/waiting` while the attempt is forming."""
     return WaitingRecord(number=record.number, reason=forming_sentence(record.number, record.size, record.why))
 
 
-def active(forming: RoundRecord, first: NodeRecord, why: str) -> RoundRecord:
-    """`state/round` when all have confirmed; `first` is how rank 0 has."""
+def active_record(forming: RoundRecord, rank_0: NodeRecord, why: str) -> RoundRecord:
+    """`state/round` when all members have confirmed; `rank_0` is the confirmation of rank 0."""
     return msgspec.structs.replace(
         forming,
         phase=RoundPhase.ACTIVE,
-        addr=first.addr0,
-        port=first.port0,
+        addr=rank_0.addr0,
+        port=rank_0.port0,
         last_active=forming.number,
         kept_from=forming.last_active or forming.kept_from,
         why=why,
     )
 
 
-def active_words(view: View, forming: RoundRecord) -> WaitingRecord:
-    """`state/waiting` then."""
+def active_status(view: View, forming: RoundRecord) -> WaitingRecord:
+    """`state/waiting` at the moment the round becomes active."""
     assert view.rules is not None
     others = len(view.candidates) - forming.size
     open_places = view.rules.max_nodes - forming.size
@@ -99,47 +103,48 @@ def active_words(view: View, forming: RoundRecord) -> WaitingRecord:
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """What the keys of a run hang on."""
+    """The leases of a run's keys: `run` for the control keys, `data` for rosters and history."""
 
     run: int
     data: int
 
 
-def forms(keys: RunKeys, new: Attempt, words: WaitingRecord, view: View, leases: Leases) -> Writes:
-    """The roster, then `state/round`, then the assignments."""
-    writes = Writes(_roster(keys, new, leases))
+def forming_writes(keys: RunKeys, attempt: Attempt, status: WaitingRecord, view: View, leases: Leases) -> Writes:
+    """The roster, then `state/round` and `state/waiting`, then the assignments (rule 10)."""
+    writes = Writes(_roster(keys, attempt, leases))
     writes.marker = len(writes.ops)
-    writes.ops += [Put(keys.round, encode(new.record), leases.run), Put(keys.waiting, encode(words), leases.run)]
-    writes.ops += _assignments(keys, new, view)
+    writes.ops += [Put(keys.round, encode(attempt.record), leases.run), Put(keys.waiting, encode(status), leases.run)]
+    writes.ops += _assignments(keys, attempt, view)
     return writes
 
 
-def becomes_active(
-    keys: RunKeys, record: RoundRecord, words: WaitingRecord, report: HistoryRecord, leases: Leases
+def activation_writes(
+    keys: RunKeys, record: RoundRecord, status: WaitingRecord, report: HistoryRecord, leases: Leases
 ) -> Writes:
-    """What is written when all have confirmed."""
-    store = DeleteRange(keys.store(record.number))  # of an earlier life that had the number, too
-    return Writes([store, *_active(keys, record, words, report, leases)], marker=1)
+    """The writes when all members have confirmed."""
+    old_store = DeleteRange(keys.store(record.number))  # an earlier life of the run may have used the same number
+    return Writes([old_store, *_active(keys, record, status, report, leases)], marker=1)
 
 
-def _roster(keys: RunKeys, new: Attempt, leases: Leases) -> list[Put | DeleteRange]:
-    number = new.record.number
-    return [Put(keys.roster_chunk(number, index), chunk, leases.data) for index, chunk in enumerate(new.chunks)]
+def _roster(keys: RunKeys, attempt: Attempt, leases: Leases) -> list[Put | DeleteRange]:
+    number = attempt.record.number
+    return [Put(keys.roster_chunk(number, index), chunk, leases.data) for index, chunk in enumerate(attempt.chunks)]
 
 
-def _assignments(keys: RunKeys, new: Attempt, view: View) -> list[Put]:
-    number, nodes = new.record.number, view.nodes
+def _assignments(keys: RunKeys, attempt: Attempt, view: View) -> list[Put]:
+    """One per member, under the member's session: each names the join that it answers (rule 2)."""
+    number, nodes = attempt.record.number, view.nodes
     return [
-        Put(keys.assign(one.id), encode(AssignRecord(number=number, rank=rank, join=one.join)), nodes[one.id].lease)
-        for rank, one in enumerate(new.members)
+        Put(keys.assign(m.id), encode(AssignRecord(number=number, rank=rank, join=m.join)), nodes[m.id].lease)
+        for rank, m in enumerate(attempt.members)
     ]
 
 
 def _active(
-    keys: RunKeys, record: RoundRecord, words: WaitingRecord, report: HistoryRecord, leases: Leases
+    keys: RunKeys, record: RoundRecord, status: WaitingRecord, report: HistoryRecord, leases: Leases
 ) -> list[Put]:
     return [
         Put(keys.round, encode(record), leases.run),
-        Put(keys.waiting, encode(words), leases.run),
+        Put(keys.waiting, encode(status), leases.run),
         Put(keys.history(record.number), encode(report), leases.data),
     ]

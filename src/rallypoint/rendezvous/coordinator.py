@@ -1,12 +1,14 @@
-"""The coordinator of a run: looks, decides (`decide`), writes, and looks again. One at a time, fenced.
+"""The coordinator of a run: a loop that updates its view, asks `decide` for the next step, and writes it.
 
-Its view is one scan made after its election and then a watch on the control keys. Each write compares the create
-revision of the `coordinator` key (its term) and the revision of `state/round` that it decided on; writes of
-`state/round` compare `state/closed` as well. A refused write means only that the view was old: scan, decide again.
+Its view is one scan, made after its election, and then a watch on the control keys (rule 6). Each write compares the
+create revision of the `coordinator` key (its term) and the revision of `state/round` that it was decided on (rule 3);
+writes of `state/round` compare `state/closed` as well (rule 7). A refused write means only that the view was out of
+date: scan, decide again. A coordinator never continues an attempt of another term (rule 1), and never writes a node's
+key. (The rules by number are in ARCHITECTURE.md, "Why it is safe".)
 
-Order within an attempt: the roster whole, then `state/round` forming, then the assignments; when all have confirmed,
-`state/round` active, in one transaction with the compare that every member's key is still the confirmation that was
-seen (as far as the backend's limit on compares allows).
+Order within an attempt (rule 10): the complete roster, then `state/round` = forming, then the assignments. When all
+members have confirmed, `state/round` = active, in one transaction that compares that each member's key is still the
+confirmation that was seen (as far as the backend's limit on compares allows).
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from rallypoint.events import (
 from rallypoint.kv.types import BranchOp, Compare, Delete, DeleteRange, ModRevisionIs, Put, TxnResult
 from rallypoint.rendezvous.attempt import (
     Leases,
-    active,
-    active_words,
-    attempt,
-    becomes_active,
-    forming_words,
-    forms,
+    activation_writes,
+    active_record,
+    active_status,
+    forming_status,
+    forming_writes,
+    new_attempt,
 )
 from rallypoint.rendezvous.decide import (
     Activate,
@@ -67,19 +69,19 @@ from rallypoint.rendezvous.returning_nodes import ReturningNodes
 from rallypoint.rendezvous.view import Departure, View
 from rallypoint.rendezvous.watch_reader import WatchReader
 
-TELL_EVERY_S = 0.25
-RETELL_EVERY_S = 1.0
-"""How often the nodes may be told at most: that a count changed, and that only the sentence changed."""
+STATUS_EVERY_S = 0.25
+REASON_EVERY_S = 1.0
+"""Shortest time between two writes of `state/waiting`: when a count has changed, and when only the sentence has."""
 MANY_NODES = 1_000
-"""From so many nodes on they are told less often, a loss excepted."""
-MOST_COLLECTED = 100
-"""Old rounds whose data is removed at a time; what is left of more goes with its lease."""
+"""From so many nodes on these times grow with the number of nodes, except for a loss."""
+MAX_COLLECTED = 100
+"""Old rounds whose data is deleted at a time. The data of the rest is deleted when its lease ends."""
 CATCH_UP_S = 5.0
-"""A watch that is silent for so long after our own write is given up."""
+"""If the watch does not deliver a write of our own within this time, it is cancelled and the run scanned again."""
 
 
 class Coordinator:
-    """Decides the rounds of one run for one term. `run()` returns why the term ended; it may be cancelled anywhere."""
+    """Decides the rounds of one run for one term. `run()` returns why the term ended; cancelling it is safe."""
 
     def __init__(
         self,
@@ -102,68 +104,71 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._view = View(keys, self._loop.time())
         self._view.returning = returning
-        self._feed: WatchReader | None = None
+        self._reader: WatchReader | None = None
         self._writer = FencedWriter(backend, keys, term)
-        self._told: WaitingRecord | None = None
-        self._told_revision = 0
-        self._told_at = float("-inf")
-        self._noticed_end_of = 0
-        self._announced = 0
-        self._knows_the_past = False
+        self._status: WaitingRecord | None = None
+        """`state/waiting` as it was last written."""
+        self._status_revision = 0
+        self._status_at = float("-inf")
+        self._ended_round = 0
+        """The last round whose end was reported."""
+        self._announced_round = 0
+        """The last round that was reported as active."""
+        self._has_history = False
 
     @property
     def view(self) -> View:
-        """What it knows of the run, to be read and not kept."""
+        """The coordinator's view of the run. Read it at once: it changes with every batch."""
         return self._view
 
     async def run(self) -> str:
-        """Lead until deposed."""
-        stale = True
+        """Coordinate until deposed; returns the reason."""
+        is_stale = True
         refusals = 0
         try:
             while True:
                 try:
-                    if stale:
-                        await self._look()
-                        stale = False
+                    if is_stale:
+                        await self._scan()
+                        is_stale = False
                     await self._step()
                     self._backoff.reset()
                     refusals = 0
                 except LookAgain:
-                    stale = True
+                    is_stale = True
                     refusals += 1
-                    if refusals > 1:  # not a view that was just old: do not ask in a loop
+                    if refusals > 1:  # more than an outdated view: do not repeat without a pause
                         await self._backoff.sleep()
                 except BackendError:
                     mark("coordinator.lost_backend")
-                    stale = True
+                    is_stale = True
                     await self._backoff.sleep()
         except Deposed as why:
             return str(why)
         finally:
             self._stop_watching()
 
-    # --- looking ------------------------------------------------------------------------------------------------------
+    # --- the view -----------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        """Scan everything, then watch from there."""
+    async def _scan(self) -> None:
+        """Scan all control keys, then watch from that revision (rule 6)."""
         self._stop_watching()
         scanned = await self._backend.scan(self._keys.control)
         self._view.load(scanned.items, scanned.revision, self._loop.time())
         watch = self._backend.watch(self._keys.control, scanned.revision)
-        self._feed = WatchReader(watch, f"coordinator watch of {self._keys.run_id}")
+        self._reader = WatchReader(watch, f"coordinator watch of {self._keys.run_id}")
         await self._load_roster()
         self._announce(self._view.round)
-        if not self._knows_the_past:
+        if not self._has_history:
             self._reports.load((await self._backend.scan(self._keys.histories)).items)
-            self._knows_the_past = True
+            self._has_history = True
 
     def _announce(self, record: RoundRecord | None) -> None:
-        """Say that a round of this term is active, once, however this coordinator learned that its write was done."""
+        """Report once that a round of this term is active, also if the scan after an unknown outcome shows it."""
         if record is None or record.phase is not RoundPhase.ACTIVE or record.term != self._term:
             return
-        if record.number > self._announced:
-            self._announced = record.number
+        if record.number > self._announced_round:
+            self._announced_round = record.number
             report = self._reports.of(record.number)
             self._emit(
                 RoundActive(
@@ -179,7 +184,7 @@ class Coordinator:
             )
 
     async def _load_roster(self) -> None:
-        """The members of the last active round of this incarnation, if they are not known yet."""
+        """Read the members of the last active round of this incarnation, if they are not known yet."""
         view, record = self._view, self._view.round
         if record is None or not view.ever_active:
             return
@@ -190,7 +195,7 @@ class Coordinator:
         try:
             if view.is_active:
                 members = join_roster(record, items)
-            else:  # only for sticky ranks: the digest in state/round is that of the attempt
+            else:  # only for sticky ranks, and unchecked: the digest in state/round is that of the later attempt
                 members = tuple(member for item in items for member in decode(RosterRecord, item).members)
         except RendezvousStateError as error:
             self._emit(RecordUnreadable(run_id=self._keys.run_id, by=self._name, key=str(error.key), reason=str(error)))
@@ -198,32 +203,32 @@ class Coordinator:
         view.set_roster(number, members)
 
     def _stop_watching(self) -> None:
-        if self._feed is not None:
-            self._feed.stop()
-            self._feed = None
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
 
-    def _take_in(self) -> None:
-        """All batches that are here already. The view changes only here: never while a decision is carried out."""
-        assert self._feed is not None
-        while (batch := self._feed.ready()) is not None:
+    def _apply_batches(self) -> None:
+        """Apply all batches that have arrived. The view changes only here, never while a decision is carried out."""
+        assert self._reader is not None
+        while (batch := self._reader.ready()) is not None:
             self._view.apply(batch.changes, batch.revision, self._loop.time())
 
     async def _await_change(self, until: float | None) -> None:
-        """Until there is a batch to take in, or a moment."""
-        assert self._feed is not None
-        await self._feed.wait(until)
+        """Wait for a batch, or until the instant `until`."""
+        assert self._reader is not None
+        await self._reader.wait(until)
 
     # --- deciding and acting ------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
-        self._take_in()
+        self._apply_batches()
         now = self._loop.time()
         view = self._view
         if view.coordinator_revision != self._term:
-            raise Deposed("its key is gone or another's: its session ended")
+            raise Deposed("its key is gone or of another term: its session ended")
         view.tick(now)
         decision = decide(view, now)
-        self._narrate()
+        self._emit_facts()
         await self._note_end_of_round(now)
         match decision:
             case Form():
@@ -250,38 +255,38 @@ class Coordinator:
                 await self._write(Delete(self._keys.health(name)))
                 view.hold_back.note_gone(name)
             case Wait(_, until):
-                tell_at = await self._tell(decision, now)
-                moments = [at for at in (until, tell_at) if at is not None]
-                await self._await_change(min(moments, default=None))
+                status_at = await self._update_status(decision, now)
+                instants = [at for at in (until, status_at) if at is not None]
+                await self._await_change(min(instants, default=None))
 
     async def _form(self, decision: Form, now: float) -> None:
         view, keys = self._view, self._keys
-        new = attempt(view, decision, self._term)
-        waiting = forming_words(new.record)
-        writes = forms(keys, new, waiting, view, self._leases)
+        attempt = new_attempt(view, decision, self._term)
+        status = forming_status(attempt.record)
+        writes = forming_writes(keys, attempt, status, view, self._leases)
 
-        def formed(revision: int) -> None:  # when the nodes know: they wait for what comes before this
-            plan = new.plan(now)
+        def on_formed(revision: int) -> None:  # after the commit: the nodes wait for the write, not for this
+            plan = attempt.plan(now)
             view.start_plan(plan)
             self._reports.formed(plan, view)
-            self._formed(new.record, waiting, revision)
+            self._report_formed(attempt.record, status, revision)
 
         try:
-            await self._write_round(writes, formed)
+            await self._write_round(writes, on_formed)
         except BaseException:
             mark("coordinator.burnt")
             if view.plan is not None:
-                why = "not all of its members could be told of their places"
+                why = "not all assignments could be written"
                 self._emit(RoundGivenUp(run_id=keys.run_id, by=self._name, round=decision.number, reason=why))
-            view.plan = None  # this number is burnt
+            view.plan = None  # the number is never used again (rule 1)
             raise
         assert view.plan is not None
         view.plan.started_at = self._loop.time()
         await self._catch_up()
 
-    def _formed(self, record: RoundRecord, waiting: WaitingRecord, revision: int) -> None:
-        """The attempt is committed (its assignments may still be on their way)."""
-        self._note_told(waiting, revision)
+    def _report_formed(self, record: RoundRecord, status: WaitingRecord, revision: int) -> None:
+        """The attempt is committed. Its assignments may follow in further transactions."""
+        self._note_status(status, revision)
         self._emit(
             RoundForming(
                 run_id=self._keys.run_id, by=self._name, round=record.number, size=record.size, reason=record.why
@@ -294,43 +299,43 @@ class Coordinator:
         assert plan is not None
         assert forming is not None
         confirmed = [(node_id, view.nodes[node_id]) for node_id in plan.ranks]
-        record, waiting = active(forming, confirmed[0][1].record, decision.why), active_words(view, forming)
+        record, status = active_record(forming, confirmed[0][1].record, decision.why), active_status(view, forming)
         report = self._reports.activated(plan, record, now)
-        room = self._backend.limits.max_txn_ops - OTHER_COMPARES  # as many confirmations as there is room for
+        room = self._backend.limits.max_txn_ops - OTHER_COMPARES  # compares of confirmations that fit into one request
         still_confirmed: list[Compare] = [
             ModRevisionIs(keys.node(node_id), node.mod_revision) for node_id, node in confirmed
         ]
 
-        def activated(revision: int) -> None:
+        def on_activated(revision: int) -> None:
             members = [RosterMember(i, plan.ranks[i][0], node.record.name, node.record.addr) for i, node in confirmed]
-            self._activated(record, members, waiting, revision)
+            self._report_activated(record, members, status, revision)
 
-        writes = becomes_active(keys, record, waiting, report, self._leases)
+        writes = activation_writes(keys, record, status, report, self._leases)
         writes.compares = still_confirmed[:room]
-        await self._write_round(writes, activated)
+        await self._write_round(writes, on_activated)
         await self._catch_up()
         await self._collect(forming)
 
-    def _activated(
-        self, record: RoundRecord, members: Sequence[RosterMember], waiting: WaitingRecord, revision: int
+    def _report_activated(
+        self, record: RoundRecord, members: Sequence[RosterMember], status: WaitingRecord, revision: int
     ) -> None:
         self._view.set_roster(record.number, members)
-        self._note_told(waiting, revision)
+        self._note_status(status, revision)
         self._announce(record)
 
     async def _collect(self, forming: RoundRecord) -> None:
-        """Remove what rounds before the previous active one left behind. Their members have been gone for a round."""
-        room = min(self._backend.limits.max_txn_ops // 3, MOST_COLLECTED)
+        """Delete stores and rosters of rounds before the previous active one: no node of those is a member any more."""
+        room = min(self._backend.limits.max_txn_ops // 3, MAX_COLLECTED)
         old = list(islice((n for n in range(forming.kept_from, forming.number) if n != forming.last_active), room))
         ops: list[BranchOp] = []
         for n in old:
             ops += [DeleteRange(self._keys.store(n)), DeleteRange(self._keys.roster(n))]
-        ops += [Delete(self._keys.history(n)) for n in self._reports.surplus()][:room]
+        ops += [Delete(self._keys.history(n)) for n in self._reports.drop_surplus()][:room]
         if ops:
             await self._write(*ops)
 
     async def _catch_up(self) -> None:
-        """Until our own write of `state/round` has come back through the watch."""
+        """Wait until our own write of `state/round` has come back through the watch."""
         before = self._view.round_revision
         give_up_at = self._loop.time() + CATCH_UP_S
         while self._view.round_revision == before:
@@ -338,55 +343,56 @@ class Coordinator:
                 mark("coordinator.silent_watch")
                 raise LookAgain
             await self._await_change(give_up_at)
-            self._take_in()
+            self._apply_batches()
 
     async def _note_end_of_round(self, now: float) -> None:
         view = self._view
-        if not view.is_active or view.round is None or view.members or self._noticed_end_of == view.round.number:
+        if not view.is_active or view.round is None or view.members or self._ended_round == view.round.number:
             return
         if not view.ever_active:
-            return  # the round of an earlier life of the run
+            return  # a round of an earlier incarnation
         number = view.round.number
         report, why = self._reports.ended(number, view, now)
         if report is not None:
             await self._write(Put(self._keys.history(number), encode(report), self._data_lease))
             self._reports.keep(report)
-        self._noticed_end_of = number
+        self._ended_round = number
         lasted_s = report.lasted_s if report is not None else None
         self._emit(RoundOver(run_id=self._keys.run_id, by=self._name, round=number, reason=why, lasted_s=lasted_s))
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- status and events --------------------------------------------------------------------------------------------
 
-    async def _tell(self, decision: Decision, now: float) -> float | None:
-        """Write `state/waiting` if it changed and may be written now; else when it may be, if it has to."""
+    async def _update_status(self, decision: Decision, now: float) -> float | None:
+        """Write `state/waiting` if it has changed. If it is too early for that, returns when; else None."""
         if self._view.config is None or self._view.unreadable:
             return None
         record = summarise(self._view, decision, now)
-        if self._view.told_revision > self._told_revision:  # another term's, or one of ours that was executed late
-            self._told, self._told_revision = self._view.told, self._view.told_revision
-        if record == self._told:
+        if self._view.waiting_revision > self._status_revision:  # of another term, or a write of unknown outcome
+            self._status, self._status_revision = self._view.waiting, self._view.waiting_revision
+        if record == self._status:
             return None
-        may_at = self._told_at + self._pause_s(record)
-        if now < may_at:
-            return may_at
+        allowed_at = self._status_at + self._status_pause_s(record)
+        if now < allowed_at:
+            return allowed_at
         written = await self._write(Put(self._keys.waiting, encode(record), self._run_lease))
-        self._note_told(record, written.revision)
+        self._note_status(record, written.revision)
         return None
 
-    def _pause_s(self, record: WaitingRecord) -> float:
-        """How long to wait after the last telling: everybody is told, so the more there are the longer."""
-        told = self._told
-        if told is None or record.lost != told.lost or record.number != told.number:
-            return TELL_EVERY_S
-        only_words = _counts(record) == _counts(told)
-        return (RETELL_EVERY_S if only_words else TELL_EVERY_S) * max(1.0, len(self._view.nodes) / MANY_NODES)
+    def _status_pause_s(self, record: WaitingRecord) -> float:
+        """The pause between two writes of `state/waiting`: every node receives each, so it grows with their number."""
+        last = self._status
+        if last is None or record.lost != last.lost or record.number != last.number:
+            return STATUS_EVERY_S
+        only_reason = _counts(record) == _counts(last)
+        return (REASON_EVERY_S if only_reason else STATUS_EVERY_S) * max(1.0, len(self._view.nodes) / MANY_NODES)
 
-    def _note_told(self, record: WaitingRecord, revision: int) -> None:
-        self._told = record
-        self._told_revision = revision
-        self._told_at = self._loop.time()
+    def _note_status(self, record: WaitingRecord, revision: int) -> None:
+        self._status = record
+        self._status_revision = revision
+        self._status_at = self._loop.time()
 
-    def _narrate(self) -> None:
+    def _emit_facts(self) -> None:
+        """Emit the events of what the view has noticed."""
         facts, self._view.facts = self._view.facts, []
         for fact in facts:
             if isinstance(fact, Departure):

@@ -1,13 +1,16 @@
-"""What should be true next: `decide(view, now) -> Decision`, with its reason. The algorithm, in one pure function.
+"""The decisions of the coordinator: `decide(view, now) -> Decision`, the next step with its reason. Pure.
 
-Level-triggered: it looks at the whole view and says the next step, whatever happened before. A crash, a lost watch or a
-refused write therefore needs no code of its own: look again, decide again. The reasons are the sentences that nodes,
-logs, errors and tools show.
+Level-triggered: it reads the whole view and returns the next step, whatever happened before. A crash, a lost watch or a
+refused write therefore needs no code of its own: read again, decide again. It keeps no state, reads no clock and writes
+nothing. The reasons are the sentences that nodes, logs, errors and tools show.
 
-In order: an attempt of this coordinator is given up when a planned (id, join) is gone or the run was closed meanwhile;
-a closed run waits; an attempt is activated when all have confirmed, and given up when some did not confirm in time;
-while members are in the active round there is nothing to form; otherwise the candidates are counted against
-`min_nodes`, `max_nodes`, `step` and the last call.
+In this order:
+
+1. An attempt of this coordinator is given up when a planned (id, join) is gone or the run was closed meanwhile.
+2. A closed run waits.
+3. An attempt is activated when all members have confirmed, and given up when some did not confirm in time.
+4. While the active round has members, nothing is formed; likewise while nodes may be members of an unknown round.
+5. Otherwise the candidates are counted against `min_nodes`, `max_nodes`, `step` and the last call.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from rallypoint.rendezvous.rules import Rules
 from rallypoint.rendezvous.view import FEW, Departure, Plan, SeenNode, View
 
 LONGEST_ADMISSION_S = 30.0
+"""Limit of the admission window while further nodes keep arriving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Decide a new attempt: these candidates, in rank order."""
+    """Form a new attempt with these candidates, in rank order."""
 
     number: int
     ranked: tuple[Candidate, ...]
@@ -61,14 +65,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A node (by name) is not to be admitted for a while."""
+    """Hold a node back, by name: write its health record."""
 
     record: HealthRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Forgive:
-    """A node (by name) behaved for long enough."""
+    """Delete the health record of a node, by name: it was not lost again for long enough."""
 
     name: str
 
@@ -77,7 +81,7 @@ Decision: TypeAlias = Wait | Form | Activate | GiveUp | Hold | Forgive
 
 
 def decide(view: View, now: float) -> Decision:
-    """The next step. Call `view.tick(now)` before."""
+    """The next step. `view.tick(now)` must be called before."""
     rules = view.rules
     if view.unreadable:
         key, why = next(iter(view.unreadable.items()))
@@ -93,16 +97,18 @@ def decide(view: View, now: float) -> Decision:
         mark("decide.broken")
         return GiveUp((), view.plan.broken)
     if view.is_closed and view.closed is not None:
-        return Wait(f"the run is closed by {view.closed.by or 'somebody'}: {view.closed.why or 'no reason given'}")
+        return Wait(
+            f"the run is closed by {view.closed.by or 'an unknown node'}: {view.closed.why or 'no reason given'}"
+        )
     if view.plan is not None:
         return _follow(view, view.plan, rules, now)
     if view.members:
         return Wait(_active_sentence(view, rules, now), until=_earliest(_window_ends_at(view, rules), view, now))
     if view.above:
-        mark("decide.above")
+        mark("decide.above")  # rule 9
         return Wait(
-            f"{_names((view.nodes[node_id] for node_id in view.above), len(view.above))} of a round above the known "
-            f"one: memory was lost, nothing forms until they have left it"
+            f"the run's data was lost: nothing forms until all nodes have left a round above the known one: "
+            f"{_names((view.nodes[node_id] for node_id in view.above), len(view.above))}"
         )
     if view.returning is not None and (until := view.returning.holds_until(now)) is not None:
         mark("decide.returning")
@@ -111,10 +117,10 @@ def decide(view: View, now: float) -> Decision:
 
 
 def _follow(view: View, plan: Plan, rules: Rules, now: float) -> Decision:
-    """An attempt of ours is under way. While confirmations come it is alive, however many there are to come."""
+    """The step for this coordinator's own attempt. `confirm_timeout` starts again with every confirmation."""
     if not plan.pending:
         return Activate(plan.why)
-    timeout_s, since = rules.timing.confirm_timeout_s, max(plan.started_at, plan.heard_at)
+    timeout_s, since = rules.timing.confirm_timeout_s, max(plan.started_at, plan.confirmed_at)
     why = forming_sentence(plan.number, len(plan.ranks), plan.why)
     if now < since + timeout_s / 2:
         return Wait(why, until=_earliest(since + timeout_s / 2, view, now))
@@ -126,7 +132,7 @@ def _follow(view: View, plan: Plan, rules: Rules, now: float) -> Decision:
 
 
 def _gather(view: View, rules: Rules, now: float) -> Decision:
-    """No round is current: are there enough for the next?"""
+    """The step while no round is current: wait for more candidates, or form."""
     joined = len(view.candidates)
     size = rules.usable(joined)
     if size < rules.min_nodes:
@@ -136,8 +142,8 @@ def _gather(view: View, rules: Rules, now: float) -> Decision:
     if size == rules.max_nodes:
         return _form(view, rules, size, f"all {size} places are taken" if size > 1 else "its one place is taken")
     if rules.last_call_mode is LastCallMode.ADAPTIVE and (view.ever_active or view.all_returned):
-        everybody = "everybody who may be admitted" if view.aside else "every live node"
-        return _form(view, rules, size, f"{everybody} has joined: {joined}")
+        all_nodes = "every live node that may be admitted" if view.excluded else "every live node"
+        return _form(view, rules, size, f"{all_nodes} has joined: {joined}")
     assert view.minimum_since is not None, "tick() comes before decide()"
     ends_at = view.minimum_since + rules.timing.last_call_timeout_s
     if now >= ends_at:
@@ -159,7 +165,7 @@ def _candidate(view: View, node: SeenNode) -> Candidate:
     record = node.record
     last_rank, owner = view.last_ranks.get(record.name, (None, record.id))
     if owner != record.id and owner in view.candidates:
-        last_rank = None  # two nodes of one name: the one that had the rank keeps it
+        last_rank = None  # two nodes of one name: the node that had the rank keeps it
     return Candidate(
         id=record.id,
         name=record.name,
@@ -173,26 +179,26 @@ def _candidate(view: View, node: SeenNode) -> Candidate:
     )
 
 
-# --- what the nodes are told ----------------------------------------------------------------------------------------
+# --- state/waiting --------------------------------------------------------------------------------------------------
 
 
 def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
-    """`state/waiting` as it should be now. Counts are of the current round; growth is told after the window."""
+    """`state/waiting` as it should be now. New waiting nodes count only after the admission window, or after a loss."""
     rules = view.rules
     number = view.round.number if view.round else 0
     reason = decision.why if isinstance(decision, Wait | GiveUp | Form | Activate) else ""
-    held = sum(1 for node in view.aside.values() if view.hold_back.is_held(node.record.name))
+    held = sum(1 for node in view.excluded.values() if view.hold_back.is_held(node.record.name))
     names = tuple(islice(view.hold_back.held(), FEW))
     open_places = max(0, rules.max_nodes - len(view.members)) if rules else 0
     if rules is None or view.is_closed or not view.members:
         return WaitingRecord(number=number, held_back=held, open_places=open_places, reason=reason, held=names)
     waiting = _admissible(view, rules)
-    told_before = view.told.waiting if view.told is not None and view.told.number == number else 0
+    written = view.waiting.waiting if view.waiting is not None and view.waiting.number == number else 0
     ends_at = _window_ends_at(view, rules)
-    tell = view.lost > 0 or bool(view.rejoined) or told_before > 0 or ends_at is None or now >= ends_at
+    is_open = view.lost > 0 or bool(view.rejoined) or written > 0 or ends_at is None or now >= ends_at
     return WaitingRecord(
         number=number,
-        waiting=waiting if tell else 0,
+        waiting=waiting if is_open else 0,
         spare=0 if _too_few(view, rules) else len(view.candidates) - waiting,
         held_back=held,
         lost=view.lost,
@@ -203,18 +209,18 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
 
 
 def _admissible(view: View, rules: Rules) -> int:
-    """How many of the candidates would get in if the members re-joined now."""
+    """How many of the candidates would be admitted if the members re-joined now."""
     size = rules.usable(len(view.members) + len(view.candidates))
     return 0 if _too_few(view, rules) else max(0, size - len(view.members))
 
 
 def _too_few(view: View, rules: Rules) -> bool:
-    """Members and candidates together could not form a round: then nobody is spare, all wait for more to come."""
+    """Members and candidates together are too few for a round: then no candidate is spare, all wait for more nodes."""
     return rules.usable(len(view.members) + len(view.candidates)) < rules.min_nodes
 
 
 def _window_ends_at(view: View, rules: Rules) -> float | None:
-    """When the members are told of those who wait; None: nobody new waits."""
+    """The end of the admission window: from then on members are told of waiting nodes. None: no node is new."""
     if view.first_arrival_at is None:
         return None
     return min(view.last_arrival_at + rules.timing.admission_window_s, view.first_arrival_at + LONGEST_ADMISSION_S)
@@ -229,12 +235,12 @@ def _earliest(until: float | None, view: View, now: float) -> float | None:
 
 
 def active_sentence(number: int, present: int, size: int) -> str:
-    """How an active round stands."""
+    """The state of an active round."""
     return f"round {number} is active with {present} of {size} members"
 
 
 def forming_sentence(number: int, size: int, why: str) -> str:
-    """How an attempt stands."""
+    """The state of an attempt."""
     return f"round {number} is forming with {size} node{'s' * (size != 1)}: {why}"
 
 
@@ -245,8 +251,8 @@ def _active_sentence(view: View, rules: Rules, now: float) -> str:
     if view.candidates:
         names = _names(view.candidates.values(), len(view.candidates))
         if _too_few(view, rules):
-            there = len(view.members) + len(view.candidates)
-            parts.append(f"too few for another round ({there} of at least {rules.min_nodes} nodes): {names}")
+            total = len(view.members) + len(view.candidates)
+            parts.append(f"too few for another round ({total} of at least {rules.min_nodes} nodes): {names}")
         elif waiting == 0:
             why = "full" if len(view.members) >= rules.max_nodes else f"sizes are multiples of {rules.step}"
             parts.append(f"spare ({why}): {names}")
@@ -254,37 +260,38 @@ def _active_sentence(view: View, rules: Rules, now: float) -> str:
             ends_at = _window_ends_at(view, rules)
             in_window = ends_at is not None and now < ends_at and not view.lost and not view.rejoined
             note = " (admission window: more may come)" if in_window else ""
-            some = f"{waiting}" if waiting == len(view.candidates) else f"place for {waiting} of {len(view.candidates)}"
-            parts.append(f"{some} waiting to be admitted{note}: {names}")
+            count = (
+                f"{waiting}" if waiting == len(view.candidates) else f"place for {waiting} of {len(view.candidates)}"
+            )
+            parts.append(f"{count} waiting to be admitted{note}: {names}")
     return "; ".join(parts) + _absent(view)
 
 
 def _absent(view: View) -> str:
-    """Who went away and who is not admitted, as the end of a sentence."""
+    """The nodes that are gone or excluded, as the end of a sentence."""
     parts = []
-    gone_for_good = [gone for gone in view.departures if not view.is_present(gone.name)]
-    left = [gone for gone in gone_for_good if gone.left]
-    for word, known in (("lost", False), ("gone", None)):
-        if those := [gone for gone in gone_for_good if gone.left is known]:
-            parts.append(f"{word}: " + ", ".join(_departed(gone) for gone in those))
-    if left:
-        parts.append("left: " + ", ".join(f"{gone.name} ({gone.why})" for gone in left))
+    absent = [node for node in view.departures if not view.is_present(node.name)]
+    for verb, left in (("lost", False), ("gone", None)):
+        if group := [node for node in absent if node.left is left]:
+            parts.append(f"{verb}: " + ", ".join(_departed(node) for node in group))
+    if in_order := [node for node in absent if node.left]:
+        parts.append("left: " + ", ".join(f"{node.name} ({node.why})" for node in in_order))
     for name in islice(view.hold_back.held(), FEW):
         record = view.hold_back.records.get(name) or view.hold_back.due[name]
         parts.append(f"held back for {record.hold_s:g} s: {name} ({record.why})")
-    late = [view.nodes[node_id].record.name for node_id in view.left_out if node_id in view.aside]
+    late = [view.nodes[node_id].record.name for node_id in view.unconfirmed if node_id in view.excluded]
     if late:
         parts.append("left out because it did not confirm: " + _listed(late, len(late)))
     return "".join("; " + part for part in parts)
 
 
-def _departed(gone: Departure) -> str:
-    if gone.round:
-        when = "" if gone.gone_s is None else f", {gone.gone_s:.0f} s into it"
-        return f"{gone.name} (member of round {gone.round}{when}: {gone.why})"
-    if gone.gone_s is None:
-        return f"{gone.name} ({gone.why})"
-    return f"{gone.name} (joined at {gone.joined_s:.0f} s, lost at {gone.gone_s:.0f} s: {gone.why})"
+def _departed(node: Departure) -> str:
+    if node.round:
+        when = "" if node.gone_s is None else f", {node.gone_s:.0f} s into it"
+        return f"{node.name} (member of round {node.round}{when}: {node.why})"
+    if node.gone_s is None:
+        return f"{node.name} ({node.why})"
+    return f"{node.name} (joined at {node.joined_s:.0f} s, lost at {node.gone_s:.0f} s: {node.why})"
 
 
 def _names(nodes: Iterable[SeenNode], total: int) -> str:

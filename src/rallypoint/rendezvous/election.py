@@ -1,8 +1,9 @@
-"""Election of the coordinator among the nodes, for backends that run none themselves.
+"""Election of the coordinator among the nodes, for backends that run no coordinator themselves.
 
-Whoever creates the `coordinator` key under its session decides; the key's create revision is its term. The others
-watch the key and try when it goes. A holder that leaves in good order ends its session, so the next one takes over at
-once; one that dies is replaced when its lease ends.
+The node that creates the `coordinator` key under its session is the coordinator; the key's create revision is its term.
+The other nodes watch the key and try when it is deleted. A coordinator that leaves in order ends its session, so the
+next one takes over at once; one that dies is replaced when its lease ends. Two nodes are never coordinator in the same
+term; an old one that still runs is stopped by the fence of its writes (`fenced_writer.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import CoordinatorRecord, decode, encode
 
 HERD_S = 0.2
-"""Those who are not first in line try within this time, not all in the same instant."""
+"""Nodes that do not try first wait a random part of this time, so that they do not all write in the same instant."""
 
 
 class Election:
-    """Stands for election as long as `run()` is not cancelled and the session lives."""
+    """One node's candidacy: `run()` stands for election, and coordinates, until the session is lost."""
 
     def __init__(
         self,
@@ -38,10 +39,10 @@ class Election:
         emit: Emitter,
         rng: random.Random,
         wall: Callable[[], float],
-        first_in_line: Callable[[], bool],
+        tries_first: Callable[[], bool],
     ) -> None:
         self.on_elected: Callable[[], None] | None = None
-        """Called when a term of ours begins."""
+        """Called when a term of this node begins."""
         self._backend = backend
         self._keys = keys
         self._session = session
@@ -50,13 +51,13 @@ class Election:
         self._emit = emit
         self._rng = rng
         self._wall = wall
-        self._first_in_line = first_in_line
+        self._tries_first = tries_first
         self._backoff = Backoff(rng)
-        self._before: str | None = None
-        """Who was the coordinator when we last looked, if it was another node."""
+        self._predecessor: str | None = None
+        """Name of the last coordinator seen, if it was another node."""
 
     async def run(self) -> None:
-        """Try, lead, or wait for the leader to go; again and again."""
+        """Loop: try to be elected, coordinate, or wait until the coordinator is gone. Ends with the session."""
         while not self._session.lost.is_set():
             try:
                 term = await self._elect()
@@ -70,7 +71,7 @@ class Election:
                 await self._backoff.sleep()
 
     async def _elect(self) -> int | None:
-        """Our term if we are the coordinator; None after another one has gone."""
+        """The term of this node if it is the coordinator; None after another coordinator has gone."""
         key = self._keys.coordinator
         got = await self._backend.get(key)
         if got.item is None:
@@ -80,14 +81,14 @@ class Election:
             mark("election.again")
             return got.item.create_revision
         with suppress(RendezvousStateError):
-            self._before = decode(CoordinatorRecord, got.item).name
-        await self._await_vacancy(got.revision)
+            self._predecessor = decode(CoordinatorRecord, got.item).name
+        await self._wait_until_vacant(got.revision)
         return None
 
     def _is_ours(self, item: Item) -> bool:
         return item.lease == self._session.lease and item.value == self._value
 
-    async def _await_vacancy(self, revision: int) -> None:
+    async def _wait_until_vacant(self, revision: int) -> None:
         watch = self._backend.watch(self._keys.coordinator, revision)
         try:
             async for batch in watch:
@@ -95,20 +96,20 @@ class Election:
                     break
         finally:
             watch.cancel()
-        if not self._first_in_line():
+        if not self._tries_first():
             await asyncio.sleep(self._rng.uniform(0.0, HERD_S))
 
     async def _lead(self, term: int) -> bool:
-        """Coordinate for a term; whether it ended as terms end."""
+        """Coordinate for one term. False: the coordinator failed with a defect."""
         run_id = self._keys.run_id
         self._emit(CoordinatorElected(run_id=run_id, by=self._name, term=term))
         if self.on_elected is not None:
             self.on_elected()
         backoff = Backoff(self._rng)
         coordinator = Coordinator(self._backend, self._keys, term, self._name, self._emit, backoff, self._wall)
-        if self._before is not None:
-            coordinator.view.succeed(self._before)
-            self._before = None
+        if self._predecessor is not None:
+            coordinator.view.note_predecessor(self._predecessor)
+            self._predecessor = None
         failure: Exception | None = None
         try:
             reason = await coordinator.run()
@@ -117,7 +118,7 @@ class Election:
         self._emit(CoordinatorDeposed(run_id=run_id, by=self._name, term=term, reason=reason))
         if failure is None:
             return True
-        # Better another coordinator, or this one afresh, than a run without any.
+        # A new election, on this node or another: better than a run without coordinator.
         await self._backend.txn([CreateRevisionIs(self._keys.coordinator, term)], [Delete(self._keys.coordinator)])
         await self._backoff.sleep()
         return False

@@ -1,6 +1,7 @@
-"""The coordinator's writes: each one compares its term and the `state/round` that it was decided on.
+"""The coordinator's writes. Each compares its term and the `state/round` that it was decided on (rule 3).
 
-A coordinator whose session has ended, and one whose view is old, cannot commit anything.
+So a coordinator whose session has ended (Fencing), or whose view is out of date, cannot commit anything. Nothing that a
+coordinator writes may go past this module.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from rallypoint.kv.types import BranchOp, Compare, CreateRevisionIs, DeleteRange
 from rallypoint.rendezvous.keys import RunKeys
 
 OTHER_COMPARES = 3
-"""Whoever writes `state/round` compares the term, `state/round` and `state/closed` anyway."""
+"""Every write of `state/round` compares the term, `state/round` and `state/closed`; the rest of the limit is free."""
 
 
 class Deposed(Exception):
-    """Another term has begun, or none: this coordinator must not write any more."""
+    """The `coordinator` key is gone or of another term: this coordinator must stop."""
 
 
 class LookAgain(Exception):
-    """The view was old: scan and decide again."""
+    """The view was out of date: scan and decide again."""
 
 
 @dataclass(slots=True)
 class Writes:
-    """Writes in the order in which they must happen; `marker` is the index of that of `state/round` among them."""
+    """Writes in the order in which they must be committed. `ops[marker]` is the write of `state/round`."""
 
     ops: list[Put | DeleteRange] = field(default_factory=list)
     marker: int = 0
     compares: list[Compare] = field(default_factory=list)
-    """What the marker's transaction compares beside that which all do."""
+    """Further compares of the transaction that holds `ops[marker]`."""
 
 
 class FencedWriter:
-    """Writes for one term. Every method raises `Deposed` or `LookAgain` instead of committing on an old view."""
+    """Writes for one term. Every method raises `Deposed` or `LookAgain` instead of committing an outdated decision."""
 
     def __init__(self, backend: Backend, keys: RunKeys, term: int) -> None:
         self._backend = backend
@@ -45,7 +46,7 @@ class FencedWriter:
         self._term = term
 
     async def write(self, round_revision: int, ops: Sequence[BranchOp], compares: Sequence[Compare] = ()) -> TxnResult:
-        """One transaction on top of the `state/round` of that revision."""
+        """One transaction, refused unless `state/round` has the revision `round_revision` and the term is current."""
         fence = (
             CreateRevisionIs(self._keys.coordinator, self._term),
             ModRevisionIs(self._keys.round, round_revision),
@@ -54,7 +55,7 @@ class FencedWriter:
             result = await self._backend.txn((*fence, *compares), ops)
         except LeaseGone as error:
             mark("fenced_writer.lease_gone")
-            raise LookAgain from error  # a node, or the whole run, has just gone
+            raise LookAgain from error  # a node's session, or the lease of the whole run, has just ended
         if result.committed:
             return result
         holder = result.results[0]
@@ -72,12 +73,12 @@ class FencedWriter:
         writes: Writes,
         on_marker: Callable[[int], None],
     ) -> None:
-        """All writes in order, in as few transactions as the backend's limits allow.
+        """All writes in order, in as few transactions as the backend's limits allow (rule 10).
 
-        Up to the marker they compare the `state/round` that was decided on, after it the one that the marker wrote;
-        the marker's transaction also compares `state/closed` and what the writes name. `on_marker` is called when it is
-        committed, with its revision. If an outcome is unknown the error goes to the caller, who scans again: an attempt
-        that turns out to be there is then nobody's plan, and the next one takes a new number.
+        Transactions up to the marker compare the `state/round` that was decided on, later ones the `state/round` that
+        the marker wrote. The marker's transaction also compares `state/closed` (rule 7) and `writes.compares`.
+        `on_marker` is called with its revision when it is committed. An unknown outcome is raised to the caller, which
+        scans again: if the attempt was committed after all, it belongs to no plan, and the next one takes a new number.
         """
         closed = ModRevisionIs(self._keys.closed, closed_revision)
         for start, end in self._packed(writes):
@@ -89,10 +90,10 @@ class FencedWriter:
                 on_marker(round_revision)
 
     def _packed(self, writes: Writes) -> list[tuple[int, int]]:
-        """Consecutive slices that fit into one transaction each; what follows the marker directly stays with it."""
+        """Slices (start, end) that fit into one transaction each. The op right after the marker stays with it."""
         limits = self._backend.limits
-        whole = sum([len(op.value) for op in writes.ops if type(op) is Put])
-        if whole <= limits.max_txn_bytes and len(writes.ops) < limits.max_txn_ops:
+        total_bytes = sum([len(op.value) for op in writes.ops if type(op) is Put])
+        if total_bytes <= limits.max_txn_bytes and len(writes.ops) < limits.max_txn_ops:
             return [(0, len(writes.ops))]
         slices: list[tuple[int, int]] = []
         start = size = 0

@@ -1,6 +1,7 @@
-"""The reports of a run's rounds, as the coordinator writes them: who came when, how long each phase took, why it ended.
+"""The reports of a run's rounds: arrivals, duration of each phase, why the round ended. Pure.
 
-Wall-clock times are in them for people; nothing compares them.
+The coordinator fills them and writes them to `history/`; nothing decides on them. Their wall-clock times are for people
+and are never compared.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from rallypoint.rendezvous.records import HistoryRecord, RoundRecord, decode
 from rallypoint.rendezvous.view import FEW, Plan, View
 
 KEPT = 20
+"""Reports kept per run."""
 
 
 class Reports:
-    """The reports that are kept, by round number, and the times of the attempt under way."""
+    """The kept reports by round number, and the arrival times of the current attempt."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
@@ -30,7 +32,7 @@ class Reports:
         self._last_call_s = 0.0
 
     def load(self, items: Iterable[Item]) -> None:
-        """What an earlier coordinator wrote; what cannot be read is left alone."""
+        """Take over the reports of earlier coordinators. An unreadable one is skipped."""
         for item in items:
             try:
                 record = decode(HistoryRecord, item)
@@ -39,7 +41,7 @@ class Reports:
             self._kept[record.number] = record
 
     def formed(self, plan: Plan, view: View) -> None:
-        """An attempt was committed: note who arrived when, while it is known."""
+        """An attempt was committed: keep the arrival times of its nodes, which change with their next join."""
         nodes = [view.nodes[node_id] for node_id in plan.ranks if node_id in view.nodes]
         if not nodes:
             return
@@ -70,10 +72,10 @@ class Reports:
         return report
 
     def ended(self, number: int, view: View, now: float) -> tuple[HistoryRecord | None, str]:
-        """The report of a round whose last member has gone (None: it was not kept), and why in words."""
-        members = [gone for gone in view.departures if gone.round == number]
+        """The final report of a round whose last member has gone (None: not kept, or final already), and the reason."""
+        departed = [node for node in view.departures if node.round == number]
         verbs = {True: "left", False: "was lost", None: "is gone"}
-        causes = [f"{gone.name} {verbs[gone.left]} ({gone.why})" for gone in members]
+        causes = [f"{node.name} {verbs[node.left]} ({node.why})" for node in departed]
         if view.rejoined:
             causes.append(f"{len(view.rejoined)} joined again")
         why = "; ".join(causes) or "its members have gone"
@@ -85,15 +87,15 @@ class Reports:
         return msgspec.structs.replace(report, ended=why, lasted_s=lasted_s), why
 
     def of(self, number: int) -> HistoryRecord | None:
-        """The report of a round, if it is kept."""
+        """The report of a round; None if it is not kept."""
         return self._kept.get(number)
 
     def keep(self, report: HistoryRecord) -> None:
-        """A report was written."""
+        """Store a report that was written."""
         self._kept[report.number] = report
 
-    def surplus(self) -> list[int]:
-        """Numbers whose reports are to be removed; they are forgotten here."""
+    def drop_surplus(self) -> list[int]:
+        """Drop the oldest reports beyond `KEPT`; returns their numbers, whose keys are to be deleted."""
         numbers = sorted(self._kept)[:-KEPT]
         for number in numbers:
             del self._kept[number]

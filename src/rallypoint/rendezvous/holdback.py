@@ -1,8 +1,8 @@
-"""Holding back nodes that are lost again and again, so that one bad machine does not churn the whole job.
+"""Hold-back: a node that is lost again and again is not admitted for a while, so that it cannot end every round.
 
-By node name. A name that was lost `hold_back_losses` times within `hold_back_window_s` is not admitted for
-`hold_back_s`; each further time the hold doubles. Time is the coordinator's own clock: a new coordinator starts a hold
-that it finds anew, and counts losses anew. Pure.
+Nodes are counted by name. A name that was lost `hold_back_losses` times within `hold_back_window_s` is held back for
+`hold_back_s`; each further hold is twice as long. Times are by the coordinator's own clock: a new coordinator counts
+losses from zero, and starts the holds that it finds in `health/` anew. Pure.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ LONGEST_HOLD_S = 3600.0
 
 
 class HoldBack:
-    """Who is held back, and who is about to be."""
+    """The names that are held back, and the losses that were counted. `Timing` and times are arguments."""
 
     def __init__(self) -> None:
         self.records: dict[str, HealthRecord] = {}
-        """What `health/` holds: names that are or were held back."""
+        """The records of `health/`: names that are held back, or were and are not forgiven yet."""
         self.due: dict[str, HealthRecord] = {}
-        """What has to be written to `health/` next."""
+        """Records to be written to `health/`."""
         self._until: dict[str, float] = {}
         self._forgiven_at: dict[str, float] = {}
         self._losses: dict[str, list[float]] = {}
@@ -29,11 +29,11 @@ class HoldBack:
         return name in self._until or name in self.due
 
     def held(self) -> list[str]:
-        """The names that may not be chosen now."""
+        """The names that may not be admitted now."""
         return [*self._until, *(name for name in self.due if name not in self._until)]
 
     def note_loss(self, name: str, timing: Timing, now: float) -> None:
-        """A member of a round or of an attempt went away without a word."""
+        """Count a loss: a member of a round or of an attempt lost its session, or did not confirm in time."""
         if timing.hold_back_losses == 0:
             return
         recent = [at for at in self._losses.get(name, ()) if now - at < timing.hold_back_window_s]
@@ -49,7 +49,7 @@ class HoldBack:
         self.due[name] = HealthRecord(name=name, losses=losses, hold_s=hold_s, why=why)
 
     def note_record(self, record: HealthRecord, timing: Timing | None, now: float) -> None:
-        """`health/` says so: the hold starts now."""
+        """`health/` holds this record: its hold starts now."""
         self.due.pop(record.name, None)
         self.records[record.name] = record
         self._until[record.name] = now + record.hold_s
@@ -57,25 +57,25 @@ class HoldBack:
         self._forgiven_at[record.name] = now + record.hold_s + window_s
 
     def note_gone(self, name: str) -> None:
-        """`health/` says nothing of this name any more: it starts afresh."""
+        """`health/` no longer holds a record of this name: it counts as never lost."""
         for table in (self.records, self._until, self._forgiven_at, self._losses):
             table.pop(name, None)
 
     def forget_losses(self) -> None:
-        """Everybody went: nobody in particular is to blame."""
+        """Reset all counts: all nodes are gone, so no single one is at fault."""
         self._losses.clear()
 
     def released(self, now: float) -> list[str]:
-        """The names whose hold is over since the last call."""
+        """End the holds that are over at `now`; returns their names."""
         names = [name for name, until in self._until.items() if until <= now]
         for name in names:
             del self._until[name]
         return names
 
     def forgiven(self, now: float) -> str | None:
-        """A name that behaved for long enough for its record to go."""
+        """A name without losses for `hold_back_window_s` after its hold: its record is to be deleted."""
         return next((name for name, at in self._forgiven_at.items() if at <= now), None)
 
     def next_at(self) -> float | None:
-        """When something here changes by time alone."""
+        """The next time at which a hold or a record ends; None if there is none."""
         return min([*self._until.values(), *self._forgiven_at.values()], default=None)

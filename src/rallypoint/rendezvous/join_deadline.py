@@ -1,7 +1,8 @@
-"""How long a call of `next_round` may still take: its deadline, and when that does not count.
+"""The deadline of one call of `next_round`, and when it is suspended.
 
-A spare has no deadline; when a place is free it gets a fresh one. A node that has confirmed waits for the outcome of
-that attempt, at most `confirm_timeout` from its confirmation.
+The deadline is `join_timeout` after the start of the call. A spare has none; when a place becomes free, it gets a new
+one. A node that has confirmed an attempt waits for the outcome of that attempt, at most `confirm_timeout` from its
+confirmation. No call waits longer than that (Release).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rallypoint.settings import Settings
 
 
 class JoinDeadline:
-    """Of one call. Use its `scope` as the time limit of the call's work."""
+    """Deadline of one call. The caller does its work inside `scope`, which raises TimeoutError at the deadline."""
 
     def __init__(self, settings: Settings, started_at: float | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -29,26 +30,26 @@ class JoinDeadline:
         self.scope = asyncio.timeout_at(self._deadline)
 
     def confirmed(self) -> None:
-        """The node has confirmed a place just now."""
+        """The node has just confirmed a place."""
         self._confirmed_at = self._loop.time()
 
     def update(self, *, is_spare: bool, in_attempt: bool) -> None:
-        """What the node knows of its standing now. `in_attempt`: it confirmed the attempt that is forming."""
+        """The node's state has changed. `in_attempt`: it has confirmed the attempt that is forming."""
         if is_spare:
             mark("node.spare")
         else:
-            self.is_spare_no_more()
+            self.end_spare()
         self.is_spare = is_spare
-        wanted: float | None = None if is_spare else self._deadline
-        if wanted is not None and in_attempt:
-            if self._loop.time() > wanted:
+        deadline: float | None = None if is_spare else self._deadline
+        if deadline is not None and in_attempt:
+            if self._loop.time() > deadline:
                 mark("node.overtime")
-            wanted = max(wanted, self._confirmed_at + self._confirm_timeout_s)
-        if self.scope.when() != wanted:
-            self.scope.reschedule(wanted)
+            deadline = max(deadline, self._confirmed_at + self._confirm_timeout_s)
+        if self.scope.when() != deadline:
+            self.scope.reschedule(deadline)
 
-    def is_spare_no_more(self) -> None:
-        """A place is free, or the node has lost its own among the spares: it has a deadline again, a fresh one."""
+    def end_spare(self) -> None:
+        """If the node was a spare, it is none any more: the deadline is a full `join_timeout` from now."""
         if self.is_spare:
             self.is_spare = False
             self._place_free_at = self._loop.time()
@@ -56,28 +57,28 @@ class JoinDeadline:
             self.scope.reschedule(self._deadline)
 
     def end(self) -> None:
-        """The call is over. Its scope refers to its task, and so to its error, whose frames refer to this: let go."""
+        """The call is over. Breaks the reference cycle scope -> task -> error -> frames -> this object."""
         del self.scope
 
     @property
     def waited_s(self) -> float:
-        """How long the call has taken."""
+        """Seconds since the call started."""
         return self._loop.time() - self._started_at
 
-    def in_words(self) -> str:
-        """How long it was in vain."""
+    def _elapsed(self) -> str:
+        """Start of the sentence of a time-out error."""
         text = f"no round after {self.waited_s:.0f} s"
         if self._place_free_at is not None:
             text += f", {self._loop.time() - self._place_free_at:.0f} s of them since a place was free"
         return text
 
     def error(self, reachability: Reachability, reason: str, endpoint: str) -> RendezvousError:
-        """What is raised when it has run out: `reason` is what the run said last."""
-        trouble = reachability.sentence()
+        """The error to raise at the deadline. `reason`: the coordinator's last sentence."""
+        outage = reachability.sentence()
         if not reachability.ever_reached:
             return RendezvousConnectionError(
-                f"could not reach {endpoint} within {self.waited_s:.0f} s: {trouble or 'no answer'}. "
+                f"could not reach {endpoint} within {self.waited_s:.0f} s: {outage or 'no answer'}. "
                 f"Is it running there, and can this machine reach it?"
             )
-        parts = [part for part in (reason or "the run said nothing", trouble) if part]
-        return RendezvousTimeoutError(f"{self.in_words()}: {'; '.join(parts)}")
+        parts = [part for part in (reason or "no reason is known", outage) if part]
+        return RendezvousTimeoutError(f"{self._elapsed()}: {'; '.join(parts)}")

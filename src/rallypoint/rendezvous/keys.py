@@ -1,8 +1,8 @@
-"""Where the keys of a run are.
+"""The names of the keys of a run. Pure.
 
-Control keys are under `/{prefix}/{run}/`: what the coordinator decides from, one range to watch. Everything that is
-large, or written for one reader only, is under `/{prefix}/{run}:data/`, so that no control watch covers it. The run id
-is percent-encoded, so no run's keys are under another's.
+Control keys are under `/{prefix}/{run}/`: everything that the coordinator decides on, in one range that it watches.
+Everything that is large, or for one reader only, is under `/{prefix}/{run}:data/`, so that no watch of the control keys
+covers it. The run id is percent-encoded, so no run's keys are under those of another.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from urllib.parse import quote, unquote
 
 
 def runs_index(prefix: str) -> str:
-    """Where the runs are listed, one key each: no run id begins with a colon once it is encoded."""
+    """The range that lists the runs, one key each. No run can be in its place: an encoded id has no colon."""
     return f"/{prefix}/:runs/"
 
 
 def run_of_entry(prefix: str, key: str) -> str:
-    """The run id that a key of the index stands for."""
+    """The run id of a key of `runs_index`."""
     return unquote(key.removeprefix(runs_index(prefix)))
 
 
@@ -53,22 +53,22 @@ class RunKeys:
         self.control = f"/{prefix}/{quote(run_id, safe='')}/"
         """The range that the coordinator watches."""
         self.listed_run = runs_index(prefix) + quote(run_id, safe="")
-        """There as long as `config` is: lets a tool list the runs without reading all of their keys."""
+        """Exists as long as `config`: a tool lists the runs without reading all of their keys."""
         self.returned = f"/{prefix}/:returned/{quote(run_id, safe='')}"
-        """What nodes told a server that had lost its memory, for one time to live: see `returning_nodes.py`."""
+        """Claims of nodes on a server that lost its data, kept for one time to live: see `returning_nodes.py`."""
         self.config = self.control + "config"
-        """Create-only, by the first node: the incarnation and the settings that all nodes share."""
+        """Created by the first node: the incarnation and the settings that all nodes share."""
         self.coordinator = self.control + "coordinator"
-        """Create-only, under the session of whoever decides."""
+        """Created by the elected coordinator under its session; its create revision is the term."""
         self.budget = self.control + "budget"
-        """Written by the launchers, by transaction: restarts that the run has used, and how it ended."""
+        """Written by the launchers, in transactions: restarts that the run has used, and how it ended."""
         self.nodes = self.control + "nodes/"
         self.state = self.control + "state/"
-        """The range that every node watches: small, whatever the size of the job."""
+        """The range that every node watches: small for any number of nodes."""
         self.round = self.state + "round"
         self.waiting = self.state + "waiting"
         self.closed = self.state + "closed"
-        """Never deleted while the run lives: reopening rewrites it."""
+        """Never deleted while the run exists: reopening rewrites it."""
         self.drains = self.control + "drain/"
         self.healths = self.control + "health/"
         self.data = f"/{prefix}/{quote(run_id, safe='')}:data/"
@@ -79,14 +79,14 @@ class RunKeys:
         self.stores = self.data + "store/"
 
     def node(self, node_id: str) -> str:
-        """Written by that node alone, under its session."""
+        """Written only by that node, under its session."""
         return self.nodes + node_id
 
     def drain(self, node_id: str) -> str:
         return self.drains + node_id
 
     def health(self, name: str) -> str:
-        """By node name, not id: a node that comes back as a new process is still the same machine."""
+        """By node name, not id: after a restart the process has a new id, but runs on the same machine."""
         return self.healths + quote(name, safe="")
 
     def assign(self, node_id: str) -> str:
@@ -102,7 +102,7 @@ class RunKeys:
         return f"{self.histories}{number:012d}"
 
     def refusal(self, name: str) -> str:
-        """By node name: one that tries again and again leaves one note."""
+        """By node name: a node that retries leaves one record."""
         return self.refusals + quote(name, safe="")
 
     def store(self, number: int) -> str:

@@ -1,4 +1,4 @@
-"""The words of a node: who it is, what it joined, and why its world is no longer the one it joined."""
+"""Value types of a node: its identity, its place in a round, the cause of a change of that round. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rallypoint.rendezvous.records import ClaimRecord
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A node. `id` is drawn anew for every handler of every process; sticky ranks go by `name`."""
+    """A node. `id` is drawn anew for every handler of every process (rule 5); sticky ranks go by `name`."""
 
     id: str
     name: str
@@ -32,7 +32,7 @@ class Identity:
 class Joined(msgspec.Struct, frozen=True):
     """A place in an active round: what `next_rendezvous` returns, without its store.
 
-    `own_revision` is the revision of the node's confirmation: as long as its key has it, the node is a member.
+    `own_revision` is the revision of the node's confirmation: while its key has that revision, the node is a member.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 class Cause(enum.Enum):
-    """Why a member should look up from its work."""
+    """How a member's round has changed, gravest first."""
 
     SESSION_LOST = "session lost"
     ROUND_OVER = "round over"
@@ -55,11 +55,11 @@ class Cause(enum.Enum):
 
 
 Bootstrap: TypeAlias = Callable[[int, int], Awaitable[tuple[str, int]]]
-"""Called on the node that is to be rank 0 of a round, with its number and size: the address and port to publish."""
+"""Called on rank 0 of an attempt, with the attempt's number and size. Returns the address and port to publish."""
 
 
-def goodbye(error: RendezvousError) -> str:
-    """What the others are told of a node that did not get in; short, because it becomes a part of their sentences."""
+def leave_reason(error: RendezvousError) -> str:
+    """Why a node withdrew, for the other nodes; short, because it becomes a part of their sentences."""
     match error:
         case RendezvousTimeoutError() | RendezvousConnectionError():
             return "its join timed out"
@@ -70,16 +70,17 @@ def goodbye(error: RendezvousError) -> str:
 
 
 def claim_of(
-    identity: Identity, was_in: Joined | None, last_active: tuple[int, int], floor: int, ttl_s: float
+    identity: Identity, last_joined: Joined | None, last_active: tuple[int, int], floor: int, ttl_s: float
 ) -> ClaimRecord:
-    """Where the run stood, as a node knows it, for a server that has lost its memory.
+    """What a node reports of the run to a server that has lost its data.
 
-    `last_active` is the last active round that the node ever saw, with its size: of any life of the server, because
-    somebody may still be in it who has heard from none since. Whoever was in that round and has left it knows as well
-    as who is in it and is told now: neither has to be waited for.
+    `last_active` is number and size of the last active round that the node saw, in any life of the server: some members
+    may still be working in it. `last_joined` is the last round that the node itself was in. If that is the same round,
+    the node counts as a member that is back, whether it has left the round already or learns of its end now: the server
+    does not have to wait for it.
     """
     number, size = last_active
-    if was_in is not None and was_in.number >= number:
-        number, size = was_in.number, was_in.size
-    is_member = was_in is not None and was_in.number == number
+    if last_joined is not None and last_joined.number >= number:
+        number, size = last_joined.number, last_joined.size
+    is_member = last_joined is not None and last_joined.number == number
     return ClaimRecord(id=identity.id, round=number, size=size, is_member=is_member, floor=floor, ttl_s=ttl_s)

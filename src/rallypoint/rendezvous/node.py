@@ -3,7 +3,8 @@
 A call of `next_round` writes the node's key as joining, waits for an assignment, confirms it by rewriting the key, and
 returns when `state/round` says that the confirmed round is active. The node never decides about rounds: it follows
 `state/` and its own `assign/` key. Of the keys of the algorithm it writes only its own (`node_session.py`), and
-`config` and `state/closed` where the rules of a run allow it (`run_config.py`).
+`config` and `state/closed` where a run may be made, replaced or closed (`run_config.py`). The rules by number are in
+ARCHITECTURE.md, "Why it is safe".
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rallypoint.events import Emitter
 from rallypoint.kv.types import ModRevisionIs
 from rallypoint.rendezvous.join_deadline import JoinDeadline
 from rallypoint.rendezvous.keys import RunKeys
-from rallypoint.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, goodbye
+from rallypoint.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, leave_reason
 from rallypoint.rendezvous.node_events import NodeEvents
 from rallypoint.rendezvous.node_session import JoinAnew, NodeSession
 from rallypoint.rendezvous.node_tasks import NodeTasks
@@ -68,7 +69,7 @@ class Node:
         self.backend = backend
         self.current: Joined | None = None
         """The round that the node last returned from and has not left; its session may be lost."""
-        self._was_in: Joined | None = None
+        self._last_joined: Joined | None = None
         """The last round that it returned from, also after leaving it; cleared when it opens a new session."""
         self._listener: ChangeListener | None = None
         self._bootstrap = bootstrap
@@ -83,7 +84,7 @@ class Node:
         self._backoff = Backoff(rng)
         self._retry = Retry(settings, self._reachability, self._backoff)
         self._wake = asyncio.Event()
-        self.view = NodeView(backend, self.keys, identity.id, rng, self._look_up, self._reachability)
+        self.view = NodeView(backend, self.keys, identity.id, rng, self._on_change, self._reachability)
         self._node_session = NodeSession(
             backend,
             self.keys,
@@ -93,8 +94,8 @@ class Node:
             rng=rng,
             reachability=self._reachability,
             wall=wall,
-            while_open=self._opened,
-            on_lost=self._look_up,
+            while_open=self._start_tasks,
+            on_lost=self._on_change,
         )
         backend.listen(self._reached)
         backend.claim_by(self._claim)
@@ -109,17 +110,17 @@ class Node:
             wall,
             self._config,
             self._reachability,
-            self._first_in_line,
+            self._tries_first,
         )
         self._node_tasks.on_elected = self._wake.set
-        self._told_cause: Cause | None = None
-        self._told_reason = ""
+        self._reported_cause: Cause | None = None
+        self._reported_reason = ""
         self.is_joining = False
-        self._shown_up_for = 0
+        self._rewritten_for = 0
         self.left_because: str | None = None
         """Why the running call must end; None: it may go on."""
 
-    # --- the public verbs ---------------------------------------------------------------------------------------------
+    # --- public methods -----------------------------------------------------------------------------------------------
 
     async def next_round(self, started_at: float | None = None) -> Joined:
         """Leave the current round, if any, and wait for a place in the next. Time counts from `started_at` (now).
@@ -136,16 +137,16 @@ class Node:
         deadline = JoinDeadline(self.settings, started_at)
         try:
             async with deadline.scope:
-                return await self._join_until_in(deadline)
+                return await self._join_until_admitted(deadline)
         except TimeoutError:
             if not deadline.scope.expired():  # not the deadline of this call: a time-out inside bootstrap, for example
                 await self._node_session.end("its call was interrupted (TimeoutError)")
                 raise
-            raise await self._failed(
+            raise await self._withdraw(
                 deadline.error(self._reachability, self.view.reason(), self.settings.where)
             ) from None
         except RendezvousError as error:
-            await self._failed(error)
+            await self._withdraw(error)
             raise
         except BaseException as error:
             self.current = None
@@ -185,7 +186,7 @@ class Node:
     async def stop(self) -> None:
         """Leave the run and stop all tasks of this node. Idempotent."""
         try:
-            await self.leave("the process let go of it")
+            await self.leave("the node was shut down")
         finally:
             self.view.stop()
 
@@ -208,29 +209,29 @@ class Node:
     def listen(self, listener: ChangeListener) -> None:
         """Call `listener` when the node's current round changes, at once if it has already. Replaces the listener."""
         self._listener = listener
-        if self.current is not None and self._told_cause is not None:
-            listener(self._told_cause, self._told_reason)
+        if self.current is not None and self._reported_cause is not None:
+            listener(self._reported_cause, self._reported_reason)
 
     def waiting_count(self) -> int:
         """The result of `num_nodes_waiting()`, from the last known values."""
         if self.view.is_closed:
             return 0
-        if self.current is not None and self._told_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
+        if self.current is not None and self._reported_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
             return 1  # a caller that polls this must see a reason to join again
         return self.view.count_waiting(self.settings.min_nodes)
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    async def _join_until_in(self, deadline: JoinDeadline) -> Joined:
+    async def _join_until_admitted(self, deadline: JoinDeadline) -> Joined:
         announced = 0
         while True:
             self._raise_if_left()
-            deadline.is_spare_no_more()
+            deadline.end_spare()
             if (join := self._node_session.new_join()) != announced:
                 announced = join
-                self._node_events.joins(join)
+                self._node_events.join_started(join)
             try:
-                session = await self._come()
+                session = await self._ensure_session()
                 self._raise_if_left()
                 await self._write_join()
                 return await self._await_round(session, deadline)
@@ -246,7 +247,7 @@ class Node:
             except Rejected as error:
                 raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
 
-    async def _come(self) -> Session:
+    async def _ensure_session(self) -> Session:
         """A live session; the first scan of the run runs at the same time."""
         self._snapshot = self._snapshot or self._run_config.guess(*self.view.snapshot())
         self.view.start()
@@ -263,14 +264,14 @@ class Node:
         """
         snapshot = self._snapshot or self._run_config.guess(*self.view.snapshot())
         if snapshot is None and not self.backend.makes_run:
-            await self._give_way()
+            await self._wait_for_run()
             snapshot = self._run_config.guess(*self.view.snapshot())
-        while snapshot is None or not await self._enter_by(snapshot):
+        while snapshot is None or not await self._join_with(snapshot):
             is_absent = snapshot is None and self.view.is_synced and None in self.view.snapshot()
             snapshot = await self._run_config.check(is_absent=is_absent)
             self._reachability.succeeded()
 
-    async def _give_way(self) -> None:
+    async def _wait_for_run(self) -> None:
         """If the run does not exist, the coordinator or another process is about to make it: wait a moment for it."""
         backend, view = self.backend, self.view
         with suppress(TimeoutError):
@@ -283,7 +284,7 @@ class Node:
                     self._wake.clear()
                     await self._wake.wait()
 
-    async def _enter_by(self, snapshot: RunSnapshot) -> bool:
+    async def _join_with(self, snapshot: RunSnapshot) -> bool:
         """Join, if `config` and `state/closed` still have the revisions of the snapshot (rule 8)."""
         self._snapshot = snapshot
         compares = (
@@ -308,7 +309,7 @@ class Node:
                 continue  # something changed meanwhile, most often to active
             is_spare, in_attempt = self.view.standing(self._node_session.record)
             deadline.update(is_spare=is_spare, in_attempt=in_attempt)
-            self._node_events.waits(self.view.reason())
+            self._node_events.waiting(self.view.reason())
             self.view.raise_if_unreadable()  # again: `state/waiting` is decoded only by the lines above
             await self._wake.wait()
 
@@ -339,7 +340,7 @@ class Node:
                 deadline.confirmed()
                 return None
         elif record is not None and assign is not None and own.round < assign.number < record.number:
-            await self._show_up(assign.number, own)
+            await self._rewrite_key(assign.number, own)
         if view.closed is not None and view.closed.closed and view.closed_revision > snapshot.closed_revision:
             mark("node.closed")
             text = closed_sentence(self.settings.run_id, view.closed, self.settings.reopen_after_s)
@@ -355,23 +356,25 @@ class Node:
             return True
         return snapshot is not None and record.incarnation != snapshot.config.incarnation
 
-    async def _show_up(self, number: int, own: NodeRecord) -> None:
+    async def _rewrite_key(self, number: int, own: NodeRecord) -> None:
         """Rewrite the key once after missing attempt `number`.
 
         The coordinator leaves a node that did not confirm in time out of further attempts until its key changes.
         """
-        if self._shown_up_for < number:
+        if self._rewritten_for < number:
             mark("node.showed_up")
-            self._shown_up_for = number
+            self._rewritten_for = number
             await self._node_session.write(own.phase, own.round, (own.addr0, own.port0))
 
     async def _confirm(self, number: int, rank: int, size: int) -> None:
-        zero = await self._bootstrap(number, size) if rank == 0 else ("", 0)
-        if await self._node_session.write(NodePhase.MEMBER, number, zero):
+        """Write the key as member of attempt `number`. Rank 0 runs its bootstrap first, and publishes the result."""
+        bootstrap = await self._bootstrap(number, size) if rank == 0 else ("", 0)
+        if await self._node_session.write(NodePhase.MEMBER, number, bootstrap):
             self._node_events.confirmed(number, rank)
         self._wake.set()
 
     def _enter(self, rank: int) -> Joined:
+        """The node has confirmed the round in the view, and it is active."""
         record = self.view.round
         assert record is not None
         joined = Joined(
@@ -383,39 +386,40 @@ class Node:
             own_revision=self._node_session.revision,
             data_lease=self._config().data_lease,
         )
-        self.current = self._was_in = joined
-        self._told_cause = None
-        self._node_events.waits_no_more()
+        self.current = self._last_joined = joined
+        self._reported_cause = None
+        self._node_events.waiting_ended()
         self._node_events.entered(joined)
         # Later changes are reported after the caller has its result, which it gets in the next turn of the loop.
         self._loop.call_soon(self._loop.call_soon, self._node_session.entered)
-        self._loop.call_soon(self._loop.call_soon, self._look_up)
+        self._loop.call_soon(self._loop.call_soon, self._on_change)
         return joined
 
     # --- changes of the view ------------------------------------------------------------------------------------------
 
-    def _look_up(self) -> None:
+    def _on_change(self) -> None:
         """The view or the session changed: wake a waiting call. Report a change of the round once, again if graver."""
         self._wake.set()
         if self.current is None:
             return
         lost = self._node_session.lost_reason
         cause, reason = self.view.what_changed(self.current, lost, self._is_forgotten(self.current.number))
-        reported, gravity = self._told_cause, list(Cause).index
-        if cause is None or (reported is not None and gravity(cause) >= gravity(reported)):
+        reported = self._reported_cause
+        if cause is None or (reported is not None and list(Cause).index(cause) >= list(Cause).index(reported)):
             return
-        self._told_cause, self._told_reason = cause, reason
+        self._reported_cause, self._reported_reason = cause, reason
         self._node_events.changed(self.current.number, cause, reason)
         if self._listener is not None:
             self._listener(cause, reason)
 
     # --- while there is a session -------------------------------------------------------------------------------------
 
-    def _opened(self, session: Session) -> list[asyncio.Task[None]]:
-        self._was_in = None
+    def _start_tasks(self, session: Session) -> list[asyncio.Task[None]]:
+        self._last_joined = None
         return self._node_tasks.start(session)
 
-    def _first_in_line(self) -> bool:
+    def _tries_first(self) -> bool:
+        """The members with the lowest ranks stand for election without a pause."""
         return self.current is not None and self.current.rank < 3
 
     def _config(self) -> ConfigRecord:
@@ -431,14 +435,14 @@ class Node:
 
     def _claim(self) -> bytes:
         floor, ttl_s = self._node_session.floor, self.settings.session_ttl_s
-        return encode(claim_of(self.identity, self._was_in, self.view.last_active, floor, ttl_s))
+        return encode(claim_of(self.identity, self._last_joined, self.view.last_active, floor, ttl_s))
 
     def _raise_if_left(self) -> None:
         if self.left_because is not None:
             raise RendezvousError(f"this node left the run while it was joining: {self.left_because}")
 
-    async def _failed(self, error: RendezvousError) -> RendezvousError:
+    async def _withdraw(self, error: RendezvousError) -> RendezvousError:
         """End the session because of an error and report it; returns the error, for `raise`."""
-        await self._node_session.end(goodbye(error))
+        await self._node_session.end(leave_reason(error))
         self._node_events.failed(error)
         return error

@@ -1,4 +1,4 @@
-"""What a node says of itself, in typed events."""
+"""The typed events that a node emits. Each change is reported once."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from rallypoint.rendezvous.membership import Cause, Joined
 
 
 class NodeEvents:
-    """Of one node of one run."""
+    """Events of one node of one run."""
 
     def __init__(self, emit: Emitter, run_id: str, by: str) -> None:
         self._emit = emit
         self._run_id = run_id
         self._by = by
-        self._waits_for = ""
+        self._waiting_reason = ""
 
-    def joins(self, join: int) -> None:
+    def join_started(self, join: int) -> None:
         self._emit(JoinStarted(run_id=self._run_id, by=self._by, join=join))
 
-    def waits(self, reason: str) -> None:
-        """Said when it changes."""
-        if reason and reason != self._waits_for:
-            self._waits_for = reason
+    def waiting(self, reason: str) -> None:
+        """Emitted when the reason changes."""
+        if reason and reason != self._waiting_reason:
+            self._waiting_reason = reason
             self._emit(WaitingFor(run_id=self._run_id, by=self._by, reason=reason))
 
-    def waits_no_more(self) -> None:
-        self._waits_for = ""
+    def waiting_ended(self) -> None:
+        self._waiting_reason = ""
 
     def confirmed(self, number: int, rank: int) -> None:
         self._emit(Confirmed(run_id=self._run_id, by=self._by, round=number, rank=rank))
@@ -53,7 +53,7 @@ class NodeEvents:
         self._emit(NodeLeft(run_id=self._run_id, by=self._by, reason=why))
 
     def failed(self, error: RendezvousError) -> None:
-        """A call has; one that ends well all the same is a goodbye."""
+        """A call of `next_round` raised `error`. A graceful exit is reported as leaving."""
         if isinstance(error, RendezvousGracefulExitError):
             self.left(str(error))
         else:

@@ -71,7 +71,7 @@ class NodeSession:
         self._while_open = while_open
         self._on_lost = on_lost
         self._tasks: Sequence[asyncio.Task[None]] = ()
-        self._had_leases: set[int] = set()
+        self._own_leases: set[int] = set()
         self._has_sent = False
         """Whether a write was sent under the current session, so that the key may hold it."""
 
@@ -102,7 +102,7 @@ class NodeSession:
 
     def _opened(self, session: Session) -> Session:
         self.session = session
-        self._had_leases.add(session.lease)
+        self._own_leases.add(session.lease)
         self.record, self.revision = None, 0
         session.wait_for_word(True)
         session.lost.add_callback(lambda why: self._lost(session, why))
@@ -121,18 +121,18 @@ class NodeSession:
         self,
         phase: NodePhase,
         number: int = 0,
-        zero: tuple[str, int] = ("", 0),
+        bootstrap: tuple[str, int] = ("", 0),
         compares: Sequence[Compare] = (),
     ) -> bool:
         """Write the key; False if one of `compares` failed. Raises JoinAnew if the key or the session is gone.
 
-        `zero` is the bootstrap address and port that rank 0 publishes. The write is repeated until its outcome is
+        `bootstrap` is the address and port that rank 0 publishes. The write is repeated until its outcome is
         known; it compares the key's revision, so it is executed at most once (rule 4).
         """
         session = self.session
         if session is None:
             raise JoinAnew  # the node left meanwhile
-        record = self._make(session, phase, number, zero)
+        record = self._make(session, phase, number, bootstrap)
         self._has_sent = True
         self._sent_join = record.join
         self.floor = max(self.floor, record.floor)
@@ -159,9 +159,9 @@ class NodeSession:
                 return False
             if own is None or own.lease == session.lease:
                 break
-            if own.lease not in self._had_leases:
+            if own.lease not in self._own_leases:
                 raise RendezvousStateError(
-                    f"{own.key} is this node's own key, and something else wrote there: remove the key", key=own.key
+                    f"{own.key} is this node's own key, and another program wrote there: remove the key", key=own.key
                 )
             mark("node_session.left_behind")
             await self._backend.revoke(own.lease)  # the key of an earlier session of this node
@@ -194,8 +194,8 @@ class NodeSession:
         try:
             async with asyncio.timeout(WITHDRAW_S):
                 if has_sent and not session.lost.is_set():
-                    goodbye = encode(self._make(session, NodePhase.LEFT, why=why))
-                    await self._say_goodbye(Put(self._key, goodbye, session.lease), revision)
+                    left = encode(self._make(session, NodePhase.LEFT, why=why))
+                    await self._write_left(Put(self._key, left, session.lease), revision)
                 await session.close()
         except TimeoutError:
             pass  # the lease ends by time
@@ -203,19 +203,19 @@ class NodeSession:
             session.abandon()
         return True
 
-    async def _say_goodbye(self, goodbye: Put, revision: int) -> None:
+    async def _write_left(self, left: Put, revision: int) -> None:
         """Write the record, for at most half of the time limit: ending the session matters more than the reason."""
         try:
             async with asyncio.timeout(WITHDRAW_S / 2):
                 if revision > 0:
-                    result = await self._backend.txn([ModRevisionIs(self._key, revision)], [goodbye])
+                    result = await self._backend.txn([ModRevisionIs(self._key, revision)], [left])
                     found = None if result.committed else result.results[0]
                     own = found.item if isinstance(found, GotItem) else None
                 else:  # the key must not be created here: no snapshot was compared
                     own = (await self._backend.get(self._key)).item
-                if own is not None and own.lease == goodbye.lease:
+                if own is not None and own.lease == left.lease:
                     # An unanswered write of this session was executed, most often a confirmation.
-                    await self._backend.txn([ModRevisionIs(self._key, own.mod_revision)], [goodbye])
+                    await self._backend.txn([ModRevisionIs(self._key, own.mod_revision)], [left])
         except (BackendError, TimeoutError):
             pass
 
@@ -226,7 +226,7 @@ class NodeSession:
             session.abandon()
 
     def _make(
-        self, session: Session, phase: NodePhase, number: int = 0, zero: tuple[str, int] = ("", 0), why: str = ""
+        self, session: Session, phase: NodePhase, number: int = 0, bootstrap: tuple[str, int] = ("", 0), why: str = ""
     ) -> NodeRecord:
         identity = self._identity
         return NodeRecord(
@@ -242,8 +242,8 @@ class NodeSession:
             node_rank=identity.node_rank,
             round=number,
             floor=max(self.floor, number),
-            addr0=zero[0],
-            port0=zero[1],
+            addr0=bootstrap[0],
+            port0=bootstrap[1],
             why=why,
             at=self._asked_at,
         )

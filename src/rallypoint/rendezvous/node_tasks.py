@@ -1,4 +1,7 @@
-"""What a node does for its run while it has a session, where the backend does not: renew it, and seek its office."""
+"""Tasks that a node runs for its run while it has a session: renewing the run's leases, standing for election.
+
+Only where the backend does neither itself (`renews_runs`, `has_coordinator`).
+"""
 
 from __future__ import annotations
 
@@ -16,53 +19,53 @@ from rallypoint.rendezvous.run_config import RunConfig
 
 
 class NodeTasks:
-    """Of one node; they begin anew with every session."""
+    """The tasks of one node; they are started anew with every session."""
 
     def __init__(
         self,
         backend: Backend,
         keys: RunKeys,
         identity: Identity,
-        entry: RunConfig,
+        run_config: RunConfig,
         emit: Emitter,
         rng: random.Random,
         wall: Callable[[], float],
         config: Callable[[], ConfigRecord],
         reachability: Reachability,
-        is_first_in_line: Callable[[], bool],
+        tries_first: Callable[[], bool],
     ) -> None:
         self.is_elected = False
-        """Under the current session, at least once."""
+        """Elected as coordinator at least once under the current session."""
         self.on_elected: Callable[[], None] = lambda: None
         self.joined = asyncio.Event()
-        """Under the current session: the run's own leases are this node's business too."""
+        """Set when the node has joined under the current session: from then on it renews the leases of the run."""
         self._backend = backend
         self._keys = keys
         self._identity = identity
-        self._run_config = entry
+        self._run_config = run_config
         self._emit = emit
         self._rng = rng
         self._wall = wall
         self._config = config
         self._reachability = reachability
-        self._is_first_in_line = is_first_in_line
+        self._tries_first = tries_first
 
     def start(self, session: Session) -> list[asyncio.Task[None]]:
-        """What runs as long as the session does."""
+        """Start the tasks; the caller cancels them when the session ends."""
         name, tasks = self._identity.name, []
         self.joined = asyncio.Event()
         self.is_elected = False
         if not self._backend.renews_runs:
             tasks.append(asyncio.create_task(self._renew_run(session), name=f"run lease of {name}"))
         if not self._backend.has_coordinator:
-            from rallypoint.rendezvous.election import Election  # and so the coordinator: only where nodes elect one
+            from rallypoint.rendezvous.election import Election  # imports the coordinator, which most nodes never need
 
             record = CoordinatorRecord(id=self._identity.id, name=name)
-            candidate = Election(
-                self._backend, self._keys, session, record, self._emit, self._rng, self._wall, self._is_first_in_line
+            election = Election(
+                self._backend, self._keys, session, record, self._emit, self._rng, self._wall, self._tries_first
             )
-            candidate.on_elected = self._elected
-            tasks.append(asyncio.create_task(candidate.run(), name=f"candidate {name}"))
+            election.on_elected = self._elected
+            tasks.append(asyncio.create_task(election.run(), name=f"election {name}"))
         return tasks
 
     def _elected(self) -> None:

@@ -1,8 +1,8 @@
-"""What the keys of a run hold: JSON records with a schema version, because a person will read them in an incident.
+"""The values of the keys of a run: JSON records with a schema version. Pure.
 
-Versions one apart understand each other: fields that are not known here are ignored, fields that are missing have
-defaults. A record from further ahead is `NewerSchemaError`; anything else that cannot be read is
-`RendezvousStateError`, with the key it is under.
+JSON, because people read them in an incident. Versions one apart understand each other: unknown fields are ignored,
+missing fields have defaults. A record of a version further ahead raises `NewerSchemaError`; any other value that cannot
+be decoded raises `RendezvousStateError`. Both name the key.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ SCHEMA = 1
 ROSTER_CHUNK = 256
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""The number of an attempt or round, and what is compared with it."""
+"""The number of an attempt or round."""
 Floor: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-"""A node's word on numbers: far from the last one, because the next attempt has to be above it."""
+"""A number reported by a node. Bounded far below the largest `Number`, because the next attempt must be above it."""
 
 
 class NodePhase(enum.Enum):
-    """Where a node stands, by its own word."""
+    """The phase of a node, written by the node itself."""
 
     JOINING = "joining"
     MEMBER = "member"
     LEFT = "left"
-    """Said goodbye; its session ends next. Neither a member nor a candidate."""
+    """It left in order, and ends its session next. Neither a member nor a candidate."""
 
 
 class RoundPhase(enum.Enum):
-    """Where an attempt stands."""
+    """The phase of an attempt."""
 
     FORMING = "forming"
     ACTIVE = "active"
@@ -50,11 +50,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedRunRecord(Record, frozen=True, kw_only=True):
-    """A line of the list of runs: its key says it all."""
+    """An entry of the list of runs. The run id is in its key."""
 
 
 class ConfigRecord(Record, frozen=True, kw_only=True):
-    """What the run is. `shared` must be the same on every node; `timing` is the first node's and is only used."""
+    """The run's settings. `shared` must be the same on every node; `timing` is the first node's and applies to all."""
 
     incarnation: str
     shared: dict[str, int | str]
@@ -62,12 +62,15 @@ class ConfigRecord(Record, frozen=True, kw_only=True):
     run_lease: int
     data_lease: int
     run_ttl_s: float = 0.0
-    """The time to live of `run_lease`: the nodes that renew it may have other times than the one that made it."""
+    """The time to live of `run_lease`: a node that renews it may have other time-outs than the node that granted it."""
     by: str = ""
 
 
 class NodeRecord(Record, frozen=True, kw_only=True):
-    """One node, by its own word. `round` is the attempt it confirmed; `floor` the highest it ever did."""
+    """One node, written by itself. `round`: the attempt it confirmed; `floor`: the highest number it ever confirmed.
+
+    `addr0` and `port0` are the bootstrap address of rank 0, else empty.
+    """
 
     id: str
     name: str
@@ -85,11 +88,14 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     port0: int = 0
     why: str = ""
     at: float = 0.0
-    """When it asked to join, by its own wall clock: for people, nothing compares it."""
+    """When it asked to join, by its own wall clock: for people, never compared."""
 
 
 class ClaimRecord(Record, frozen=True, kw_only=True):
-    """What a node tells a server that has lost its memory: the last active round it knew of, and its part in it."""
+    """What a node reports to a server that has lost its data: the last active round it knows, and if it is a member.
+
+    See `membership.claim_of`.
+    """
 
     id: str
     round: Floor = 0
@@ -100,16 +106,17 @@ class ClaimRecord(Record, frozen=True, kw_only=True):
 
 
 class CoordinatorRecord(Record, frozen=True, kw_only=True):
-    """Who decides, for people; the key's create revision is what counts."""
+    """The coordinator, for people. The algorithm reads only the key's create revision, which is the term."""
 
     id: str
     name: str
 
 
 class RoundRecord(Record, frozen=True, kw_only=True):
-    """The current attempt or round. Small whatever the size; `term` is the coordinator that wrote it.
+    """The current attempt or round. It does not grow with the number of members; `term` is its coordinator's.
 
-    `last_active` is the last number that was active (this one, once it is); data of rounds below `kept_from` is gone.
+    `chunks` and `digest` describe the roster. `last_active` is the last number that became active (this one, once it is
+    active). Data of rounds below `kept_from` has been removed.
     """
 
     number: Number
@@ -127,7 +134,7 @@ class RoundRecord(Record, frozen=True, kw_only=True):
 
 
 class WaitingRecord(Record, frozen=True, kw_only=True):
-    """How things stand around round `number`: read as zero for any other. `reason` is for people."""
+    """Counts of the nodes outside round `number`; readers take them as zero for any other. `reason` is for people."""
 
     number: Number
     waiting: int = 0
@@ -141,7 +148,7 @@ class WaitingRecord(Record, frozen=True, kw_only=True):
 
 
 class ClosedRecord(Record, frozen=True, kw_only=True):
-    """Whether the run is closed, by whom and why. `at` is a wall clock, for people: nothing compares it."""
+    """Whether the run is closed, by which node, and why. `at` is wall-clock time, for people, never compared."""
 
     closed: bool
     by: str = ""
@@ -150,7 +157,7 @@ class ClosedRecord(Record, frozen=True, kw_only=True):
 
 
 class AssignRecord(Record, frozen=True, kw_only=True):
-    """One node's place in an attempt, and the join it answers."""
+    """One node's rank in an attempt, and the join that it answers (rule 2)."""
 
     number: Number
     rank: int
@@ -158,7 +165,7 @@ class AssignRecord(Record, frozen=True, kw_only=True):
 
 
 class RosterMember(msgspec.Struct, frozen=True, array_like=True):
-    """One member as it was decided."""
+    """One member of a roster. The join is part of the plan: a member with another join is gone (rule 2)."""
 
     id: str
     join: int
@@ -167,14 +174,14 @@ class RosterMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RosterRecord(Record, frozen=True, kw_only=True):
-    """A part of a round's members, in rank order."""
+    """One chunk of a round's members, in rank order."""
 
     number: int
     members: tuple[RosterMember, ...]
 
 
 class DrainRecord(Record, frozen=True, kw_only=True):
-    """A node is asked to go."""
+    """A request that a node leaves."""
 
     by: str = ""
     why: str = ""
@@ -191,9 +198,9 @@ class HealthRecord(Record, frozen=True, kw_only=True):
 
 
 class RefusedRecord(Record, frozen=True, kw_only=True):
-    """A node that was not let in because of its settings: option -> (the node's, the run's). `at` is for people.
+    """A node that was refused because of its settings: option -> (the node's value, the run's). `at` is for people.
 
-    Without differences: one that holds itself back, because its own check of itself failed.
+    Without differences: a node whose own preflight check failed, so that it does not join.
     """
 
     name: str
@@ -203,7 +210,7 @@ class RefusedRecord(Record, frozen=True, kw_only=True):
 
 
 class HistoryRecord(Record, frozen=True, kw_only=True):
-    """The report of a round. `formed_at` is a wall clock, for people; the durations are the coordinator's own clock."""
+    """The report of a round. `formed_at` is wall-clock time, for people; durations are by the coordinator's clock."""
 
     number: int
     size: int
@@ -217,7 +224,7 @@ class HistoryRecord(Record, frozen=True, kw_only=True):
     last_confirmed: tuple[str, ...] = ()
     ended: str = ""
     lasted_s: float | None = None
-    """None: not over, or another coordinator saw its beginning."""
+    """None: the round is not over, or became active under another coordinator."""
 
 
 R = TypeVar("R", bound=Record)
@@ -225,7 +232,7 @@ R = TypeVar("R", bound=Record)
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {}
 _NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading any bytes may raise; the last for what is nested too deeply."""
+"""The errors of decoding arbitrary bytes; RecursionError for values nested too deeply."""
 
 
 class _Header(msgspec.Struct):
@@ -233,12 +240,12 @@ class _Header(msgspec.Struct):
 
 
 def encode(record: Record) -> bytes:
-    """The bytes that go into the backend; equal records give equal bytes."""
+    """The bytes to store; equal records give equal bytes."""
     return _encoder.encode(record)
 
 
 def prepare(*kinds: type[Record]) -> None:
-    """Be ready to decode these. Making a decoder takes longer than a round: not when somebody waits for one."""
+    """Build the decoders of these records in advance: building one takes longer than a round."""
     for kind in kinds:
         if kind not in _decoders:
             _decoders[kind] = msgspec.json.Decoder(kind)
@@ -253,7 +260,7 @@ def decode(kind: type[R], item: Item) -> R:
     except _NOT_READABLE as error:
         _raise_if_newer(_version(item.value), item.key)
         raise RendezvousStateError(
-            f"{item.key} holds no {kind.__name__}: {error}. Something else wrote there, or it is damaged: "
+            f"{item.key} holds no {kind.__name__}: {error}. Another program wrote there, or the value is damaged: "
             f"remove the key, or use another run id or prefix",
             key=item.key,
         ) from error
@@ -289,7 +296,7 @@ def split_roster(number: int, members: Sequence[RosterMember]) -> list[bytes]:
 
 
 def roster_digest(chunks: Iterable[bytes]) -> str:
-    """What `RoundRecord.digest` holds for these chunks."""
+    """The value of `RoundRecord.digest` for these chunks."""
     digest = hashlib.blake2b(digest_size=16)
     for chunk in chunks:
         digest.update(chunk)
@@ -297,12 +304,15 @@ def roster_digest(chunks: Iterable[bytes]) -> str:
 
 
 def join_roster(record: RoundRecord, items: Sequence[Item]) -> tuple[RosterMember, ...]:
-    """The members of a round from its chunks; superfluous ones are ignored. RendezvousStateError: it is not whole."""
+    """The members of a round from its chunks. RendezvousStateError if chunks are missing or do not match the digest.
+
+    Surplus chunks, left by an earlier roster of the same number, are ignored.
+    """
     chunks = sorted(items, key=lambda item: item.key)[: record.chunks]
     if len(chunks) != record.chunks or roster_digest(item.value for item in chunks) != record.digest:
         raise RendezvousStateError(
-            f"the roster of round {record.number} is not whole: {len(items)} of {record.chunks} parts, "
-            f"or their content is not what was decided",
+            f"the roster of round {record.number} is not complete: {len(items)} of {record.chunks} chunks, "
+            f"or their content does not match the digest",
             key=items[0].key if items else None,
         )
     members = tuple(member for item in chunks for member in decode(RosterRecord, item).members)

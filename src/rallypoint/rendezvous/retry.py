@@ -1,4 +1,4 @@
-"""Trying something until it is known to have worked, within a limit: for what is safe to try again."""
+"""Repeats a write until its outcome is known, within a deadline. Only for writes that are safe to repeat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rallypoint.settings import Settings
 
 
 class Retry:
-    """Of one node."""
+    """Retries for one node, with its back-off and its reports of reachability."""
 
     def __init__(self, settings: Settings, reachability: Reachability, backoff: Backoff) -> None:
         self._settings = settings
@@ -27,10 +27,10 @@ class Retry:
         self._backoff = backoff
 
     async def __call__(self, attempt: Callable[[], Awaitable[bool]], verb: str, started_at: float | None) -> bool:
-        """What `attempt` says once it is answered; what the run is then (`verb`) is for the errors.
+        """The result of `attempt`, which is called until it is answered. `verb` ("closed") is for the errors.
 
-        Every attempt has to compare what it read, so that trying again is safe. Raises RendezvousTimeoutError
-        `close_timeout` after `started_at` (now), RendezvousConnectionError if it is refused.
+        `attempt` must compare the revisions that it read, so that repeating it is safe. Raises RendezvousTimeoutError
+        `close_timeout` after `started_at` (now), RendezvousConnectionError if the backend rejects the request.
         """
         reachability, settings = self._reachability, self._settings
         reachability.restart()
@@ -47,9 +47,9 @@ class Retry:
                         reachability.failed(error)
                         await self._backoff.sleep()
         except TimeoutError:
-            after_s, trouble = loop.time() - started_at, reachability.sentence() or f"no answer from {settings.where}"
+            after_s, outage = loop.time() - started_at, reachability.sentence() or f"no answer from {settings.where}"
             raise RendezvousTimeoutError(
-                f"run {settings.run_id!r} could not be {verb} within {after_s:.0f} s: {trouble}"
+                f"run {settings.run_id!r} could not be {verb} within {after_s:.0f} s: {outage}"
             ) from None
         except UnreadableState:
             raise

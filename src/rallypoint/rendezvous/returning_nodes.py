@@ -1,10 +1,10 @@
-"""Those who come back to a server that has lost its memory: nothing forms before everybody can know that.
+"""Nodes that return to a server which has lost its data: no round forms before members of an old one can know. Pure.
 
-A restarted server without data knows no rounds, but the members of one may still be at work. They learn that their
-round is over when they reach the new server, or from their own clocks one time to live after they lost the old one. So
-once a node has come back, nothing forms for one time to live from the server's start. Nothing shortens that: whoever
-came back may have missed a round, or a whole life of the server, in which others are still at work. New numbers are
-above all that were ever confirmed, as far as anybody tells.
+A server restarted without its data knows no rounds, but members of one may still be working. They learn that their
+round is over when they reach the new server, or by their own clocks one time to live after they lost the old one. So
+once a node has returned, nothing forms for one time to live from the start of the server. Nothing may shorten that: the
+returned nodes may have missed a round, or a whole life of the server, whose members are still working. New numbers are
+above all that were ever confirmed, as far as the returned nodes report (rule 9).
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from collections.abc import Set
 from rallypoint.rendezvous.records import ClaimRecord
 
 LOOK_AGAIN_S = 0.1
-UNTOLD_TTL_S = 15.0
-"""What is taken for the time to live as long as nobody has said it."""
+ASSUMED_TTL_S = 15.0
+"""The time to live that is assumed until a node has reported its own."""
 
 
 class ReturningNodes:
-    """Filled by the server, asked by `decide`. `started_at` is on the coordinator's clock."""
+    """What returned nodes reported. Filled by the server, read by `decide`. Times are by the coordinator's clock."""
 
     def __init__(self, started_at: float) -> None:
         self.floor = 0
-        """The highest number that anybody ever confirmed."""
+        """The highest number that was ever confirmed, as far as reported."""
         self.round = 0
+        """The last active round, as far as reported, and its size."""
         self.size = 0
         self._started_at = started_at
         self._ttl_s = 0.0
@@ -33,11 +34,11 @@ class ReturningNodes:
         self._members: dict[int, set[str]] = {}
 
     def expect(self, client: str) -> None:
-        """A client of the server's earlier life is back, and has not said yet where it stood."""
+        """A client of the server's earlier life has connected, and has not sent its claim yet."""
         self._expected.add(client)
 
     def claim(self, client: str, claim: ClaimRecord) -> None:
-        """It has, and has given up whatever it held. One without a time to live is no node: it only looks on."""
+        """The claim of a client, which has ended its session. Without a time to live it is a read-only client."""
         self._expected.discard(client)
         self._has_nodes |= claim.ttl_s > 0
         self.floor = max(self.floor, claim.floor, claim.round)
@@ -48,29 +49,26 @@ class ReturningNodes:
             self._members.setdefault(claim.round, set()).add(claim.id)
 
     def summary(self) -> ClaimRecord:
-        """What was told so far, as one claim: a server that is started again from its data has to go on with it.
-
-        Without a time to live: nothing that it would have to know.
-        """
-        ttl_s = self._ttl_s or (UNTOLD_TTL_S if self._expected else 0.0)
+        """All claims as one, for a server that is restarted from its data. Its time to live is 0 if there are none."""
+        ttl_s = self._ttl_s or (ASSUMED_TTL_S if self._expected else 0.0)
         return ClaimRecord(id="", round=self.round, size=self.size, floor=self.floor, ttl_s=ttl_s)
 
     def holds_until(self, now: float) -> float | None:
-        """When to look again while nothing may form; None: it may."""
-        ends_at = self._started_at + (self._ttl_s or UNTOLD_TTL_S)
+        """When to decide again while nothing may form; None: forming is allowed."""
+        ends_at = self._started_at + (self._ttl_s or ASSUMED_TTL_S)
         if now >= ends_at or not (self._has_nodes or self._expected):
             return None
         return min(ends_at, now + LOOK_AGAIN_S)
 
     @property
     def members(self) -> Set[str]:
-        """The ids of those members of the last active round that are back."""
+        """The ids of the members of the last active round that have returned."""
         return self._members.get(self.round, frozenset())
 
     def sentence(self) -> str:
-        """What is waited for."""
+        """Why nothing forms, for people."""
         back = f"; {len(self.members)} of {self.size} members of round {self.round} are back" if self.round else ""
         return (
             f"the server was restarted without its data: nothing forms for one time to live from its start, because "
-            f"somebody may still be at work in a round{back}"
+            f"nodes may still be working in a round{back}"
         )

@@ -1,4 +1,7 @@
-"""The rules of one run as the coordinator applies them: what all nodes share, and the first node's timing."""
+"""The settings of one run as the coordinator applies them: those that all nodes share, and the first node's timing.
+
+Pure. Read from `config` once per change, and validated there: a broken `config` stops forming, never the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rallypoint.settings import Timing
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Sizes, policies and times of a run."""
+    """Sizes, policies and time-outs of a run."""
 
     min_nodes: int
     max_nodes: int
@@ -25,7 +28,7 @@ class Rules:
 
     @classmethod
     def of(cls, config: ConfigRecord) -> Rules:
-        """From the `config` record. RendezvousStateError if it does not say all of it, or nothing that makes sense."""
+        """From the `config` record. RendezvousStateError if a setting is missing or makes no sense."""
         shared = config.shared
         try:
             rules = cls(
@@ -41,9 +44,9 @@ class Rules:
             if not 0 < rules.step <= rules.min_nodes <= rules.max_nodes:
                 raise ValueError(f"sizes {rules.min_nodes} to {rules.max_nodes} in steps of {rules.step}")
         except (KeyError, ValueError) as error:
-            raise RendezvousStateError(f"the run's config does not say what its rules are: {error!r}") from error
+            raise RendezvousStateError(f"the run's config has missing or invalid settings: {error!r}") from error
         return rules
 
     def usable(self, nodes: int) -> int:
-        """The size of the largest round that this many nodes could form, whatever the minimum."""
+        """The size of the largest round that so many nodes can form, not regarding `min_nodes`."""
         return min(nodes, self.max_nodes) // self.step * self.step

@@ -1,7 +1,8 @@
-"""The snapshot of a run: its `config` and whether it is closed. Making, checking, closing, reopening, draining.
+"""The `config` and `state/closed` of a run: making, checking, closing and reopening it, and draining nodes.
 
-All of it is one transaction at a time against revisions that were read, so it is the same for a node that joins, one
-that never did, and an operator's tool.
+Each step is one transaction that compares the revisions that were read, so it works the same for a node that joins, a
+node that has not joined, and an operator's tool. It never writes `state/round` or the key of a node, and never deletes
+`state/closed`.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ from rallypoint.rendezvous.records import (
 from rallypoint.settings import Settings
 
 DATA_TTL_S = 7200.0
-"""Rosters, history and old stores outlive the run by this much."""
+"""Rosters, history and stores are kept for so long after the run."""
 Differences: TypeAlias = dict[str, tuple[int | str | None, int | str | None]]
 """Option -> (this node's value, the run's)."""
 AFTER_FAILURE = 0.2
-"""Of the pause between two renewals, how much passes after one that failed."""
+"""The pause after a failed renewal, as a part of the usual pause."""
 LEASE_ENDS_S = 0.1
-"""A backend may end a lease a moment before it removes its keys."""
+"""Pause after a lease has ended: a backend may delete its keys a moment later."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """The run as it was read at one revision."""
+    """`config` and `state/closed` as they were read, with the revisions that a join compares (rule 8)."""
 
     config: ConfigRecord
     config_revision: int
@@ -75,7 +76,7 @@ class RunSnapshot:
 
 
 class RunConfig:
-    """Access to the snapshot of one run. `by` says who acts, `wall` is for the times that people read."""
+    """Access to `config` and `state/closed` of one run. `by` names the acting node; `wall` gives times for people."""
 
     def __init__(
         self,
@@ -93,9 +94,9 @@ class RunConfig:
         self._new_id = new_id
         self._wall = wall
         self._granted: list[int] = []
-        """Leases for a run that is being made, as long as it is not known what became of that."""
+        """Leases granted for making the run, until the outcome of that is known."""
         self._unwanted: list[int] = []
-        """Leases that are not needed after all and may have ended: no run is made on them."""
+        """Granted leases that the run does not use: to be revoked."""
         self._making = asyncio.Lock()
 
     async def read(self) -> RunSnapshot | None:
@@ -111,7 +112,7 @@ class RunConfig:
         record = decode(ConfigRecord, config.item)
         if config.item.lease != record.run_lease:
             raise RendezvousStateError(
-                f"{config.item.key} is not under the run's own lease, so it would never go away. Something else wrote "
+                f"{config.item.key} is not under the run's own lease, so it would never expire. Another program wrote "
                 f"there: remove the key, or use another run id or prefix",
                 key=config.item.key,
             )
@@ -124,7 +125,7 @@ class RunConfig:
         )
 
     def guess(self, config: Item | None, closed: Item | None) -> RunSnapshot | None:
-        """The snapshot from what was pushed at different times, if this node may join by it; the join itself tells."""
+        """A snapshot from watched values, if this node may join on it. They may be outdated: the join compares them."""
         if config is None or closed is None:
             return None
         record, state = decode(ConfigRecord, config), decode(ClosedRecord, closed)
@@ -133,23 +134,23 @@ class RunConfig:
         return RunSnapshot(record, config.mod_revision, state, closed.mod_revision, empty=False)
 
     async def check(self, *, is_absent: bool = False) -> RunSnapshot:
-        """The snapshot of a run that this node may join: made, renewed, replaced or reopened as the rules allow.
+        """A snapshot on which this node may join. The run is made, renewed, replaced or reopened as the rules allow.
 
-        Raises RendezvousClosedError or SettingsMismatchError. The join itself compares the revisions in the result.
+        Raises RendezvousClosedError or SettingsMismatchError. The join compares the revisions in the result (rule 8).
         """
         while True:
             snapshot, is_absent = await self.find_or_make(is_absent=is_absent), False
             if snapshot.closed.closed and (self._settings.reopen_after_s > 0 or not snapshot.empty):
-                # Before the renewal: those who try in vain must not keep a closed run from going away.
+                # Before the renewal: refused nodes that retry must not keep a closed run alive.
                 raise RendezvousClosedError(self._closed_sentence(snapshot.closed))
             if not self._backend.renews_runs and not await self._backend.keep_alive(snapshot.config.run_lease):
                 mark("run_config.lease_ended")
-                await asyncio.sleep(LEASE_ENDS_S)  # it ended just now: its keys are about to go, the run is free
+                await asyncio.sleep(LEASE_ENDS_S)  # it has just ended: the keys of the run are about to be deleted
                 continue
             if snapshot.closed.closed:
                 mark("run_config.reopened")
                 await self._put_closed(
-                    snapshot, ClosedRecord(closed=False, by=self._by, why="nobody was left"), snapshot.empty
+                    snapshot, ClosedRecord(closed=False, by=self._by, why="no node was left"), snapshot.empty
                 )
                 continue
             different = self._differences(snapshot.config)
@@ -173,13 +174,13 @@ class RunConfig:
                     snapshot = await self._make()
                     if snapshot is None:
                         continue
-                await self._let_go(snapshot.config.run_lease)
+                await self._revoke_unused(snapshot.config.run_lease)
                 return snapshot
 
     async def close(self, why: str, *, make: bool = True) -> bool:
-        """Close the run. False: it was closed already. Try again on a backend error: it is safe.
+        """Close the run. False: it was closed already. Safe to repeat after a backend error.
 
-        A run that does not exist is made closed; without `make` it is left alone, and False.
+        A run that does not exist is made first, so that it stays closed; without `make`, the result is False.
         """
         while True:
             snapshot = await self.find_or_make() if make else await self.read()
@@ -200,10 +201,10 @@ class RunConfig:
                 return True
 
     async def drain(self, node: str, why: str) -> list[str]:
-        """Ask every node of this id or name to go; the ids that were asked. RendezvousError if there is none."""
+        """Ask every node of this id or name to leave; returns their ids. RendezvousError if there is none."""
         asked: list[str] = []
         scanned = await self._backend.scan(self._keys.nodes)
-        known = [found for item in scanned.items if (found := _readable(item)) is not None]
+        known = [found for item in scanned.items if (found := _decode_node(item)) is not None]
         record = DrainRecord(by=self._by, why=why, at=self._wall())
         for found in known:
             if node in (found.id, found.name):
@@ -219,10 +220,10 @@ class RunConfig:
     async def keep_alive(
         self, session: Session, config: Callable[[], ConfigRecord], reachability: Reachability
     ) -> None:
-        """Renew the run's own leases as long as this session lives: they end `reopen_after` after the last one."""
+        """Renew the leases of the run while this session lives: they end `reopen_after` after the last session."""
         loop = asyncio.get_running_loop()
         data_renewed_at = float("-inf")
-        part = first_part(session.lease)  # not all at once
+        part = first_part(session.lease)  # so that the nodes do not all renew at the same time
         while not session.lost.is_set():
             run_ttl_s = config().run_ttl_s or session.ttl_s
             await asyncio.sleep(min(session.ttl_s / 1.5, run_ttl_s / 3) * part)
@@ -235,20 +236,23 @@ class RunConfig:
                     data_renewed_at = loop.time()
                 reachability.succeeded()
             except BackendError as error:
-                part = AFTER_FAILURE  # the lease has been standing still for as long as that took, and goes on doing so
+                part = AFTER_FAILURE  # the lease is not renewed meanwhile: retry soon
                 reachability.failed(error)
 
-    async def note_unfit(self, why: str) -> None:
-        """Leave a note for whoever asks why this node does not join: its own check of itself failed."""
+    async def note_failed_preflight(self, why: str) -> None:
+        """Record for people that this node does not join because its preflight check failed."""
         snapshot = await self.find_or_make()
-        note = encode(RefusedRecord(name=self._by, differences={}, why=why, at=self._wall()))
+        record = encode(RefusedRecord(name=self._by, differences={}, why=why, at=self._wall()))
         with suppress(LeaseGone):
-            await self._backend.txn((), [Put(self._keys.refusal(self._by), note, snapshot.config.data_lease)])
+            await self._backend.txn((), [Put(self._keys.refusal(self._by), record, snapshot.config.data_lease)])
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
     async def _make(self) -> RunSnapshot | None:
-        """Make the run, for its first node. None: look again. What was granted for an earlier try is used again."""
+        """Make the run. None: another node was faster, or a lease has ended: read again.
+
+        Leases that were granted for an earlier try are used again.
+        """
         timing = self._settings.timing()
         run_ttl_s = max(timing.reopen_after_s + timing.session_ttl_s, 1.0)
         for ttl_s in (run_ttl_s, DATA_TTL_S + timing.reopen_after_s + timing.session_ttl_s)[len(self._granted) :]:
@@ -269,7 +273,7 @@ class RunConfig:
             Put(self._keys.listed_run, encode(ListedRunRecord()), run_lease),
         ]
         absent = Exists(self._keys.config, False)
-        # What is left of an earlier life goes: its rounds had the numbers that come next. Not while some of it lives.
+        # Delete the data of an earlier life: its rounds may have had the same numbers. Not while nodes of it live.
         old = DeleteRange(self._keys.data)
         try:
             result = await self._backend.txn([absent, RangeEmpty(self._keys.nodes)], [old, *ops])
@@ -277,7 +281,7 @@ class RunConfig:
             if has_nodes:
                 result = await self._backend.txn([absent], ops)
         except LeaseGone:
-            await self._let_go()
+            await self._revoke_unused()
             return None
         if result.committed:
             self._granted.clear()
@@ -285,11 +289,11 @@ class RunConfig:
             return RunSnapshot(config, revision, ClosedRecord(closed=False), revision, empty=not has_nodes)
         mark("run_config.raced")
         made = result.results[0]
-        await self._let_go(made.item.lease if isinstance(made, GotItem) and made.item is not None else 0)
+        await self._revoke_unused(made.item.lease if isinstance(made, GotItem) and made.item is not None else 0)
         return None
 
-    async def _let_go(self, used: int = 0) -> None:
-        """The run is made. End what was granted for it, unless the run is under it: under the lease `used`."""
+    async def _revoke_unused(self, used: int = 0) -> None:
+        """The run exists, under the lease `used`. Revoke the granted leases, unless it is one of them."""
         if self._granted[:1] != [used]:
             self._unwanted += self._granted
         self._granted.clear()
@@ -298,7 +302,7 @@ class RunConfig:
             self._unwanted.pop()
 
     async def _replace_config(self, snapshot: RunSnapshot) -> None:
-        """The nodes of the run are all gone: its settings may change. Its leases and its numbers go on."""
+        """Replace the settings of a run without nodes (rule 8). Its leases and its numbers continue."""
         config = ConfigRecord(
             incarnation=self._new_id(),
             shared=self._settings.shared(),
@@ -315,7 +319,7 @@ class RunConfig:
             return
 
     async def _replace_data_lease(self) -> None:
-        """The lease of rosters, reports and stores ended, because no session lasted long enough to renew it."""
+        """Grant a new lease for rosters, reports and stores: the old one ended between two sessions."""
         snapshot = await self.read()
         if snapshot is None or await self._backend.keep_alive(snapshot.config.data_lease):
             return
@@ -337,10 +341,10 @@ class RunConfig:
         return result.committed
 
     async def _note_refused(self, snapshot: RunSnapshot, different: Differences, why: str) -> None:
-        """Leave a note for whoever asks why a node is missing. The node's own error says it too: one try is enough."""
-        note = encode(RefusedRecord(name=self._by, differences=different, why=why, at=self._wall()))
+        """Record for people why a node is missing. Tried only once: the node's own error has the same reason."""
+        refused = encode(RefusedRecord(name=self._by, differences=different, why=why, at=self._wall()))
         unchanged = ModRevisionIs(self._keys.config, snapshot.config_revision)
-        put = Put(self._keys.refusal(self._by), note, snapshot.config.data_lease)
+        put = Put(self._keys.refusal(self._by), refused, snapshot.config.data_lease)
         with suppress(BackendError):
             await self._backend.txn([unchanged], [put])
 
@@ -348,9 +352,9 @@ class RunConfig:
         try:
             await self._backend.txn((), [Put(self._keys.drain(node.id), encode(record), node.session)])
         except LeaseGone:
-            return  # it has gone by itself
+            return  # the node is gone already
 
-    # --- sentences ----------------------------------------------------------------------------------------------------
+    # --- comparing settings -------------------------------------------------------------------------------------------
 
     def _differences(self, config: ConfigRecord) -> Differences:
         ours = self._settings.shared()
@@ -371,8 +375,8 @@ class RunConfig:
         return closed_sentence(self._keys.run_id, closed, self._settings.reopen_after_s)
 
 
-def _readable(item: Item) -> NodeRecord | None:
-    """A node's record; None if it is damaged, which must not keep the others from being found."""
+def _decode_node(item: Item) -> NodeRecord | None:
+    """A node's record; None if it cannot be decoded: the other nodes must still be found."""
     try:
         return decode(NodeRecord, item)
     except RendezvousStateError:
@@ -380,18 +384,18 @@ def _readable(item: Item) -> NodeRecord | None:
 
 
 def differences_sentence(different: Differences) -> str:
-    """What a node has and the run has not, in the words of the node."""
+    """The settings that differ, as seen from this node."""
     return "; ".join(f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in different.items())
 
 
 def closed_sentence(run_id: str, closed: ClosedRecord, reopen_after_s: float) -> str:
-    """What someone who wanted in is told."""
+    """The message for a node that cannot join a closed run."""
     return (
-        f"run {run_id!r} was closed by {closed.by or 'somebody'}: {closed.why or 'no reason given'}. "
+        f"run {run_id!r} was closed by {closed.by or 'an unknown node'}: {closed.why or 'no reason given'}. "
         f"It can be reopened, and its id is free again {reopen_after_s:g} s after its last node has gone"
     )
 
 
 def drain_sentence(drain: DrainRecord) -> str:
-    """What a node that is asked to go is told."""
+    """The message for a node that is asked to leave."""
     return f"asked to go by {drain.by or 'an operator'}: {drain.why or 'no reason given'}"

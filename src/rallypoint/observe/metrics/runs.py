@@ -72,11 +72,11 @@ def numbers_of_report(report: Report) -> RunNumbers:
 def numbers_of_view(view: View) -> RunNumbers:
     """From what a coordinator knows: O(1), so that a scrape costs little whatever the size of the runs."""
     number = view.round.number if view.round is not None else 0
-    told = view.told if view.told is not None and view.told.number == number else None
+    told = view.waiting if view.waiting is not None and view.waiting.number == number else None
     members = len(view.members)
     return RunNumbers(
         members=members,
-        joining=0 if members else len(view.nodes) - len(view.aside),
+        joining=0 if members else len(view.nodes) - len(view.excluded),
         waiting=told.waiting if told is not None and members else 0,
         spares=told.spare if told is not None and members else 0,
         held_back=told.held_back if told is not None else 0,

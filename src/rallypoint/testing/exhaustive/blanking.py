@@ -13,7 +13,7 @@ from rallypoint.kv.types import Op, Put, Txn
 from rallypoint.rendezvous import coordinator, records
 from rallypoint.testing.exhaustive.symbolic import FAR_S
 
-SENTENCES = frozenset({"why", "reason", "by", "ended", "broken", "_said", "_told_reason", "_error"})
+SENTENCES = frozenset({"why", "reason", "by", "ended", "broken", "_waiting_reason", "_reported_reason", "_error"})
 """Attributes that hold a sentence: only whether there is one matters."""
 _BLANKED = SENTENCES | {"formed_at", "gather_s", "last_call_s", "confirm_s", "lasted_s", "first_arrival"}
 _EMPTIED = {"last_arrivals", "last_confirmed"}
@@ -35,13 +35,13 @@ def blank_record(value: bytes) -> bytes:
 def patched() -> Iterator[None]:
     """During the block the real code may put symbolic values into records (encoded as 0: they are never read back), and
     does not rewrite `state/waiting` if only its sentence has changed."""
-    before = records._encoder, coordinator.RETELL_EVERY_S
+    before = records._encoder, coordinator.REASON_EVERY_S
     records._encoder = msgspec.json.Encoder(order="deterministic", enc_hook=lambda symbol: 0)
-    coordinator.RETELL_EVERY_S = 2 * FAR_S
+    coordinator.REASON_EVERY_S = 2 * FAR_S
     try:
         yield
     finally:
-        records._encoder, coordinator.RETELL_EVERY_S = before
+        records._encoder, coordinator.REASON_EVERY_S = before
 
 
 def blank_op(op: Op) -> Op:
