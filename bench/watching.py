@@ -42,7 +42,7 @@ from rallypoint.bench.rallypoint_side import HOST, run_url, serve
 from rallypoint.bench.shared_nodes import run_nodes
 from rallypoint.bench.sides import RunConfig
 from rallypoint.observe.follower import Follower
-from rallypoint.observe.opening import opened, read_target
+from rallypoint.observe.target import open_backend, read_target
 from rallypoint.server.process import run_loop
 
 TARGET = 1.10
@@ -79,7 +79,7 @@ def follow(url: str, count: int, sock: socket.socket) -> None:
 
     async def one(seen: list[int]) -> None:
         target = read_target(url)
-        async with opened(target, LIMIT_S) as backend:
+        async with open_backend(target, LIMIT_S) as backend:
             is_first = True
             async for _ in Follower(backend, target.keys, target.where, pause_s=PAUSE_S):
                 if is_first:

@@ -1,7 +1,7 @@
-"""What works with nothing installed but what Rallypoint always needs; run by `make bare`.
+"""Checks a minimal installation, without any optional package; run by `make bare`.
 
-Imports it, forms a round over TCP, and sees to it that no optional package was needed. The time that importing takes is
-the best of several processes, because the first one also reads the files.
+It imports Rallypoint, forms a round over TCP, and checks that no optional package was imported. The import time is the
+best of several processes, because the first one also reads the files from disk.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import subprocess
 import sys
 
 TIMED = "import time; began = time.perf_counter(); import rallypoint; {}; print(time.perf_counter() - began)"
-MOST_S = 0.15
+MAX_IMPORT_S = 0.15
 OPTIONAL = {"torch", "grpc", "google.protobuf", "uvloop", "starlette", "uvicorn", "prometheus_client"}
 
 
 def best_of(use: str) -> float:
-    """Seconds to import it and use it so, in the quickest of several processes."""
+    """Seconds to import Rallypoint and evaluate the expression, in the fastest of several processes."""
     command = [sys.executable, "-c", TIMED.format(use)]
     return min(float(subprocess.check_output(command, text=True)) for _ in range(10))
 
@@ -24,9 +24,10 @@ def main() -> None:
     took_s = best_of("pass")
     first_use_s = best_of("rallypoint.create_handler")
     print(f"import rallypoint: {took_s * 1000:.0f} ms; with its first use: {first_use_s * 1000:.0f} ms")
-    if took_s > MOST_S:
+    if took_s > MAX_IMPORT_S:
         sys.exit(
-            f"importing takes longer than {MOST_S * 1000:.0f} ms: see `python -X importtime -c 'import rallypoint'`"
+            f"the import takes longer than {MAX_IMPORT_S * 1000:.0f} ms: see "
+            "`python -X importtime -c 'import rallypoint'`"
         )
 
     import rallypoint

@@ -1,8 +1,8 @@
-"""An elastic job on four "nodes" of this machine: one is killed, one is added, and the job goes on each time.
+"""An elastic job on four "nodes" of this machine: one is killed, one is added, and the job continues each time.
 
-Starts `rallypoint serve`, four times `rallypoint run` with `examples/job.py`, and `rallypoint watch`, the live view: on
-a terminal it is drawn above what the nodes say, in a pipe it is a line for every change. Takes well under a minute,
-ends by itself, and leaves no process behind.
+It starts `rallypoint serve`, four times `rallypoint run` with `examples/job.py`, and `rallypoint watch`. On a terminal
+the live view of `watch` is drawn above the output of the nodes; without one, it prints a line for each change. The demo
+takes less than a minute, ends by itself, and leaves no process behind.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ COLOURS = {"alpha": 36, "bravo": 33, "charlie": 35, "delta": 32, "echo": 34}
 PATIENCE_S = 30
 SHOWN_LINES = 16
 READ_S = 3
-"""On a terminal: what people have to look at it."""
+"""On a terminal, how long each stage stays on the screen."""
 
 started_at = time.monotonic()
 printing = threading.RLock()
-news = threading.Condition()
+output_changed = threading.Condition()
 
 
 class Screen:
-    """Where everything is shown: on a terminal the live view with the last lines below it, else only lines."""
+    """The output of the demo: on a terminal the live view with the last lines below it, otherwise only lines."""
 
     def __init__(self) -> None:
         self._live: Any = None
@@ -57,11 +57,11 @@ class Screen:
     def is_live(self) -> bool:
         return self._live is not None
 
-    def say(self, who: str, what: str) -> None:
-        """One line, with the seconds since the start."""
-        colour = COLOURS.get(who, 0) if self.is_live else 0
-        name = f"\033[{colour}m{who:8}\033[0m" if colour else f"{who:8}"
-        line = f"{time.monotonic() - started_at:6.2f} s  {name} {what}"
+    def say(self, source: str, text: str) -> None:
+        """Show one line, with the seconds since the start."""
+        colour = COLOURS.get(source, 0) if self.is_live else 0
+        name = f"\033[{colour}m{source:8}\033[0m" if colour else f"{source:8}"
+        line = f"{time.monotonic() - started_at:6.2f} s  {name} {text}"
         with printing:
             if self.is_live:
                 self._lines = [*self._lines, line][-SHOWN_LINES:]
@@ -70,7 +70,7 @@ class Screen:
                 print(line, flush=True)
 
     def show(self, report: bytes) -> None:
-        """A report of `rallypoint watch --json`."""
+        """Show a report of `rallypoint watch --json`."""
         import msgspec
 
         from rallypoint.observe.report import Report
@@ -83,7 +83,7 @@ class Screen:
         from rich.console import Group
         from rich.text import Text
 
-        from rallypoint.cli.show import screen
+        from rallypoint.cli.render import screen
 
         top = [screen(self._report, "", self._live.console)] if self._report is not None else []
         below = [Text.from_ansi(line, no_wrap=True, overflow="ellipsis") for line in self._lines]
@@ -91,7 +91,7 @@ class Screen:
 
 
 class Process:
-    """A command of `rallypoint` whose lines are shown."""
+    """A `rallypoint` command whose output is shown."""
 
     def __init__(self, screen: Screen, name: str, *words: str) -> None:
         self.name = name
@@ -111,18 +111,18 @@ class Process:
                 self._screen.show(text.encode())
             else:
                 self._screen.say(self.name, text)
-            with news:
+            with output_changed:
                 self.lines.append(text)
-                news.notify_all()
-        with news:
-            news.notify_all()
+                output_changed.notify_all()
+        with output_changed:
+            output_changed.notify_all()
 
     def kill(self, how: signal.Signals) -> None:
         if self._popen.poll() is None:
             self._popen.send_signal(how)
 
     def wait(self) -> int:
-        """Its exit code, once all that it said is shown."""
+        """Wait for its end and for all its output. Returns the exit code."""
         code = self._popen.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
         return code
@@ -135,35 +135,35 @@ class Process:
             self._popen.stdout.close()
 
 
-def wait_for(what: str, is_so: Callable[[], bool]) -> None:
-    """Until something has been said; ends the demo if it is not in time."""
-    with news:
-        if not news.wait_for(is_so, PATIENCE_S):
+def wait_for(what: str, condition: Callable[[], bool]) -> None:
+    """Wait until the output fulfils a condition. Ends the demo if it does not in time."""
+    with output_changed:
+        if not output_changed.wait_for(condition, PATIENCE_S):
             raise SystemExit(f"the demo failed: {what}: not within {PATIENCE_S} s")
 
 
-def line_of(process: Process, pattern: str) -> re.Match[str]:
-    """The first line that matches."""
-    wait_for(f"{process.name} says {pattern!r}", lambda: any(re.search(pattern, line) for line in process.lines))
+def wait_line(process: Process, pattern: str) -> re.Match[str]:
+    """Wait for a line that matches, and return its match."""
+    wait_for(f"{process.name} prints {pattern!r}", lambda: any(re.search(pattern, line) for line in process.lines))
     return next(found for line in process.lines if (found := re.search(pattern, line)))
 
 
 def last_world(node: Process) -> tuple[str, str]:
-    """The round and the size that a node was last in."""
+    """The number and the size of the last round that a node was in."""
     found = [re.search(r"round (\d+): node \d+ of (\d+)", line) for line in list(node.lines)]
     return next(((one[1], one[2]) for one in reversed(found) if one is not None), ("0", "0"))
 
 
-def together(screen: Screen, what: str, nodes: list[Process]) -> None:
-    """Until all these nodes, and nobody else, work in one round."""
+def wait_working(screen: Screen, what: str, nodes: list[Process]) -> None:
+    """Wait until exactly these nodes work in one round."""
     size = str(len(nodes))
 
-    def is_so() -> bool:
+    def are_working() -> bool:
         worlds = {last_world(node) for node in nodes}
-        words = f"of {size} goes on"
-        return len(worlds) == 1 and next(iter(worlds))[1] == size and all(words in node.lines[-1] for node in nodes)
+        resumed = f"of {size} resumes"
+        return len(worlds) == 1 and next(iter(worlds))[1] == size and all(resumed in node.lines[-1] for node in nodes)
 
-    wait_for(what, is_so)
+    wait_for(what, are_working)
     if screen.is_live:
         time.sleep(READ_S)
     screen.say("demo", f"=== {what}: round {last_world(nodes[0])[0]} with {size} nodes")
@@ -183,29 +183,29 @@ def main() -> None:
 
         try:
             server = start("server", "serve", "--bind", "127.0.0.1:0")
-            endpoint = line_of(server, r"listening on ([0-9.:]+)")[1]
-            watching = ["--json"] if screen.is_live else []
-            watch = start("watch", "watch", f"tcp://{endpoint}/demo", *watching)
-            screen.say("demo", "=== four nodes of an elastic job start; at least two are needed, at most four may come")
+            endpoint = wait_line(server, r"listening on ([0-9.:]+)")[1]
+            watch_flags = ["--json"] if screen.is_live else []
+            watch = start("watch", "watch", f"tcp://{endpoint}/demo", *watch_flags)
+            screen.say("demo", "=== start four nodes of an elastic job that needs two to four nodes")
             nodes = [node(name) for name in ("alpha", "bravo", "charlie", "delta")]
-            together(screen, "the job runs", nodes)
+            wait_working(screen, "the job runs", nodes)
 
-            screen.say("demo", "=== kill -9 of bravo: its workers go with it, the others re-form and go on")
+            screen.say("demo", "=== kill -9 of bravo: its workers die with it, the other nodes form a new round")
             nodes.pop(1).kill(signal.SIGKILL)
-            together(screen, "the job goes on without the lost node", nodes)
+            wait_working(screen, "the job continues without the lost node", nodes)
 
-            screen.say("demo", "=== a new node comes: it waits, the others are told and re-form")
+            screen.say("demo", "=== start a new node: it waits, the other nodes are told and form a new round with it")
             nodes.append(node("echo"))
-            together(screen, "the job goes on with the new node", nodes)
+            wait_working(screen, "the job continues with the new node", nodes)
 
             (Path(directory) / "enough").touch()
             codes = [one.wait() for one in nodes]
             screen.say("demo", f"=== the job has finished on all nodes, with exit codes {codes}")
             for one in (watch, server):
                 one.kill(signal.SIGTERM)
-            line_of(server, "stopped")
+            wait_line(server, "stopped")
             if any(codes):
-                raise SystemExit("the demo failed: not every node ended with 0")
+                raise SystemExit("the demo failed: not every node exited with 0")
             screen.say("demo", "=== done")
         finally:
             for process in processes:

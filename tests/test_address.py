@@ -1,4 +1,4 @@
-"""What this machine is called: asked once, and not for long."""
+"""The address of this machine: one look-up with a time limit."""
 
 import asyncio
 import socket
@@ -7,7 +7,7 @@ import threading
 from rallypoint import _address
 
 
-def test_full_name_is_asked_for_once(monkeypatch):
+def test_fqdn_is_looked_up_once(monkeypatch):
     asked = []
     monkeypatch.setattr(_address, "_found", None)
     monkeypatch.setattr(socket, "getfqdn", lambda: asked.append(1) or "head.example")
@@ -16,7 +16,7 @@ def test_full_name_is_asked_for_once(monkeypatch):
     assert len(asked) == 1
 
 
-def test_name_server_that_is_silent_costs_two_seconds_and_the_full_name(monkeypatch):
+def test_silent_name_server_delays_by_two_seconds_and_gives_the_short_name(monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(_address, "_found", None)
     monkeypatch.setattr(_address, "PATIENCE_S", 0.05)
@@ -25,7 +25,7 @@ def test_name_server_that_is_silent_costs_two_seconds_and_the_full_name(monkeypa
     answers.set()
 
 
-def test_name_that_cannot_be_asked_for_is_the_short_one(monkeypatch):
+def test_failed_look_up_gives_the_short_name(monkeypatch):
     def getfqdn():
         raise UnicodeError("label too long")
 

@@ -1,4 +1,4 @@
-"""The API for asyncio, on virtual time: worlds as they come, why they change, and how it all ends."""
+"""The API for asyncio, on virtual time: worlds and their changes, runs, leaving and closing."""
 
 import asyncio
 import random
@@ -50,7 +50,7 @@ def virtual(main, limit_s=3_600.0):
 
 @pytest.fixture
 def scheme(monkeypatch):
-    """A scheme of its own whose backend the test makes: `scheme.opens(make)`."""
+    """Registers a new scheme whose backend is created by the given function; its URL."""
     name = unique().replace("-", "")
 
     def opens(make):
@@ -63,7 +63,7 @@ def scheme(monkeypatch):
     return opens
 
 
-# --- a world and its end ----------------------------------------------------------------------------------------------
+# --- worlds and their changes -----------------------------------------------------------------------------------------
 
 
 def test_world_describes_the_round():
@@ -79,7 +79,7 @@ def test_world_describes_the_round():
     virtual(main)
 
 
-def test_world_tells_of_a_waiting_node():
+def test_world_changes_when_a_node_waits():
     async def main():
         async with handlers(place(), "a", "b", min_nodes=1, max_nodes=2, last_call_timeout=1) as (a, b):
             world = await a.next_rendezvous()
@@ -96,7 +96,7 @@ def test_world_tells_of_a_waiting_node():
     virtual(main)
 
 
-def test_world_tells_of_a_loss():
+def test_world_changes_when_a_member_is_lost():
     async def main():
         async with handlers(place(), "a", "b", min_nodes=1, max_nodes=2) as pair:
             worlds = await gather(*pair)
@@ -109,7 +109,7 @@ def test_world_tells_of_a_loss():
     virtual(main)
 
 
-def test_world_tells_that_its_node_was_asked_to_go():
+def test_world_changes_when_its_node_is_drained():
     async def main():
         async with handlers(place(), "a", "b", min_nodes=1, max_nodes=2) as pair:
             worlds = await gather(*pair)
@@ -127,7 +127,7 @@ async def _revoke_session(handler) -> None:
     await node.backend.revoke(item.lease)
 
 
-def test_world_tells_that_its_own_session_is_lost_and_listeners_hear_it():
+def test_world_changes_and_calls_listeners_when_its_session_is_lost():
     async def main():
         async with handlers(place(), "a", min_nodes=1) as (a,):
             world = await a.next_rendezvous()
@@ -145,7 +145,7 @@ def test_world_tells_that_its_own_session_is_lost_and_listeners_hear_it():
 
 
 @pytest.mark.parametrize("end", ["leave", "aclose", "shutdown"])
-def test_who_waits_for_a_change_is_told_that_the_node_left(end):
+def test_wait_for_a_change_ends_when_the_node_leaves(end):
     async def main():
         async with handlers(place(), "a", min_nodes=1) as (a,):
             world = await a.next_rendezvous()
@@ -158,7 +158,7 @@ def test_who_waits_for_a_change_is_told_that_the_node_left(end):
     virtual(main)
 
 
-def test_a_lost_session_stays_the_reason_when_the_node_leaves():
+def test_lost_session_remains_the_cause_when_the_node_leaves():
     async def main():
         async with handlers(place(), "a", min_nodes=1) as (a,):
             world = await a.next_rendezvous()
@@ -195,7 +195,7 @@ def test_rounds_yield_a_new_world_each_time_it_changes():
     assert virtual(main) == [1, 2, 1]
 
 
-def test_rounds_end_when_the_node_was_asked_to_go():
+def test_rounds_end_when_the_node_is_drained():
     async def main():
         seen = []
         async with aio.join(place(), name="a", min_nodes=1) as run_a:
@@ -253,7 +253,7 @@ def test_rounds_raise_when_the_run_is_closed():
         virtual(main)
 
 
-def test_block_that_raises_leaves_and_says_why():
+def test_async_with_block_that_raises_leaves_with_the_reason():
     seen = []
 
     async def main():
@@ -272,7 +272,7 @@ def test_block_that_raises_leaves_and_says_why():
 # --- leaving and closing ----------------------------------------------------------------------------------------------
 
 
-def test_one_call_at_a_time_and_the_first_goes_on():
+def test_second_concurrent_call_raises_and_the_first_continues():
     async def main():
         async with handlers(place(), "a", "b", min_nodes=2) as (a, b):
             first = asyncio.create_task(a.next_rendezvous())
@@ -282,7 +282,7 @@ def test_one_call_at_a_time_and_the_first_goes_on():
             await b.next_rendezvous()
             world = await first
             assert not world.changed.is_set()
-            joining = asyncio.create_task(b.next_rendezvous())  # it leaves the round, and a is told
+            joining = asyncio.create_task(b.next_rendezvous())  # it leaves the round, which changes the world of a
             await asyncio.sleep(0)
             await a.next_rendezvous()
             await joining
@@ -291,7 +291,7 @@ def test_one_call_at_a_time_and_the_first_goes_on():
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1.0, 3.0])
-def test_leave_ends_a_call_wherever_it_stands(scheme, after_s):
+def test_leave_ends_a_call_at_any_point(scheme, after_s):
     server = MemoryServer()
     url = scheme(
         lambda: ChaosBackend(MemoryBackend(server), random.Random(0), Faults(delay_s=(0.02, 0.03), unavailable=0.1))
@@ -311,14 +311,14 @@ def test_leave_ends_a_call_wherever_it_stands(scheme, after_s):
     assert virtual(main) == []
 
 
-@pytest.mark.parametrize(("end", "why"), [("leave", "leave() was called"), ("aclose", "its handler let go of the run")])
-def test_others_are_told_why_a_node_left_while_it_was_joining(end, why):
-    told = []
+@pytest.mark.parametrize(("end", "why"), [("leave", "leave() was called"), ("aclose", "its handler was closed")])
+def test_other_nodes_get_the_reason_of_a_node_that_left_while_joining(end, why):
+    events = []
 
     async def main():
         url = place()
         async with (
-            handlers(url, "a", min_nodes=3, sinks=[told.append]) as (a,),
+            handlers(url, "a", min_nodes=3, sinks=[events.append]) as (a,),
             handlers(url, "b", min_nodes=3) as (b,),
         ):
             waiting = asyncio.create_task(a.next_rendezvous())
@@ -334,7 +334,7 @@ def test_others_are_told_why_a_node_left_while_it_was_joining(end, why):
                 await waiting
 
     virtual(main)
-    reasons = [event.reason for event in told if isinstance(event, WaitingFor)]
+    reasons = [event.reason for event in events if isinstance(event, WaitingFor)]
     assert f"left: b ({why})" in reasons[-1]
 
 
@@ -368,7 +368,7 @@ def test_cancelled_call_withdraws_the_node():
     virtual(main)
 
 
-def test_shutdown_that_cannot_close_says_so_and_lets_go(scheme):
+def test_shutdown_that_cannot_close_the_run_returns_false_and_releases_resources(scheme):
     server, events = MemoryServer(), []
     url = scheme(lambda: chaos)
 
@@ -381,7 +381,7 @@ def test_shutdown_that_cannot_close_says_so_and_lets_go(scheme):
         started_at = asyncio.get_running_loop().time()
         assert await handler.shutdown() is False
         assert asyncio.get_running_loop().time() - started_at < 10.0
-        with pytest.raises(StoreError, match="let go"):
+        with pytest.raises(StoreError, match="its handler was closed"):
             await world.store.get("k")
 
     chaos = None
@@ -391,10 +391,10 @@ def test_shutdown_that_cannot_close_says_so_and_lets_go(scheme):
     assert "2 s" in failed.reason
 
 
-def test_shutdown_lets_other_errors_through(scheme):
+def test_shutdown_propagates_other_errors(scheme):
     class Defective(MemoryBackend):
         async def txn(self, compares, then, otherwise=()):
-            raise ZeroDivisionError("a defect")
+            raise ZeroDivisionError("a bug")
 
     url = scheme(lambda: Defective(MemoryServer()))
 
@@ -433,7 +433,7 @@ def test_backend_that_cannot_be_opened_is_a_rendezvous_error(scheme):
     virtual(main)
 
 
-def test_unreachable_run_answers_what_was_known_last(scheme):
+def test_unreachable_run_returns_the_last_known_state(scheme):
     server = MemoryServer()
     url = scheme(lambda: ChaosBackend(MemoryBackend(server), random.Random(0), Faults.none()))
 
@@ -477,7 +477,7 @@ def test_members_are_read_again_until_the_backend_answers(scheme):
     virtual(main)
 
 
-def test_observer_makes_nothing():
+def test_observing_writes_nothing():
     async def main():
         url = place()
         server = MemoryServer()
@@ -492,10 +492,10 @@ def test_observer_makes_nothing():
     virtual(main)
 
 
-# --- making handlers --------------------------------------------------------------------------------------------------
+# --- creating handlers ------------------------------------------------------------------------------------------------
 
 
-def test_handlers_are_made_of_urls_parameters_and_settings():
+def test_handlers_are_created_from_urls_parameters_and_settings():
     params = RendezvousParameters("memory", "x", "run", 1, 2, join_timeout="7")
     settings = Settings.from_url("memory://x/run", min_nodes=1, max_nodes=2, join_timeout=7)
     for target in (params, settings, "memory://x/run?min_nodes=1&max_nodes=2&join_timeout=7"):
@@ -508,12 +508,12 @@ def test_handlers_are_made_of_urls_parameters_and_settings():
 @pytest.mark.parametrize(
     "target", [RendezvousParameters("memory", "", "r", 1, 1), Settings.from_url("memory:///r?min_nodes=1")]
 )
-def test_options_come_on_top_of_a_url_only(target):
+def test_options_are_accepted_with_a_url_only(target):
     with pytest.raises(TypeError, match="max_nodes"):
         aio.create_handler(target, max_nodes=3)
 
 
-def test_unknown_options_and_schemes_are_refused_with_what_there_is():
+def test_unknown_options_and_schemes_are_refused_with_the_known_ones():
     with pytest.raises(SettingsError, match="did you mean join_timeout"):
         aio.create_handler("memory:///run?min_nodes=1&join_timout=3")
     with pytest.raises(SettingsError, match=r"no backend for scheme 'carrier': there are .*memory"):

@@ -1,4 +1,4 @@
-"""The API for asyncio where it opens and where it ends: deadlines from the first moment on, and nothing left behind."""
+"""The API for asyncio: opening within deadlines, and ending without leaving resources."""
 
 import asyncio
 import gc
@@ -45,13 +45,13 @@ def opened_by(monkeypatch):
 # --- listeners --------------------------------------------------------------------------------------------------------
 
 
-def test_listener_that_raises_is_dropped_and_the_node_still_sees_the_next_round(caplog):
+def test_listener_that_raises_is_removed_and_the_node_enters_the_next_round(caplog):
     url = f"memory://{unique()}/run?min_nodes=1&max_nodes=2&last_call_timeout=1&join_timeout=30"
     calls, heard = [], []
 
     def fails(cause, reason):
         calls.append(cause)
-        raise ZeroDivisionError("a defect")
+        raise ZeroDivisionError("a bug")
 
     async def main():
         a, b = (aio.create_handler(url, name=name) for name in "ab")
@@ -75,15 +75,15 @@ def test_listener_that_raises_is_dropped_and_the_node_still_sees_the_next_round(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_listener_that_raises_when_it_is_added_late_is_dropped(caplog):
+def test_listener_that_raises_when_it_is_added_is_removed(caplog):
     def fails(cause, reason):
-        raise ZeroDivisionError("a defect")
+        raise ZeroDivisionError("a bug")
 
     async def main():
         changed = aio.AsyncChanged()
-        changed.set(Cause.LOSS, "b is gone")
+        changed.set(Cause.LOSS, "b is lost")
         changed.add_listener(fails)
-        assert await changed.wait() == "b is gone"
+        assert await changed.wait() == "b is lost"
         changed.set(Cause.ROUND_OVER, "over")
 
     with caplog.at_level(logging.ERROR, "rallypoint"):
@@ -111,7 +111,7 @@ def test_dropped_handler_ends_its_session_and_leaves_no_task(opened_by, kept):
         del handler, world
         gc.collect()
         await asyncio.sleep(60.0)
-        assert bool(nodes()) is (needed is not None), "who still has its world is a member"
+        assert bool(nodes()) is (needed is not None), "a node is a member while its world or store is referenced"
         if needed is not None:
             del needed
             gc.collect()
@@ -123,7 +123,7 @@ def test_dropped_handler_ends_its_session_and_leaves_no_task(opened_by, kept):
     virtual(main)
 
 
-def test_dropped_handler_of_a_loop_that_has_ended_is_silent(opened_by, capsys):
+def test_dropped_handler_of_a_closed_loop_prints_nothing(opened_by, capsys):
     async def opener(settings):
         return MemoryBackend(MemoryServer())
 
@@ -141,7 +141,7 @@ def test_dropped_handler_of_a_loop_that_has_ended_is_silent(opened_by, capsys):
 # --- ending -----------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_lets_go_at_the_same_time_waits_until_it_has_ended_too(opened_by):
+def test_concurrent_aclose_waits_for_the_first_one(opened_by):
     class Slow(MemoryBackend):
         async def close(self):
             await asyncio.sleep(5.0)
@@ -166,12 +166,12 @@ def test_whoever_lets_go_at_the_same_time_waits_until_it_has_ended_too(opened_by
     virtual(main)
 
 
-def test_nothing_is_left_of_one_whose_goodbye_nobody_waits_for(opened_by):
-    class Known(CuttableBackend):
-        is_hurried = False
+def test_cancelled_aclose_leaves_no_resources(opened_by):
+    class Recording(CuttableBackend):
+        is_shortened = False
 
-        def hurry(self):
-            self.is_hurried = True
+        def shorten_close(self):
+            self.is_shortened = True
 
         async def close(self):
             closed_at.append(now())
@@ -181,7 +181,7 @@ def test_nothing_is_left_of_one_whose_goodbye_nobody_waits_for(opened_by):
     closed_at: list[float] = []
 
     async def opener(settings):
-        lines.append(Known(MemoryBackend(MemoryServer())))
+        lines.append(Recording(MemoryBackend(MemoryServer())))
         return lines[-1]
 
     async def main():
@@ -192,7 +192,7 @@ def test_nothing_is_left_of_one_whose_goodbye_nobody_waits_for(opened_by):
             async with asyncio.timeout(1.0):
                 await handler.aclose()
         assert closed_at == [now()]
-        assert lines[0].is_hurried, "nobody waits for others either"
+        assert lines[0].is_shortened, "closing does not wait for other processes"
         assert world.changed.cause is Cause.ROUND_OVER
         await asyncio.sleep(60.0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -200,7 +200,7 @@ def test_nothing_is_left_of_one_whose_goodbye_nobody_waits_for(opened_by):
     virtual(main)
 
 
-def test_who_waits_for_its_world_is_told_also_after_it_was_abandoned(opened_by):
+def test_world_changes_when_an_abandoned_handler_is_closed(opened_by):
     async def opener(settings):
         return MemoryBackend(MemoryServer())
 
@@ -216,7 +216,7 @@ def test_who_waits_for_its_world_is_told_also_after_it_was_abandoned(opened_by):
 
 @pytest.fixture
 def lingering(opened_by):
-    """The URL of a backend whose end takes five seconds, and how often it was opened."""
+    """The URL of a backend that takes five seconds to close, and a list of the opened backends."""
     opened = []
 
     class Lingering(MemoryBackend):
@@ -232,7 +232,7 @@ def lingering(opened_by):
     return opened_by(opener), opened
 
 
-def test_whoever_shuts_down_or_closes_while_it_is_shut_down_waits_for_that(lingering):
+def test_shutdown_and_aclose_during_a_shutdown_wait_for_it(lingering):
     url, opened = lingering
 
     async def main():
@@ -248,7 +248,7 @@ def test_whoever_shuts_down_or_closes_while_it_is_shut_down_waits_for_that(linge
     virtual(main)
 
 
-def test_shutting_down_that_is_cancelled_when_the_run_is_closed_has_closed_it(lingering):
+def test_shutdown_that_is_cancelled_after_the_close_counts_as_successful(lingering):
     url, opened = lingering
 
     async def main():
@@ -265,7 +265,7 @@ def test_shutting_down_that_is_cancelled_when_the_run_is_closed_has_closed_it(li
     virtual(main)
 
 
-def test_whoever_waits_for_a_shutting_down_that_is_cancelled_does_it_itself(opened_by):
+def test_concurrent_shutdown_takes_over_from_a_cancelled_one(opened_by):
     server, lines = MemoryServer(), []
 
     async def opener(settings):
@@ -289,8 +289,8 @@ def test_whoever_waits_for_a_shutting_down_that_is_cancelled_does_it_itself(open
     virtual(main)
 
 
-@pytest.mark.parametrize("ask", ["is_closed", "observe"])
-def test_one_that_ends_opens_nothing_for_those_who_only_ask(lingering, ask):
+@pytest.mark.parametrize("query", ["is_closed", "observe"])
+def test_ending_handler_does_not_open_the_backend_again_for_a_query(lingering, query):
     url, opened = lingering
 
     async def main():
@@ -298,7 +298,7 @@ def test_one_that_ends_opens_nothing_for_those_who_only_ask(lingering, ask):
         await handler.next_rendezvous()
         ending = asyncio.create_task(handler.shutdown())
         await asyncio.sleep(1.0)
-        assert await getattr(handler, ask)() is (True if ask == "is_closed" else None)
+        assert await getattr(handler, query)() is (True if query == "is_closed" else None)
         assert now() == pytest.approx(1.0, abs=0.1)
         await ending
         assert len(opened) == 1
@@ -306,7 +306,7 @@ def test_one_that_ends_opens_nothing_for_those_who_only_ask(lingering, ask):
     virtual(main)
 
 
-def test_run_can_be_closed_while_the_handler_lets_go_of_it(lingering):
+def test_run_can_be_closed_while_the_handler_is_ending(lingering):
     url, _ = lingering
 
     async def main():
@@ -322,7 +322,7 @@ def test_run_can_be_closed_while_the_handler_lets_go_of_it(lingering):
     virtual(main)
 
 
-def test_one_who_joins_again_while_it_lets_go_is_not_told_that_it_left(opened_by):
+def test_join_during_aclose_is_not_signalled_as_left(opened_by):
     class Slow(MemoryBackend):
         async def close(self):
             await asyncio.sleep(5.0)
@@ -350,7 +350,7 @@ def test_one_who_joins_again_while_it_lets_go_is_not_told_that_it_left(opened_by
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-def test_join_deadline_covers_an_opener_that_is_slow(opened_by):
+def test_join_deadline_covers_a_slow_opener(opened_by):
     async def opener(settings):
         await asyncio.sleep(30.0)
 
@@ -395,7 +395,7 @@ def test_join_deadline_covers_a_name_server_that_does_not_answer(monkeypatch):
         handler.close()
 
 
-def test_process_ends_although_a_name_server_has_not_answered():
+def test_process_exits_although_a_name_server_does_not_answer():
     script(
         """
         import socket, threading
@@ -413,7 +413,7 @@ def test_process_ends_although_a_name_server_has_not_answered():
     )
 
 
-def test_opener_that_is_unavailable_at_first_is_tried_again(opened_by):
+def test_unavailable_opener_is_retried(opened_by):
     server = MemoryServer()
 
     async def opener(settings):
@@ -433,7 +433,7 @@ def test_opener_that_is_unavailable_at_first_is_tried_again(opened_by):
 
 @pytest.mark.parametrize("call", ["set_closed", "reopen"])
 @pytest.mark.parametrize("opening_s", [30.0, 1.5])
-def test_closing_takes_no_longer_than_it_may_whatever_is_slow(opened_by, call, opening_s):
+def test_close_timeout_covers_a_slow_opener_and_a_slow_backend(opened_by, call, opening_s):
     async def opener(settings):
         await asyncio.sleep(opening_s)
         line = CuttableBackend(MemoryBackend(MemoryServer()))

@@ -1,4 +1,4 @@
-"""What `next_rendezvous` returns, and what importing the package costs."""
+"""The types of the public interface, and the cost of importing the package."""
 
 import socket
 
@@ -9,7 +9,7 @@ from tests.patience import script
 
 
 class DictStore(dict):
-    """As much of a store as `build` needs."""
+    """The part of the store interface that `build` uses."""
 
     def set(self, key, value):
         self[key] = value.encode()
@@ -21,14 +21,14 @@ class DictStore(dict):
 # --- bootstrap --------------------------------------------------------------------------------------------------------
 
 
-def test_rank_zero_publishes_and_everybody_reads():
+def test_rank_zero_publishes_and_all_ranks_read():
     store = DictStore()
     assert RendezvousStoreInfo.build(0, store, "10.1.2.3", 4321) == RendezvousStoreInfo("10.1.2.3", 4321)
     assert store == {"MASTER_ADDR": b"10.1.2.3", "MASTER_PORT": b"4321"}
     assert RendezvousStoreInfo.build(1, store, "ignored", 1) == RendezvousStoreInfo("10.1.2.3", 4321)
 
 
-def test_what_is_not_given_is_found_out():
+def test_default_address_is_the_fqdn_and_default_port_is_free():
     info = RendezvousStoreInfo.build(0, DictStore())
     assert info.master_addr == socket.getfqdn()
     with socket.socket() as server:
@@ -56,7 +56,7 @@ def test_free_ports_can_be_bound():
 # --- info and handler -------------------------------------------------------------------------------------------------
 
 
-def test_members_are_read_once_and_only_if_asked_for():
+def test_members_are_read_once_at_first_use():
     reads = []
     info = RendezvousInfo(None, 1, 2, RendezvousStoreInfo("a", 1), 3, lambda: reads.append(True) or ("x", "y"))
     assert (info.rank, info.world_size, info.round, info.store) == (1, 2, 3, None)
@@ -66,7 +66,7 @@ def test_members_are_read_once_and_only_if_asked_for():
     assert repr(info) == "<RendezvousInfo round=3 rank=1 world_size=2>"
 
 
-def test_handler_interface_has_the_familiar_calls():
+def test_handler_interface_has_the_methods_of_torchs():
     assert RendezvousHandler.__abstractmethods__ == {
         "get_backend",
         "get_run_id",

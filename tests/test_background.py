@@ -1,4 +1,4 @@
-"""The background loop: nobody who blocks on it is forgotten; forks, Ctrl-C and the end of the process."""
+"""The background loop: blocked callers, users, forks, Ctrl-C and the exit of the process."""
 
 import asyncio
 import gc
@@ -55,10 +55,10 @@ async def forever(started=None, ended=None):
 
 def test_call_returns_the_result_or_raises_the_error(loop):
     async def fail():
-        raise KeyError("as it was")
+        raise KeyError("unchanged")
 
     assert loop.call(give(3)) == 3
-    with pytest.raises(KeyError, match="as it was"):
+    with pytest.raises(KeyError, match="unchanged"):
         loop.call(fail())
     assert [result_of(call) for call in [in_thread(loop.call, give(n)) for n in range(50)]] == list(range(50))
 
@@ -101,7 +101,7 @@ def test_blocked_caller_is_released_when_the_loop_ends(loop):
         result_of(call)
 
 
-def test_call_after_the_end_is_a_clear_error(loop):
+def test_call_after_the_end_raises_a_clear_error(loop):
     loop.stop()
     with pytest.raises(RendezvousError, match="was shut down"):
         loop.call(give(1))
@@ -110,7 +110,7 @@ def test_call_after_the_end_is_a_clear_error(loop):
     assert called == [True]
 
 
-def test_no_caller_is_forgotten_while_the_loop_ends():
+def test_every_caller_is_released_while_the_loop_ends():
     for _ in range(40):
         loop = BackgroundLoop()
         go = threading.Event()
@@ -132,7 +132,7 @@ def test_no_caller_is_forgotten_while_the_loop_ends():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_callers_are_released_when_something_ends_the_loop_by_force(loop):
+def test_callers_are_released_when_the_loop_is_killed(loop):
     async def exit_now():
         raise SystemExit(3)
 
@@ -169,7 +169,7 @@ def test_interrupted_call_is_cancelled_and_cleans_up(loop, monkeypatch, before_i
     assert loop.call(give(1)) == 1
 
 
-def test_interruption_waits_only_so_long_for_a_call_that_does_not_end(loop, monkeypatch):
+def test_interruption_waits_a_limited_time_for_a_call_that_ignores_cancellation(loop, monkeypatch):
     monkeypatch.setattr(_background, "INTERRUPTED_S", 0.2)
     release = asyncio.Event()
 
@@ -190,14 +190,14 @@ def test_interruption_waits_only_so_long_for_a_call_that_does_not_end(loop, monk
     monkeypatch.undo()
     assert time.monotonic() - before < 10.0
     loop._loop.call_soon_threadsafe(release.set)
-    until(lambda: not loop._calls, "it ended after all")
+    until(lambda: not loop._calls, "the call has ended")
 
 
 # --- users ------------------------------------------------------------------------------------------------------------
 
 
-class Alone:
-    """A loop that nobody else uses: another test may have left one to the collector, or to C++."""
+class Isolated:
+    """Shared state without the users of other tests, whose loops may not have been collected yet."""
 
     def __init__(self):
         self._others = set(background_threads())
@@ -205,35 +205,35 @@ class Alone:
     def threads(self):
         return set(background_threads()) - self._others
 
-    def let_go(self):
-        until(lambda: not users() and not self.threads(), "nobody has it any more, and its thread has ended")
+    def assert_released(self):
+        until(lambda: not users() and not self.threads(), "the loop has no users, and its thread has ended")
 
 
 @pytest.fixture
-def alone(monkeypatch):
+def isolated(monkeypatch):
     monkeypatch.setattr(_background, "_shared", _background._Shared())
-    return Alone()
+    return Isolated()
 
 
-def test_loop_lives_from_the_first_user_to_the_last(alone):
+def test_loop_lives_from_the_first_user_to_the_last(isolated):
     first, one = _background.acquire(lambda: give(None))
     second, two = _background.acquire(lambda: give(None))
     assert first is second
-    assert len(alone.threads()) == 1
+    assert len(isolated.threads()) == 1
     _background.release(one)
     _background.release(one)
     assert first.call(give(1)) == 1
     _background.release(two)
-    alone.let_go()
+    isolated.assert_released()
     third, three = _background.acquire(lambda: give(None))
     assert third is not first
     assert third.call(give(1)) == 1
     _background.release(three)
-    alone.let_go()
+    isolated.assert_released()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_loop_that_was_ended_by_force_is_replaced(alone):
+def test_killed_loop_is_replaced(isolated):
     async def exit_now():
         raise SystemExit(3)
 
@@ -245,10 +245,10 @@ def test_loop_that_was_ended_by_force_is_replaced(alone):
     assert second.call(give(1)) == 1
     _background.release(one)
     _background.release(two)
-    alone.let_go()
+    isolated.assert_released()
 
 
-def test_users_come_and_go_on_many_threads(alone):
+def test_loop_is_acquired_and_released_on_many_threads(isolated):
     def work():
         for n in range(50):
             loop, user = _background.acquire(lambda: give(None))
@@ -260,10 +260,10 @@ def test_users_come_and_go_on_many_threads(alone):
         return True
 
     assert all(result_of(call) for call in [in_thread(work) for _ in range(6)])
-    alone.let_go()
+    isolated.assert_released()
 
 
-def test_users_that_fail_or_hang_do_not_hold_up_the_exit(alone, monkeypatch):
+def test_users_that_fail_or_hang_do_not_delay_the_exit(isolated, monkeypatch):
     monkeypatch.setattr(_background, "EXIT_S", 0.3)
     closed = []
 
@@ -279,7 +279,7 @@ def test_users_that_fail_or_hang_do_not_hold_up_the_exit(alone, monkeypatch):
     _background._at_exit()
     assert time.monotonic() - before < 10.0
     assert closed == [True]
-    alone.let_go()
+    isolated.assert_released()
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -326,17 +326,17 @@ FORK = """
             try:
                 call()
             except rallypoint.ForkedProcessError as error:
-                assert "Make a new handler" in str(error)
+                assert "Create a new handler" in str(error)
             else:
                 raise SystemExit(f"{name} worked in the child")
         assert handler.get_run_id() == "run"
         assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
         own = rallypoint.create_handler(URL, min_nodes=1)
-        mine = own.next_rendezvous()                     # a run of its own: this process has its own memory
+        mine = own.next_rendezvous()                     # another run: the child has its own memory server
         mine.store.set("k", "child")
         assert mine.store.get("k") == b"child"
         assert own.shutdown()
-        del handler, world, changes, call, calls         # dropping what was inherited does nothing
+        del handler, world, changes, call, calls         # garbage collection of inherited objects has no effect
         import gc
         gc.collect()
         print("child is done", flush=True)
@@ -344,7 +344,7 @@ FORK = """
             sys.exit(0)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    time.sleep(1.2)                                      # longer than the session lives without being renewed
+    time.sleep(1.2)                                      # longer than the time to live of the session
     assert not world.changed.is_set()
     assert handler.is_closed() is False
     assert world.store.get("k") == b"v"
@@ -362,7 +362,7 @@ WITHOUT_UVLOOP = """
 """
 
 
-def test_loop_is_that_of_uvloop_where_it_is_installed():
+def test_uvloop_is_used_if_it_is_installed():
     uvloop = pytest.importorskip("uvloop")
     loop = BackgroundLoop()
     assert isinstance(loop._loop, uvloop.Loop)
@@ -373,30 +373,30 @@ def test_loop_is_that_of_uvloop_where_it_is_installed():
 
 @pytest.mark.parametrize("leave_by", ["exit", "_exit"])
 @pytest.mark.parametrize("before", ["", WITHOUT_UVLOOP], ids=["as installed", "without uvloop"])
-def test_child_of_a_fork_cannot_use_what_it_inherited_and_the_parent_is_not_disturbed(leave_by, before):
+def test_forked_child_cannot_use_inherited_objects_and_the_parent_is_not_disturbed(leave_by, before):
     output = run_script(before + FORK.replace("LEAVE_BY", repr(leave_by)))
     assert output.split("\n") == ["child is done", "parent is done", ""]
 
 
-def test_child_of_a_fork_never_renews_the_parents_session():
-    # The backend is a file that both can see: who renews writes its process id.
+def test_forked_child_never_renews_the_parents_session():
+    # Each renewal writes the id of its process to a file.
     run_script(
         """
         import tempfile
         from rallypoint.backends.memory import MemoryBackend, MemoryServer
         path = tempfile.mktemp()
 
-        class Noting(MemoryBackend):
+        class Recording(MemoryBackend):
             async def keep_alive(self, lease):
                 with open(path, "a") as file:
                     print(os.getpid(), file=file)
                 return await super().keep_alive(lease)
 
         async def opener(settings):
-            return Noting(MemoryServer())
+            return Recording(MemoryServer())
 
-        rallypoint.register_backend("noting", opener)
-        handler = rallypoint.create_handler(URL.replace("memory", "noting"), min_nodes=1)
+        rallypoint.register_backend("recording", opener)
+        handler = rallypoint.create_handler(URL.replace("memory", "recording"), min_nodes=1)
         handler.next_rendezvous()
         pid = os.fork()
         if pid == 0:
@@ -411,7 +411,7 @@ def test_child_of_a_fork_never_renews_the_parents_session():
     )
 
 
-def test_block_that_ends_in_a_fork_does_not_leave_for_the_parent():
+def test_with_block_that_ends_in_a_forked_child_does_not_leave_for_the_parent():
     run_script(
         """
         with rallypoint.join(URL, min_nodes=1) as run:
@@ -432,7 +432,7 @@ def test_process_that_ends_without_shutdown_ends_its_session_promptly(options):
         """
         import atexit
         started = time.monotonic()
-        atexit.register(lambda: print("nodes at the end:", len(nodes())))  # runs after our own: registered before use
+        atexit.register(lambda: print("nodes at the end:", len(nodes())))  # runs after our own exit handler
         atexit.unregister(rallypoint._background._at_exit)
         atexit.register(lambda: print("nodes before:", len(nodes())) or rallypoint._background._at_exit())
         handlers = [rallypoint.create_handler(URL, min_nodes=2, name=f"n{n}") for n in range(2)]
@@ -442,14 +442,14 @@ def test_process_that_ends_without_shutdown_ends_its_session_promptly(options):
         blocked = rallypoint.create_handler(URL, min_nodes=2, name="late")
         threading.Thread(target=blocked.next_rendezvous, daemon=True).start()
         until(lambda: len(nodes()) == 3)
-        threading.excepthook = lambda args: None         # the blocked call may still get its error, or may not
+        threading.excepthook = lambda args: None         # the blocked call may or may not get its error
         """,
         *options,
     )
     assert output == "nodes before: 3\nnodes at the end: 0\n"
 
 
-def test_handler_used_at_exit_after_the_end_says_so():
+def test_handler_used_during_exit_raises_a_clear_error():
     output = run_script(
         """
         import atexit
@@ -470,13 +470,13 @@ def test_handler_used_at_exit_after_the_end_says_so():
     assert output == "True\n"
 
 
-def test_process_that_ends_right_after_shutdown_is_silent():
+def test_process_that_exits_right_after_shutdown_prints_nothing():
     for end in ("shutdown()", "close()", "leave()"):
         run_script(f"handler = rallypoint.create_handler(URL, min_nodes=1)\nhandler.next_rendezvous()\nhandler.{end}")
 
 
 def interrupted(source: str, *, wait_for: str) -> tuple[str, float]:
-    """Run a script, send it Ctrl-C when it has printed `wait_for`; what it prints, and the seconds it then took."""
+    """Run a script and send it Ctrl-C when it has printed `wait_for`; its output, and the seconds until its exit."""
     process = subprocess.Popen(
         [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(PREAMBLE) + textwrap.dedent(source)],
         stdout=subprocess.PIPE,
@@ -498,22 +498,22 @@ def interrupted(source: str, *, wait_for: str) -> tuple[str, float]:
 
 @pytest.mark.parametrize("wait", ["alone.next_rendezvous()", "world.changed.wait()"])
 @pytest.mark.parametrize("before", ["", WITHOUT_UVLOOP], ids=["as installed", "without uvloop"])
-def test_signal_that_does_not_wake_the_blocked_thread_is_heard_soon(wait, before):
-    """As one that comes just before the thread sleeps: no test can time that, but on another thread it is the same."""
+def test_signal_that_does_not_wake_the_blocked_thread_is_handled_soon(wait, before):
+    """A signal on another thread has the same effect as one just before the thread sleeps, which cannot be timed."""
     source = f"""
-        def strike():
+        def send_signal():
             time.sleep(0.5)
             signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
         world = rallypoint.create_handler(URL, min_nodes=1).next_rendezvous()
         alone = rallypoint.create_handler("memory://y/run", min_nodes=2)
-        threading.Thread(target=strike, daemon=True).start()
+        threading.Thread(target=send_signal, daemon=True).start()
         try:
             {wait}
         except KeyboardInterrupt:
-            print("heard")
+            print("interrupted")
     """
-    assert run_script(textwrap.dedent(before) + textwrap.dedent(source)) == "heard\n"
+    assert run_script(textwrap.dedent(before) + textwrap.dedent(source)) == "interrupted\n"
 
 
 @pytest.mark.parametrize("call", ["handler.next_rendezvous()", "next(run.rounds())"])
@@ -539,7 +539,7 @@ def test_ctrl_c_ends_a_blocked_call_and_withdraws_the_node(call, before):
 
 
 @pytest.mark.parametrize("call", ["world.store.get('never')", "world.changed.wait()", "next(world.store.watch('k'))"])
-def test_ctrl_c_ends_whatever_blocks_in_a_round(call):
+def test_ctrl_c_ends_each_blocking_call_of_a_member(call):
     output, took_s = interrupted(
         f"""
         handler = rallypoint.create_handler(URL, min_nodes=1)

@@ -1,4 +1,4 @@
-"""Events: one per fact, typed, with a sentence; sinks that fail are dropped; nothing is said unless somebody asks."""
+"""Events: typed, one per fact, with a sentence; failing sinks; no output without a logging configuration."""
 
 import logging
 
@@ -26,7 +26,7 @@ def example(kind: type[Event]) -> Event:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_every_event_says_its_fact_in_one_line(kind):
+def test_text_of_every_event_is_one_line(kind):
     event = example(kind)
     assert "\n" not in str(event)
     assert str(event).startswith("run 'some words': some words: ")
@@ -44,7 +44,7 @@ def test_every_event_is_a_frozen_value_with_its_name(kind):
         event.run_id = "another"
 
 
-def test_levels_are_those_that_operators_know():
+def test_levels_of_all_events():
     levels = {kind.__name__: logging.getLevelName(kind.level) for kind in kinds()}
     assert {name for name, level in levels.items() if level == "WARNING"} == {
         "BackendUnreachable",
@@ -85,7 +85,7 @@ def test_every_sink_gets_every_event_in_order():
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
-def test_sink_that_raises_is_dropped_and_reported_once(caplog, error):
+def test_sink_that_raises_is_removed_and_reported_once(caplog, error):
     calls, seen = [], []
 
     def broken(event):
@@ -117,7 +117,7 @@ def test_logging_sink_uses_the_level_of_the_event_and_carries_it(caplog):
     assert caplog.messages[0] == "run 'run': a: is in round 1 as rank 0 of 1"
 
 
-def test_failing_sink_does_not_hurt_the_job(caplog):
+def test_failing_sink_does_not_affect_the_job(caplog):
     def broken(event):
         raise ValueError
 
@@ -150,17 +150,17 @@ def test_one_event_is_emitted_per_fact():
     assert sorted((event.by, event.join) for event in starts) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
 
-# --- silence ----------------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
-def test_library_use_is_silent():
+def test_library_prints_nothing_by_default():
     done = script(
         """
         import rallypoint
         url = "memory:///run?join_timeout=0.3"
         handler = rallypoint.create_handler(url, min_nodes=2, sinks=[lambda event: 1 / 0])
         try:
-            handler.next_rendezvous()       # a warning, for those who listen
+            handler.next_rendezvous()       # logs a warning
         except rallypoint.RendezvousTimeoutError:
             pass
         with rallypoint.join(url, min_nodes=1) as run:
@@ -171,12 +171,12 @@ def test_library_use_is_silent():
     assert done.stdout == ""
 
 
-def test_who_configures_logging_is_told():
+def test_events_are_logged_if_logging_is_configured():
     done = script(
         """
         import logging, sys
         logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(message)s")
-        logging.getLogger("asyncio").setLevel(logging.ERROR)  # which warns of a busy machine
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns on a busy machine
         import rallypoint
         handler = rallypoint.create_handler("memory:///run?min_nodes=1&name=a")
         handler.next_rendezvous()

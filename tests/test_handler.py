@@ -1,4 +1,4 @@
-"""The blocking handler: conformance, threads, what is left behind when it is dropped, `join`, and how errors read."""
+"""The blocking handler: conformance, threads, garbage collection, its end, `join`, and errors."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ FAST = {"last_call_timeout": 0.2, "admission_window": 0, "keep_alive_interval": 
 
 
 class Place:
-    """A memory server of its own, and handlers of the run `run` on it."""
+    """A memory server, and handlers of the run `run` on it."""
 
     def __init__(self) -> None:
         name = unique()
@@ -47,7 +47,7 @@ class Place:
         self.server = schemes._memory_servers[name] = MemoryServer()
         self.made = weakref.WeakSet()
         self.before = users()
-        """Who used the background loop before: others' business."""
+        """The users of the background loop from other tests."""
 
     def handler(self, name="a", **options) -> rallypoint.Handler:
         handler = rallypoint.create_handler(self.url, **{"name": name, "min_nodes": 1, **FAST, **options})
@@ -59,7 +59,7 @@ class Place:
         return [decode(NodeRecord, item) for key, item in items if key.startswith(KEYS.nodes)]
 
     def is_clean(self) -> bool:
-        """No node has a key, no session a lease: what is left belongs to the run."""
+        """No node has a key or a session. The remaining leases belong to the run."""
         return not self.nodes() and len(self.server.engine.leases) <= 2
 
 
@@ -74,7 +74,7 @@ def place():
 
 @contextmanager
 def gathered(place, *names, **options):
-    """Members of one round: handlers and worlds, in rank order."""
+    """Form a round; its handlers and worlds, in rank order."""
     handlers = [place.handler(name, **{"min_nodes": len(names), **options}) for name in names]
     calls = [in_thread(handler.next_rendezvous) for handler in handlers]
     pairs = [(handler, result_of(call)) for handler, call in zip(handlers, calls, strict=True)]
@@ -90,14 +90,14 @@ def test_handlers_conform_on_the_memory_backend(check):
     check(HandlerKit.at(f"memory://{unique()}", "run"))
 
 
-def test_every_handler_check_says_what_is_promised():
+def test_every_handler_check_documents_its_guarantee():
     for check in HANDLER_CHECKS:
         assert check.__name__.startswith("check_")
         assert check.__doc__.endswith("."), check.__name__
     assert len({check.__name__ for check in HANDLER_CHECKS}) == len(HANDLER_CHECKS)
 
 
-def test_handler_that_lies_does_not_conform(monkeypatch):
+def test_handler_with_wrong_answers_does_not_conform(monkeypatch):
     monkeypatch.setattr(rallypoint.Handler, "num_nodes_waiting", lambda self: 7)
     monkeypatch.setattr(rallypoint.Handler, "is_closed", lambda self: False)
     kit = HandlerKit.at(f"memory://{unique()}", "run", read_timeout=1)
@@ -109,7 +109,7 @@ def test_handler_that_lies_does_not_conform(monkeypatch):
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_other_threads_are_answered_while_a_call_blocks(place):
+def test_other_threads_can_use_the_handler_while_a_call_blocks(place):
     handler = place.handler(min_nodes=2)
     call = in_thread(handler.next_rendezvous)
     until(place.nodes, "it has joined")
@@ -121,7 +121,7 @@ def test_other_threads_are_answered_while_a_call_blocks(place):
     assert result_of(call).world_size == 2
 
 
-def test_many_threads_may_ask_at_once(place):
+def test_many_threads_can_query_the_handler_at_once(place):
     with gathered(place, "a", "b") as (handlers, _):
 
         def ask():
@@ -131,11 +131,11 @@ def test_many_threads_may_ask_at_once(place):
 
 
 @pytest.mark.parametrize("has_company", [False, True], ids=["alone", "beside another"])
-def test_asking_while_another_thread_shuts_down_gives_an_answer_or_a_clear_error(place, has_company):
+def test_query_during_a_shutdown_on_another_thread_returns_or_raises_a_clear_error(place, has_company):
     elsewhere = Place()
     company = elsewhere.handler() if has_company else None
     if company is not None:
-        assert not company.is_closed()  # and the loop goes on for it
+        assert not company.is_closed()  # it keeps the background loop running
     for n in range(5):
         handler = place.handler(f"n{n}")
         handler.next_rendezvous()
@@ -190,15 +190,15 @@ def test_leaving_from_another_thread_ends_a_blocked_call(place, end):
     assert place.nodes() == []
 
 
-def test_leaving_at_any_moment_ends_a_blocked_call(place):
+def test_leaving_at_any_time_ends_a_blocked_call(place):
     handler = place.handler(min_nodes=2)
     rng = random.Random(0)
     for _ in range(60):
         call = in_thread(handler.next_rendezvous)
-        time.sleep(rng.uniform(0.0, 0.004))  # to hit it in different places, not to wait for anything
+        time.sleep(rng.uniform(0.0, 0.004))  # to interrupt it at different points
         handler.leave()
         if not call.done():
-            # It may have begun only after the leaving; then it has to be told again.
+            # The call may have started after `leave`: leave again.
             until(lambda call=call: call.done() or handler.leave(), "the call ends", 10.0)
         with pytest.raises(RendezvousError, match="left the run"):
             result_of(call)
@@ -222,7 +222,7 @@ def test_blocking_call_from_a_sink_is_refused(place):
     world.store.set("k", b"it still works")
 
 
-def test_member_may_be_asked_from_a_sink(place):
+def test_sink_can_query_the_handler(place):
     answers = []
 
     def sink(event):
@@ -240,30 +240,30 @@ def test_member_may_be_asked_from_a_sink(place):
 
 @pytest.fixture
 def no_collector():
-    """What is dropped goes at once, without the help of the cycle collector."""
+    """Disable the cycle collector: reference counting must release all objects."""
     gc.collect()
     gc.disable()
     yield
     gc.enable()
 
 
-def gone(place) -> None:
+def assert_released(place) -> None:
     until(place.is_clean, "no session is left")
     until_let_go(place.before)
 
 
-def test_dropped_handler_that_was_never_used_leaves_nothing(place, no_collector):
+def test_dropped_handler_that_was_never_used_leaves_no_resources(place, no_collector):
     handler = place.handler()
     del handler
-    gone(place)
+    assert_released(place)
 
 
-def test_dropped_handler_that_only_asked_leaves_nothing(place, no_collector):
+def test_dropped_handler_that_was_only_queried_leaves_no_resources(place, no_collector):
     handler = place.handler()
     handler.is_closed()
     handler.num_nodes_waiting()
     del handler
-    gone(place)
+    assert_released(place)
 
 
 def test_dropped_member_leaves_the_run(place, no_collector):
@@ -271,49 +271,49 @@ def test_dropped_member_leaves_the_run(place, no_collector):
     world = handler.next_rendezvous()
     assert world.members[0].name == "a"
     del handler
-    assert not place.is_clean()  # the world still needs it
+    assert not place.is_clean()  # the world references the handler
     del world
-    gone(place)
-    until(lambda: not place.server._watches, "nothing is watched any more")
+    assert_released(place)
+    until(lambda: not place.server._watches, "all watches have ended")
 
 
-def test_dropped_handler_ends_its_session_but_not_that_of_others(place, no_collector):
+def test_dropped_handler_ends_only_its_own_session(place, no_collector):
     dropped, kept = (place.handler(name, max_nodes=2, last_call_timeout=5) for name in ("a", "b"))
     call = in_thread(dropped.next_rendezvous)
     world = kept.next_rendezvous()
     assert result_of(call).world_size == 2
     del call, dropped
-    until(lambda: [node.name for node in place.nodes()] == ["b"], "a has gone")
+    until(lambda: [node.name for node in place.nodes()] == ["b"], "a has left")
     until(lambda: len(background_threads()) == 1, "one thread, once that of another test has ended")
     world.store.set("k", b"")
 
 
-def test_dropped_handler_after_an_error_leaves_nothing(place, no_collector):
+def test_dropped_handler_after_an_error_leaves_no_resources(place, no_collector):
     place.handler("closer").shutdown()
     handler = place.handler()
     try:
         handler.next_rendezvous()
     except RendezvousClosedError as error:
         kept = error
-    assert place.is_clean()  # although the error still holds everything
+    assert place.is_clean()  # although the error still exists
     assert kept.__traceback__ is not None
     del handler
     assert place.is_clean()
     del kept
-    gone(place)
+    assert_released(place)
 
 
-def test_dropped_handler_after_a_time_out_leaves_nothing(place):
+def test_dropped_handler_after_a_time_out_leaves_no_resources(place):
     handler = place.handler(min_nodes=2, join_timeout=0.2)
     with contextlib.suppress(rallypoint.RendezvousTimeoutError):
         handler.next_rendezvous()
     assert place.is_clean()
     del handler
     gc.collect()
-    gone(place)
+    assert_released(place)
 
 
-def test_dropped_handler_after_leaving_while_it_joined_leaves_nothing(place, no_collector):
+def test_dropped_handler_after_leaving_during_a_join_leaves_no_resources(place, no_collector):
     handler = place.handler(min_nodes=2)
 
     def join():
@@ -326,19 +326,19 @@ def test_dropped_handler_after_leaving_while_it_joined_leaves_nothing(place, no_
     handler.leave()
     result_of(call)
     del handler
-    gone(place)
+    assert_released(place)
 
 
-def test_dropped_iterator_of_rounds_leaves_nothing(place, no_collector):
+def test_dropped_iterator_of_rounds_leaves_no_resources(place, no_collector):
     run = rallypoint.join(place.url, min_nodes=1, **FAST)
     rounds = run.rounds()
     next(rounds)
     assert not place.is_clean()
     del rounds, run
-    gone(place)
+    assert_released(place)
 
 
-def test_handlers_come_and_go_without_a_trace(place):
+def test_repeated_creation_and_release_of_handlers_leaves_no_resources(place):
     for n in range(10):
         handler = place.handler(f"n{n}")
         handler.next_rendezvous()
@@ -348,15 +348,15 @@ def test_handlers_come_and_go_without_a_trace(place):
             handler.leave()
         del handler
         gc.collect()
-    gone(place)
-    until(lambda: not place.server._watches, "nothing is watched any more")
+    assert_released(place)
+    until(lambda: not place.server._watches, "all watches have ended")
 
 
 # --- after the end ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["shutdown", "close"])
-def test_handler_after_its_end_says_so(place, end):
+def test_handler_raises_a_clear_error_after_its_end(place, end):
     handler = place.handler()
     world = handler.next_rendezvous()
     getattr(handler, end)()
@@ -393,10 +393,10 @@ def test_shutdown_that_fails_warns_and_returns_false(place, monkeypatch, caplog)
 
 
 class Lingering(MemoryBackend):
-    """Closes when it may."""
+    """A backend whose `close` waits for `may_close`."""
 
     made: ClassVar[list["Lingering"]] = []
-    may = threading.Event()
+    may_close = threading.Event()
 
     def __init__(self) -> None:
         super().__init__(MemoryServer())
@@ -405,86 +405,86 @@ class Lingering(MemoryBackend):
 
     async def close(self) -> None:
         self.is_closing = True
-        await asyncio.to_thread(self.may.wait, PATIENCE_S)
+        await asyncio.to_thread(self.may_close.wait, PATIENCE_S)
         await super().close()
 
 
 @pytest.fixture
 def lingering(monkeypatch):
-    """A member whose backend lingers when it is closed."""
+    """A member whose backend takes long to close."""
 
     async def opener(settings):
         return Lingering()
 
     monkeypatch.setitem(schemes._openers, "lingering", opener)
     monkeypatch.setattr(Lingering, "made", [])
-    monkeypatch.setattr(Lingering, "may", threading.Event())
+    monkeypatch.setattr(Lingering, "may_close", threading.Event())
     before = users()
     handler = rallypoint.create_handler("lingering://x/run", min_nodes=1, **FAST)
     handler.next_rendezvous()
     yield handler
-    Lingering.may.set()
+    Lingering.may_close.set()
     handler.close()
     until_let_go(before)
 
 
 @pytest.mark.parametrize("end", ["shutdown", "close"])
-def test_whoever_ends_it_at_the_same_time_waits_and_gets_the_same_answer(lingering, end):
+def test_concurrent_calls_that_end_the_handler_wait_and_return_the_same_result(lingering, end):
     first = in_thread(getattr(lingering, end))
-    until(lambda: Lingering.made[0].is_closing, "it ends")
+    until(lambda: Lingering.made[0].is_closing, "it is ending")
     second = in_thread(getattr(lingering, end))
     with pytest.raises(TimeoutError):
         second.result(0.2)
-    Lingering.may.set()
+    Lingering.may_close.set()
     assert result_of(first) is result_of(second) is (True if end == "shutdown" else None)
     assert len(Lingering.made) == 1, "it was ended once"
 
 
-def test_closing_while_another_thread_shuts_down_waits_for_that(lingering):
+def test_close_during_a_shutdown_on_another_thread_waits_for_it(lingering):
     first = in_thread(lingering.shutdown)
-    until(lambda: Lingering.made[0].is_closing, "it ends")
+    until(lambda: Lingering.made[0].is_closing, "it is ending")
     second = in_thread(lingering.close)
     with pytest.raises(TimeoutError):
         second.result(0.2)
-    Lingering.may.set()
+    Lingering.may_close.set()
     result_of(second)
     assert result_of(first) is True
     assert lingering.shutdown() is True
 
 
-def test_shutting_down_while_another_thread_closes_closes_the_run(lingering):
+def test_shutdown_during_a_close_on_another_thread_closes_the_run(lingering):
     first = in_thread(lingering.close)
-    until(lambda: Lingering.made[0].is_closing, "it ends")
+    until(lambda: Lingering.made[0].is_closing, "it is ending")
     second = in_thread(lingering.shutdown)
     until(lambda: len(Lingering.made) > 1 and Lingering.made[1].is_closing, "the run was closed")
-    Lingering.may.set()
+    Lingering.may_close.set()
     result_of(first)
     assert result_of(second) is True
     assert not lingering.in_use
 
 
-def test_answer_is_known_before_anything_is_let_go(place):
-    class Asked:
-        """Asks again just before the real one."""
+def test_result_of_shutdown_is_known_before_the_loop_is_released(place):
+    class CallingFinalizer:
+        """Calls `shutdown` again just before the real finalizer."""
 
         alive = True
 
         def __call__(self):
-            answers.append(handler.shutdown())
+            results.append(handler.shutdown())
             handler.close()
             self.alive = False
             real()
 
-    answers: list[bool] = []
+    results: list[bool] = []
     handler = place.handler()
     handler.next_rendezvous()
-    real, handler._finalizer = handler._finalizer, Asked()
+    real, handler._finalizer = handler._finalizer, CallingFinalizer()
     assert handler.shutdown() is True
-    assert answers == [True]
+    assert results == [True]
 
 
 @pytest.mark.parametrize("end", ["shutdown", "close"])
-def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending(end):
+def test_signal_handler_can_end_a_handler_that_its_thread_is_ending(end):
     script(
         f"""
         import asyncio, os, signal, threading
@@ -492,19 +492,19 @@ def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending(end):
         from rallypoint.backends import schemes
         from rallypoint.backends.memory import MemoryBackend, MemoryServer
 
-        told = threading.Event()
+        signalled = threading.Event()
 
         class Lingering(MemoryBackend):
             async def close(self):
                 os.kill(os.getpid(), signal.SIGTERM)
-                await asyncio.to_thread(told.wait)
+                await asyncio.to_thread(signalled.wait)
                 await super().close()
 
         async def opener(settings):
             return Lingering(MemoryServer())
 
         def ended(number, frame):
-            told.set()
+            signalled.set()
             handler.{end}()
             print("closed")
 
@@ -518,7 +518,7 @@ def test_handler_of_a_signal_may_end_what_its_own_thread_is_ending(end):
     )
 
 
-def test_sink_that_ends_what_is_ending_is_refused_at_once(place):
+def test_sink_that_ends_an_ending_handler_gets_an_error_at_once(place):
     errors = []
 
     def sink(event):
@@ -534,7 +534,7 @@ def test_sink_that_ends_what_is_ending_is_refused_at_once(place):
     assert len(errors) == 2
 
 
-def test_members_that_were_read_are_known_after_the_end(place):
+def test_members_that_were_read_are_available_after_the_end(place):
     handler = place.handler()
     world = handler.next_rendezvous()
     members = world.members
@@ -545,7 +545,7 @@ def test_members_that_were_read_are_known_after_the_end(place):
 # --- join -------------------------------------------------------------------------------------------------------------
 
 
-def test_block_leaves_and_never_closes(place):
+def test_with_block_leaves_and_never_closes(place):
     with rallypoint.join(place.url, min_nodes=1, name="a", **FAST) as run:
         for world in run.rounds():
             assert world.world_size == 1
@@ -555,7 +555,7 @@ def test_block_leaves_and_never_closes(place):
     assert place.handler("b").is_closed() is False
 
 
-def test_block_that_raises_leaves_with_the_reason(place):
+def test_with_block_that_raises_leaves_with_the_reason(place):
     events = []
 
     def fail():
@@ -569,14 +569,14 @@ def test_block_that_raises_leaves_with_the_reason(place):
     assert not [event for event in events if isinstance(event, RunClosed)]
 
 
-def test_block_may_shut_down_itself(place):
+def test_with_block_can_shut_down_the_handler(place):
     with rallypoint.join(place.url, min_nodes=1, **FAST) as run:
         next(run.rounds())
         assert run.handler.shutdown()
     assert place.handler("b").is_closed()
 
 
-def test_rounds_yield_new_worlds_and_end_when_asked_to_go(place):
+def test_rounds_yield_new_worlds_and_end_when_the_node_is_drained(place):
     seen = []
     with ExitStack() as stack:
         run = stack.enter_context(rallypoint.join(place.url, min_nodes=1, max_nodes=2, name="a", **FAST))
@@ -605,7 +605,7 @@ def test_rounds_end_when_another_thread_leaves(place):
         assert result_of(rounds) == [1]
 
 
-def test_world_tells_of_loss_and_of_a_lost_session(place):
+def test_world_changes_by_a_loss_and_by_a_lost_session(place):
     with gathered(place, "a", "b", min_nodes=1, max_nodes=2) as (handlers, worlds):
         assert not worlds[0].changed.is_set()
         assert worlds[0].changed.wait(0.01) is False
@@ -618,10 +618,10 @@ def test_world_tells_of_loss_and_of_a_lost_session(place):
             worlds[1].store.set("k", b"")
 
 
-# --- making handlers --------------------------------------------------------------------------------------------------
+# --- creating handlers ------------------------------------------------------------------------------------------------
 
 
-def test_parameters_and_keywords_make_the_same_handler():
+def test_parameters_and_keywords_create_equal_handlers():
     params = RendezvousParameters("memory", "p", "run", 1, 2, local_addr="here", join_timeout=7, last_call_timeout="3")
     by_params = rallypoint.create_handler(params)
     by_url = rallypoint.create_handler(
@@ -637,7 +637,7 @@ def test_sinks_cannot_be_given_with_parameters():
         rallypoint.create_handler(RendezvousParameters("memory", "p", "run", 1, 1), sinks=[print])
 
 
-def test_wrong_urls_are_refused_before_anything_is_started():
+def test_invalid_urls_are_refused_before_a_thread_is_started():
     before = set(background_threads())
     for url, text in {
         "memory:///run?min_nodes=1&joint_timeout=3": "did you mean join_timeout",
@@ -646,7 +646,7 @@ def test_wrong_urls_are_refused_before_anything_is_started():
     }.items():
         with pytest.raises(SettingsError, match=text):
             rallypoint.create_handler(url)
-    assert set(background_threads()) <= before  # one of another test's may have ended meanwhile
+    assert set(background_threads()) <= before  # a thread of another test may have ended
 
 
 def test_sinks_get_typed_events_in_order(place):

@@ -1,4 +1,4 @@
-"""Parameters in torch's shape: what is kept, what is converted, what is refused."""
+"""`RendezvousParameters`: stored values, conversions, and errors."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def parameters(**changes):
     return RendezvousParameters(**(given | changes))
 
 
-def test_parameters_keep_what_they_were_given():
+def test_parameters_keep_their_values():
     params = RendezvousParameters("rallypoint", "head:29400", "my-run", 2, 4, "10.0.0.7", timeout=900, is_host="yes")
     assert params.backend == "rallypoint"
     assert params.endpoint == "head:29400"
@@ -41,7 +41,7 @@ def test_equal_sizes_are_fine():
         ({"min_nodes": 5}, "max_nodes", "max_nodes=4 is below min_nodes=5"),
     ],
 )
-def test_bad_parameters_are_refused_by_name_and_value(changes, option, quoted):
+def test_invalid_parameters_are_refused_with_name_and_value(changes, option, quoted):
     with pytest.raises(SettingsError) as caught:
         parameters(**changes)
     assert isinstance(caught.value, ValueError)
@@ -68,7 +68,7 @@ def test_every_spelling_of_false_is_false(value):
 
 
 @pytest.mark.parametrize("value", ["01", "10", "", "on", "truee", "-1", 2, -1, 1.0, [], object])
-def test_what_is_no_boolean_is_refused_by_name_and_value(value):
+def test_invalid_boolean_is_refused_with_name_and_value(value):
     with pytest.raises(SettingsError) as caught:
         parameters(flag=value).get_as_bool("flag")
     assert f"flag={value!r} is not a boolean" in str(caught.value)
@@ -83,7 +83,7 @@ def test_integers_are_read_with_blanks_around_them(value, number):
 
 
 @pytest.mark.parametrize("value", ["", " ", "a", "0a", "3b", "abc", "1.0", "1_0", "1 0", "٣", 1.5, [], True])
-def test_what_is_no_integer_is_refused_by_name_and_value(value):
+def test_invalid_integer_is_refused_with_name_and_value(value):
     with pytest.raises(SettingsError) as caught:
         parameters(count=value).get_as_int("count")
     assert f"count={value!r} is not an integer" in str(caught.value)
@@ -95,7 +95,7 @@ def test_an_integer_with_too_many_digits_is_refused():
 
 
 @pytest.mark.parametrize("getter", ["get_as_bool", "get_as_int"])
-def test_absent_options_give_the_default(getter):
+def test_absent_options_have_their_defaults(getter):
     params = parameters(empty=None)
     assert getattr(params, getter)("absent") is None
     assert getattr(params, getter)("absent", 1) == 1

@@ -1,4 +1,4 @@
-"""Text from others."""
+"""Text from other processes, made safe for terminals."""
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ class Outer(msgspec.Struct, frozen=True):
         ("right\u202eto left", "right�to left"),
     ],
 )
-def test_text_is_on_one_line_and_moves_nothing(text, shown):
+def test_text_is_one_line_without_control_characters(text, shown):
     assert one_line(text) == shown
 
 

@@ -1,4 +1,4 @@
-"""The Python in the README runs as it stands there."""
+"""The Python code of the README runs unchanged."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def test_python_of_the_readme_runs_without_error(block):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_demo_tells_its_story_and_ends():
+def test_the_demo_prints_its_output_and_ends():
     demo = README.parent / "examples" / "demo.py"
     done = subprocess.run([sys.executable, "-W", "error", demo], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

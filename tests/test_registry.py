@@ -1,4 +1,4 @@
-"""Which handler and which backend a name means: registering, entry points of plug-ins, and what is refused."""
+"""Handlers and backends by name: registration, entry points of plug-ins, and errors."""
 
 import textwrap
 
@@ -12,7 +12,7 @@ from tests.patience import script, unique
 
 
 class Fake(rallypoint.RendezvousHandler):
-    """A handler that only has a name."""
+    """A handler with nothing but a name."""
 
     def __init__(self, backend="fake"):
         self.backend = backend
@@ -65,7 +65,7 @@ def test_same_creator_may_be_registered_twice():
     registry.register("fake", creator)
     maker = Fake()
     registry.register("method", maker.create)
-    registry.register("method", maker.create)  # another object each time, and the same creator
+    registry.register("method", maker.create)  # a new bound method each time, but the same creator
     assert registry.create_handler(params()).get_backend() == "fake"
 
 
@@ -84,7 +84,7 @@ def test_empty_name_is_refused():
         params("")
 
 
-def test_unregistered_backend_is_refused_with_what_there_is():
+def test_unregistered_backend_is_refused_with_the_registered_ones():
     with pytest.raises(ValueError, match=r"'pigeon': there are .*memory"):
         RendezvousHandlerRegistry().create_handler(params("pigeon"))
 
@@ -96,7 +96,7 @@ def test_handler_with_another_name_is_an_error_of_its_creator():
         registry.create_handler(params())
 
 
-def test_schemes_are_known_by_themselves():
+def test_schemes_are_registered_by_default():
     handler = RendezvousHandlerRegistry().create_handler(params("memory", join_timeout=3))
     assert isinstance(handler, rallypoint.Handler)
     assert handler.get_backend() == "memory"
@@ -134,7 +134,7 @@ def test_registered_backend_can_be_used_by_url(monkeypatch):
     rallypoint.register_backend(scheme, opener)
     rallypoint.register_backend(scheme, opener)
     handler = rallypoint.create_handler(f"{scheme}://some/run?min_nodes=1")
-    assert not opened  # nothing is opened before it is needed
+    assert not opened  # nothing is opened before its first use
     assert handler.next_rendezvous().world_size == 1
     assert handler.get_backend() == scheme
     assert opened == [("some",)]
@@ -205,7 +205,7 @@ def test_entry_point_plugs_in_a_backend(plugin):
     assert output.splitlines() == ["the plug-in is loaded", "1 plugged-store True", "plugged-store"]
 
 
-def test_plugged_in_backends_are_among_those_there_are(plugin):
+def test_error_for_an_unknown_scheme_lists_the_plugged_in_backends(plugin):
     output = with_plugin(
         """
         try:

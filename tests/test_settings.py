@@ -1,4 +1,4 @@
-"""Settings from URLs, keywords and parameters: what is accepted, in which form, and how the rest is refused."""
+"""Settings from URLs, keywords and parameters: accepted values and errors."""
 
 from datetime import timedelta
 from urllib.parse import quote
@@ -40,7 +40,7 @@ def test_every_option_has_one_field_and_every_field_one_option():
     assert fields[3:] == [option.field for option in OPTIONS]
 
 
-def test_every_name_means_one_option():
+def test_every_name_belongs_to_one_option():
     names = [name for option in OPTIONS for name in option.names]
     assert len(names) == len(set(names))
 
@@ -77,10 +77,10 @@ def test_labels_of_two_nodes_are_two_dictionaries():
     assert build().labels is not build().labels
 
 
-# What others are told
+# Shared options and timing
 
 
-def test_the_session_lives_for_the_keep_alives_it_may_miss():
+def test_time_to_live_is_interval_times_attempts():
     assert build().session_ttl_s == 15
     assert build(keep_alive_interval=0.5, keep_alive_max_attempt=4).session_ttl_s == 2
 
@@ -518,7 +518,7 @@ def test_an_option_like_no_other_lists_those_of_the_scheme():
         ("plugin", "user", "option user is for etcd:// runs"),
     ],
 )
-def test_an_option_of_another_backend_is_refused_saying_whose_it_is(scheme, option, problem):
+def test_an_option_of_another_backend_is_refused_with_its_schemes(scheme, option, problem):
     error = refused(scheme=scheme, **{option: "x"})
     assert problem in str(error)
     assert error.option == option
@@ -715,7 +715,7 @@ def test_any_values_give_consistent_settings_or_a_settings_error(scheme, options
 
 
 @given(text=st.text() | st.from_regex(r"\[?[a-z0-9:.%]*\]?:[0-9]{1,6}", fullmatch=True))
-def test_any_endpoint_is_read_back_from_its_normal_form_or_refused(text):
+def test_any_endpoint_round_trips_through_its_normal_form_or_is_refused(text):
     try:
         host, port = parse_endpoint(text, 29400)
     except SettingsError:
@@ -726,7 +726,7 @@ def test_any_endpoint_is_read_back_from_its_normal_form_or_refused(text):
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2Jb", "a\nends with code 0", "a\x9b31m", "\x07a", "a\x7f"])
-def test_names_and_labels_cannot_steer_the_terminals_of_others(text):
+def test_names_and_labels_contain_no_control_characters(text):
     for option in ({"name": text}, {"labels": {"zone": text}}, {"labels": {text: "x"}}, {"local_addr": text}):
         with pytest.raises(SettingsError, match="has a control character"):
             build(**option)

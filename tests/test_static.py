@@ -1,4 +1,4 @@
-"""Static runs: fixed ranks and size over a server that rank 0 hosts; nobody waits, nothing is closed."""
+"""Static runs: fixed ranks and size, no waiting nodes, never closed."""
 
 import threading
 
@@ -16,7 +16,7 @@ def url_of(port: int, rank: object = 0, **options: object) -> str:
 
 
 def call_all(handlers: list[rallypoint.Handler]) -> list[object]:
-    """What `next_rendezvous` of each gives, all at once: a world, or its error."""
+    """Call `next_rendezvous` of all handlers concurrently; their worlds or errors."""
     results: list[object] = [None] * len(handlers)
 
     def call(index: int) -> None:
@@ -36,7 +36,7 @@ def call_all(handlers: list[rallypoint.Handler]) -> list[object]:
 
 @pytest.fixture
 def made():
-    """Handlers that are closed at the end, rank 0's last: it hosts."""
+    """Creates handlers and closes them after the test, rank 0 last, which hosts the server."""
     handlers: list[rallypoint.Handler] = []
 
     def make(url: str) -> rallypoint.Handler:
@@ -48,7 +48,7 @@ def made():
         handler.close()
 
 
-def test_every_node_gets_the_rank_it_asks_for_and_a_store_that_rank_zero_hosts(made):
+def test_every_node_gets_its_requested_rank_and_a_store_hosted_by_rank_zero(made):
     port = free_port()
     worlds = call_all([made(url_of(port, rank, name=f"n{2 - rank}")) for rank in (2, 0, 1)])
     assert [(world.rank, world.world_size) for world in worlds] == [(2, 3), (0, 3), (1, 3)]
@@ -56,7 +56,7 @@ def test_every_node_gets_the_rank_it_asks_for_and_a_store_that_rank_zero_hosts(m
     assert worlds[2].store.get("key") == b"value"
 
 
-def test_nobody_waits_and_nothing_is_ever_closed(made):
+def test_static_run_has_no_waiting_nodes_and_is_never_closed(made):
     port = free_port()
     handlers = [made(url_of(port, rank)) for rank in range(3)]
     call_all(handlers)
@@ -67,12 +67,12 @@ def test_nobody_waits_and_nothing_is_ever_closed(made):
     assert {world.world_size for world in call_all(handlers)} == {3}
 
 
-def test_two_nodes_of_one_rank_are_told_so(made):
+def test_two_nodes_with_the_same_rank_get_an_error(made):
     port = free_port()
     results = call_all([made(url_of(port, rank, min_nodes=2, name=f"n{i}")) for i, rank in enumerate((0, 0))])
     errors = [result for result in results if isinstance(result, rallypoint.RendezvousError)]
     assert len(errors) == 1
-    assert "rank 0 of run 'run' was given to another node" in str(errors[0])
+    assert "rank 0 of run 'run' was requested by two nodes" in str(errors[0])
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_static_run_needs_a_rank_within_a_fixed_size(options, words):
     assert words in str(raised.value)
 
 
-def test_static_run_without_a_rank_says_that_it_needs_one():
+def test_static_run_without_a_rank_is_refused():
     with pytest.raises(rallypoint.SettingsError, match="a static run needs node_rank"):
         rallypoint.create_handler(f"static://127.0.0.1:{free_port()}/run?min_nodes=2")

@@ -1,18 +1,18 @@
 #!/bin/bash
-# One launcher on each of two machines, started by MPI: examples/mpi/run.sh openmpi|hydra
-# docs/mpi.md says what each launcher tells its processes, and what it does not.
+# Starts one launcher on each of two machines with MPI: examples/mpi/run.sh openmpi|hydra
+# docs/mpi.md lists the variables that each MPI launcher sets.
 set -eu
 
 hosts=node1,node2
 
 case "${1:-openmpi}" in
 openmpi)
-    # Where to meet is known from mpirun: on this machine, which therefore has to be one of the two.
+    # The endpoint is detected: the machine of mpirun, which therefore must be one of the two hosts.
     exec mpirun --host "$hosts" --map-by ppr:1:node \
         rallypoint run --nproc-per-node=8 --max-restarts=3 train.py --epochs 10
     ;;
 hydra)
-    # MPICH, Intel MPI and MVAPICH do not tell where to meet: the first host is as good as any.
+    # MPICH, Intel MPI and MVAPICH do not provide an endpoint: use the first host.
     exec mpiexec -hosts "$hosts" -ppn 1 \
         rallypoint run --rdzv-endpoint="${hosts%%,*}" --rdzv-id="train-$$" --nproc-per-node=8 --max-restarts=3 train.py --epochs 10
     ;;

@@ -1,18 +1,18 @@
 """A small training job on CPUs that survives kills: gloo, DDP on a tiny model, a checkpoint after every step.
 
-On each machine (here: in two terminals of one; `--nproc-per-node` is how many workers each starts):
+Start on each machine, or in two terminals of one (`--nproc-per-node` is the number of workers of each agent):
 
     torchrun --rdzv-backend=rallypoint --rdzv-endpoint=localhost:29400 --rdzv-id=demo --nnodes=1:4 --max-restarts=100 \\
         examples/torchrun_elastic/train.py --checkpoint /tmp/demo.pt --steps 300 --step-seconds 0.1
 
-Then kill -9 a worker or an agent, start an agent again, start a third one: the job goes on from the last checkpoint.
-The last line is the same, whatever was killed:
+Then kill -9 a worker or an agent, start an agent again, start a third one: the job resumes at the last checkpoint. The
+last line is the same, whatever was killed:
 
     {"kind": "done", "rank": 0, "world": 2, "step": 300, "loss": 0.140206}
 
-What makes it so: the batch of a step depends on the step alone and is divided among the workers there are, so the sum
-of the gradients is the same for every number of workers that divides the batch; and a checkpoint holds everything
-that the next step depends on. The checkpoint must be on storage that all machines share.
+The reason: the batch of a step depends only on the step and is divided among the workers, so the sum of the gradients
+is the same for every number of workers that divides the batch; and a checkpoint contains everything that the next step
+depends on. The checkpoint must be on storage that all machines share.
 """
 
 import argparse
@@ -32,7 +32,7 @@ FEATURES = 8
 
 
 def say(kind: str, **what: Any) -> None:
-    """One JSON line, in one write: several workers share the terminal."""
+    """Print one JSON line in a single write, because several workers share the terminal."""
     print(json.dumps({"kind": kind, **what}), flush=True)
 
 
@@ -46,14 +46,14 @@ def batch(step: int, rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the checkpoint in one step: whoever reads it sees the old one or the new one."""
+    """Replace the checkpoint atomically: a reader sees the old one or the new one."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, new)
     new.replace(path)
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The number of steps that were done before."""
+    """Load the checkpoint, if there is one. Returns the number of finished steps."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -67,22 +67,22 @@ def train(path: Path, steps: int, step_s: float) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     if BATCH % world:
-        sys.exit(f"{world} workers cannot share a batch of {BATCH}")
+        sys.exit(f"a batch of {BATCH} cannot be divided among {world} workers")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    done = load(path, model, optimizer)  # all read the same: nobody writes before everybody is in the first step
+    done = load(path, model, optimizer)  # all workers load the same one: rank 0 writes only after the first step of all
     say("start", rank=rank, world=world, step=done, restarts=int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
     parallel = nn.parallel.DistributedDataParallel(model)
     for step in range(done + 1, steps + 1):
         if os.getppid() != agent:
-            sys.exit("the agent of this worker is gone")
+            sys.exit("the agent of this worker has died")
         inputs, targets = batch(step, rank, world)
         loss = nn.functional.mse_loss(parallel(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        time.sleep(step_s)  # as if it were a large model
+        time.sleep(step_s)  # simulates a larger model
         if rank == 0:
             save(path, step, model, optimizer)
             say("step", step=step, world=world)

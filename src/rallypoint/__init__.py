@@ -7,8 +7,8 @@
         for world in run.rounds():        # a new one each time the world changes
             train(world.rank, world.world_size, world.store, until=world.changed)
 
-`rallypoint.aio` is the same for asyncio; `rallypoint.testing` has what testing needs. A name is imported from where it
-lives when it is first used, so that importing this package costs next to nothing.
+`rallypoint.aio` is the same for asyncio; `rallypoint.testing` is a test kit. Importing this package must stay cheap: a
+public name is imported from its module at its first use.
 """
 
 from importlib import import_module
@@ -96,7 +96,7 @@ __all__ = [
     "rendezvous_handler_registry",
 ]
 
-_HOMES = {
+_NAMES = {
     "rallypoint.api": ("RendezvousHandler", "RendezvousInfo", "RendezvousStoreInfo"),
     "rallypoint.backends.schemes": ("register_backend",),
     "rallypoint.errors": (
@@ -134,13 +134,13 @@ _HOMES = {
     "rallypoint.settings": ("Settings",),
     "rallypoint.store": ("Store",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """A public name, from where it lives; or a module of the package."""
-    if name in _HOME_OF:
-        value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    """Import a public name, or a module of the package."""
+    if name in _MODULE_OF:
+        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
         return value
     if not name.startswith("__"):
         try:

@@ -1,10 +1,9 @@
-"""One background event loop per process, for the blocking API. Starts with its first user and ends with its last.
+"""One background event loop per process, for the blocking API. It starts with its first user and ends with its last.
 
-Whoever blocks on a call is always released: by its outcome, or by an error if the loop ends first. Handlers are dropped
-by the garbage collector at any moment and on any thread, so nothing here waits for a lock that its own thread holds.
+A blocked caller is always released: by the result, or by an error if the loop ends first. The garbage collector can end
+handlers at any time and on any thread, so nothing here may wait for a lock that its own thread may hold.
 
-After a fork the child has none of it: the parent's loop is left alone (touching it would disturb the parent), and the
-child's first user starts a new one.
+A forked child must not touch the parent's loop, which would disturb the parent. Its first user starts a new loop.
 """
 
 from __future__ import annotations
@@ -27,32 +26,32 @@ INTERRUPTED_S = 6.0
 """How long an interrupted call may take to clean up before the interruption goes on."""
 EXIT_S = 2.0
 """How long all users together may take to clean up when the process ends."""
-LISTEN_S = 1.0
-"""How long a thread blocks at most before it looks for signals."""
+SIGNAL_CHECK_S = 1.0
+"""The longest time that a thread blocks before Python can run signal handlers."""
 ENDED = "the handler was shut down, or the process is ending: the call did not finish"
 
 
 def block(wait: Callable[[float], bool], timeout_s: float | None) -> bool:
-    """Wait piece by piece, for so long or without limit; whether what was waited for came.
+    """Wait in intervals of `SIGNAL_CHECK_S`, up to `timeout_s` or without limit. Returns the last result of `wait`.
 
-    A signal that arrives after Python last looked for one and before the thread sleeps, or on another thread, does not
-    wake it: in one piece, Ctrl-C could go unheard for good.
+    A signal does not wake the thread if it arrives on another thread, or after Python's last check and before the
+    thread sleeps. One long wait could then ignore Ctrl-C for ever.
     """
     if timeout_s is None:
-        while not wait(LISTEN_S):
+        while not wait(SIGNAL_CHECK_S):
             pass
         return True
     deadline = time.monotonic() + timeout_s
     while True:
         left_s = deadline - time.monotonic()
-        if wait(max(0.0, min(LISTEN_S, left_s))):
+        if wait(max(0.0, min(SIGNAL_CHECK_S, left_s))):
             return True
-        if left_s <= LISTEN_S:
+        if left_s <= SIGNAL_CHECK_S:
             return False
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """On uvloop where it is installed: of a node's part in a round, the loop's own steps are the larger half."""
+    """On uvloop if it is installed: more than half of a node's time in a round is spent in the loop itself."""
     try:
         import uvloop
     except ImportError:
@@ -62,7 +61,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 class BackgroundLoop:
-    """An event loop in a daemon thread. Use `acquire` and `release`; the loop stops when nobody holds it."""
+    """An event loop in a daemon thread. Use `acquire` and `release`; it stops after the last `release`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -91,22 +90,22 @@ class BackgroundLoop:
                 call.wait(INTERRUPTED_S)
             raise
         finally:
-            del call  # or an error would refer to itself through this frame, and keep the caller's objects alive
+            del call  # an error's traceback contains this frame: a reference cycle would keep the caller's objects
 
     def spawn(self, coro: Coroutine[Any, Any, None], then: Callable[[], None]) -> None:
-        """Run a coroutine on the loop without waiting for it; call `then` when it has ended, however it did."""
+        """Run a coroutine on the loop without waiting; call `then` when it has ended, also with an error."""
         call = _Call(coro, then)
         with suppress(RendezvousError):
             self._submit(call)
 
     def stop(self) -> None:
-        """End the loop and its thread (does not wait for it when called on it)."""
-        with suppress(RuntimeError):  # it is closed
+        """End the loop and its thread. On the loop's own thread it returns without waiting."""
+        with suppress(RuntimeError):  # already closed
             self._loop.call_soon_threadsafe(self._loop.stop)
         self.join()
 
     def join(self) -> None:
-        """Wait a moment for the thread to end, unless this is it."""
+        """Wait up to `EXIT_S` for the thread to end, unless this is the thread."""
         if threading.current_thread() is not self._thread:
             self._thread.join(EXIT_S)
 
@@ -114,8 +113,8 @@ class BackgroundLoop:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def leave_to_the_parent(self) -> None:
-        """This process is a fork: see to it that nothing is said about tasks that will never run here."""
+    def silence_in_child(self) -> None:
+        """In a forked child: suppress the warnings about pending tasks, which never run here."""
         for task in asyncio.all_tasks(self._loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
 
@@ -130,7 +129,7 @@ class BackgroundLoop:
 
     def _start(self, call: _Call[T]) -> None:
         coro = call.take()
-        if coro is not None:  # else it was cancelled on its way here
+        if coro is not None:  # else it was cancelled before it started
             call.task = self._loop.create_task(coro)
             call.task.add_done_callback(lambda task: self._finished(call, task))
 
@@ -159,15 +158,15 @@ class BackgroundLoop:
             with self._lock:
                 self._ended = True
             try:
-                self._wind_up()
+                self._cancel_all()
             finally:
                 self._loop.close()
                 for call in list(self._calls):
                     call.fail(RendezvousError(ENDED))
 
-    def _wind_up(self) -> None:
+    def _cancel_all(self) -> None:
         loop = self._loop
-        loop.run_until_complete(asyncio.sleep(0))  # what was submitted before the end is started, then cancelled
+        loop.run_until_complete(asyncio.sleep(0))  # start submitted calls, so that they are cancelled below
         pending = asyncio.all_tasks(loop)
         for task in pending:
             task.cancel()
@@ -178,9 +177,9 @@ class BackgroundLoop:
 
 
 class _Call(Generic[T]):
-    """A coroutine on its way to the loop, and its outcome for the one who waits.
+    """A coroutine submitted to the loop, and its outcome for the blocked caller.
 
-    A bare lock, and no `concurrent.futures.Future`: of a node's part in a round, waking its caller is no small share.
+    A plain lock wakes the caller faster than `concurrent.futures.Future`, which is measurable in the time of a round.
     """
 
     def __init__(self, coro: Coroutine[Any, Any, T], then: Callable[[], None] | None = None) -> None:
@@ -194,12 +193,12 @@ class _Call(Generic[T]):
         self._running.acquire()
 
     def take(self) -> Coroutine[Any, Any, T] | None:
-        """The coroutine, for one who sees to its end; None: somebody has."""
+        """Take over the coroutine; None: it was taken before. The taker has to run or close it."""
         coro, self._coro = self._coro, None
         return coro
 
     def end(self, outcome: T | None, error: BaseException | None = None) -> None:
-        """This is what it came to; only the first time counts."""
+        """Set the outcome and wake the caller. Only the first call counts."""
         if not self.is_over:
             self._outcome, self._error = outcome, error
             self.is_over = True
@@ -208,19 +207,19 @@ class _Call(Generic[T]):
                 self._then()
 
     def fail(self, error: BaseException) -> None:
-        """It will not run, or did not to its end."""
+        """End the call with an error; the coroutine is closed if it has not started."""
         coro = self.take()
         if coro is not None:
             coro.close()
         self.end(None, error)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Block until it is over, or for so long; for one thread."""
+        """Block until the call is over, or for `timeout_s`. For one thread only."""
         if not self.is_over and block(lambda piece_s: self._running.acquire(timeout=piece_s), timeout_s):
             self._running.release()
 
     def wait_result(self) -> T:
-        """Block for the outcome, or raise what it ended with."""
+        """Block for the result, or raise the error."""
         self.wait()
         error, self._error = self._error, None
         try:
@@ -228,11 +227,11 @@ class _Call(Generic[T]):
                 raise error
             return cast(T, self._outcome)
         finally:
-            del error  # the error's frames must not refer to it
+            del error  # its traceback contains this frame: a reference cycle
 
 
 class _Shared:
-    """The process's background loop and what to do for its users at exit."""
+    """The background loop of the process, and how to close its users at exit."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -240,19 +239,19 @@ class _Shared:
         self.users: dict[int, Callable[[], Coroutine[Any, Any, None]]] = {}
         self.next_user = 0
         self.stopped: list[BackgroundLoop] = []
-        """Told to stop; their threads may still run."""
-        self.of_the_parent: _Shared | None = None
-        """Never collected: closing any of it would hurt the parent."""
+        """Stopped loops, whose threads may still run."""
+        self.of_parent: _Shared | None = None
+        """Kept alive: closing the inherited loop would disturb the parent."""
 
 
 _shared = _Shared()
 
 
 def acquire(close: Callable[[], Coroutine[Any, Any, None]]) -> tuple[BackgroundLoop, int]:
-    """The loop, held until `release` with the number that comes with it. `close` is what to do if that never comes."""
+    """The loop and a user number for `release`. `close` is called at exit if the user was not released."""
     with _shared.lock:
         loop = _shared.loop
-        if loop is None or not loop.is_alive:  # something can have ended it by force
+        if loop is None or not loop.is_alive:  # other code may have stopped it
             loop = BackgroundLoop()
         _shared.loop = loop
         _shared.next_user += 1
@@ -261,7 +260,7 @@ def acquire(close: Callable[[], Coroutine[Any, Any, None]]) -> tuple[BackgroundL
 
 
 def release(user: int) -> None:
-    """One user less; the last one stops the loop. Idempotent."""
+    """Remove a user; after the last one the loop is stopped. Idempotent."""
     with _shared.lock:
         if _shared.users.pop(user, None) is None or _shared.users:
             return
@@ -294,15 +293,15 @@ async def _close_all(users: list[Callable[[], Coroutine[Any, Any, None]]]) -> No
         done, _ = await asyncio.wait(tasks, timeout=EXIT_S)
         for task in done:
             if not task.cancelled():
-                task.exception()  # nobody is left to be told
+                task.exception()  # mark as retrieved
 
 
 def _after_fork_in_child() -> None:
     global _shared
     parent, _shared = _shared, _Shared()
-    _shared.of_the_parent = parent
+    _shared.of_parent = parent
     if parent.loop is not None:
-        parent.loop.leave_to_the_parent()
+        parent.loop.silence_in_child()
 
 
 atexit.register(_at_exit)

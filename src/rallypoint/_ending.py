@@ -1,4 +1,7 @@
-"""How a handler ends: its node says goodbye, its backend is closed, and whoever waits for its world is told."""
+"""The end of a handler: its node leaves, its backend is closed, and waiters for a change of its world are woken.
+
+The backend must be closed even if leaving fails or is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from rallypoint.rendezvous.node import Node
 _leaving: set[asyncio.Task[None]] = set()
 
 
-def tell_left(changed: AsyncChanged | None, why: str) -> None:
-    """Whoever waits for a change of its world is told that the node has left it."""
+def signal_left(changed: AsyncChanged | None, why: str) -> None:
+    """Set `changed` because the node has left, unless a graver cause is set."""
     if changed is not None and changed.cause not in (Cause.SESSION_LOST, Cause.ROUND_OVER):
         changed.set(Cause.ROUND_OVER, f"this node left: {why}")
 
 
 async def end(node: Node | None, backend: Backend, then: Callable[[], None] = lambda: None) -> None:
-    """Whoever does not want to wait for its goodbye does not want to wait for others either; `then` comes last."""
+    """Stop the node, close the backend, call `then`. If stopping is cancelled, closing does not wait for others."""
     try:
         if node is not None:
             await node.stop()
     except BaseException:
-        backend.hurry()
+        backend.shorten_close()
         raise
     finally:
         try:
@@ -36,12 +39,12 @@ async def end(node: Node | None, backend: Backend, then: Callable[[], None] = la
 
 
 def drop(loop: asyncio.AbstractEventLoop, node: Node, backend: Backend, pid: int) -> None:
-    """A handler was dropped without a word: its node leaves, wherever its loop still runs."""
+    """Finalizer of a handler that was not closed: its node leaves, if its loop still runs."""
     if os.getpid() != pid or loop.is_closed():
         return
 
     def start() -> None:
-        task = loop.create_task(end(node, backend), name="a dropped handler leaves")
+        task = loop.create_task(end(node, backend), name="leave for a dropped handler")
         _leaving.add(task)
         task.add_done_callback(_leaving.discard)
 

@@ -1,4 +1,7 @@
-"""A place in a round, for asyncio: who is in it with this node, its store, and when it is no longer what it was."""
+"""A place in a round, for asyncio: its members, its store, and the signal that the world has changed.
+
+A listener that fails must never affect the node.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ RETRY_S = 0.1
 
 
 class AsyncChanged:
-    """Set when the world is no longer what it was: `reason` says why, `cause` which kind. Listeners may be added."""
+    """Set when the world has changed. `cause` is the kind of change, `reason` a sentence."""
 
     def __init__(self) -> None:
         self.cause: Cause | None = None
@@ -29,25 +32,25 @@ class AsyncChanged:
         return self.cause is not None
 
     async def wait(self) -> str:
-        """Until the world has changed; the reason."""
+        """Wait until the world has changed; returns the reason."""
         await self._event.wait()
         return self.reason
 
     def add_listener(self, listener: Callable[[Cause, str], None]) -> None:
-        """Call on every change, and at once if there was one."""
+        """Call on every change, and at once if there has been one."""
         self._listeners.append(listener)
         if self.cause is not None:
-            self._tell(listener)
+            self._call(listener)
 
     def set(self, cause: Cause, reason: str) -> None:
-        """The driver's: a later, graver cause replaces an earlier one."""
+        """Called by the node. A later, graver cause replaces an earlier one."""
         self.cause, self.reason = cause, reason
         self._event.set()
         for listener in list(self._listeners):
-            self._tell(listener)
+            self._call(listener)
 
-    def _tell(self, listener: Callable[[Cause, str], None]) -> None:
-        """A listener that raises is reported once and dropped: it must not hurt the job."""
+    def _call(self, listener: Callable[[Cause, str], None]) -> None:
+        """A listener that raises is logged and removed."""
         assert self.cause is not None
         try:
             listener(self.cause, self.reason)
@@ -70,7 +73,7 @@ class AsyncWorld:
         self._joined = joined
 
     async def members(self) -> tuple[RosterMember, ...]:
-        """All members in rank order, with name and address. One read, tried again until `read_timeout`.
+        """All members in rank order, with name and address. One read, retried until `read_timeout`.
 
         SessionLostError or RendezvousError if the round is over, RendezvousConnectionError without an answer.
         """

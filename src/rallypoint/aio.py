@@ -1,10 +1,10 @@
-"""The public API for asyncio: the one implementation, which the blocking API is a face of.
+"""The public API for asyncio, and the only implementation: the blocking API in `handler` calls it.
 
     async with rallypoint.aio.join("memory:///my-run?min_nodes=2") as run:
         async for world in run.rounds():
             await train(world.rank, world.world_size, world.store, until=world.changed)
 
-A handler belongs to the event loop it is first used on. Nothing is opened before that first use.
+A handler belongs to the event loop of its first use, and must open nothing before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from rallypoint._address import own_address
-from rallypoint._ending import drop, end, tell_left
+from rallypoint._ending import drop, end, signal_left
 from rallypoint._world import RETRY_S, AsyncChanged
 from rallypoint._world import AsyncWorld as AsyncWorld
 from rallypoint.api import free_port
@@ -47,7 +47,7 @@ from rallypoint.urls import shown
 
 
 async def _open_tcp(settings: Settings) -> Backend:
-    from rallypoint.server.hosting import open_tcp  # only those who use it pay for importing a server
+    from rallypoint.server.hosting import open_tcp  # imported only if it is used
 
     return await open_tcp(settings)
 
@@ -56,7 +56,7 @@ for _scheme in ("tcp", "static"):
     register_backend(_scheme, _open_tcp)
 
 BootstrapMaker: TypeAlias = Callable[[Identity], Bootstrap]
-"""What gives a node its `Bootstrap`, once it is known who it is."""
+"""Creates the `Bootstrap` of a node from its identity."""
 
 _local_ids = itertools.count()
 
@@ -81,29 +81,29 @@ class AsyncHandler:
         self._local_id = next(_local_ids)
         self._pid = os.getpid()
         self._opening = asyncio.Lock()
-        self._dropped: weakref.finalize[..., AsyncHandler] | None = None
+        self._finalizer: weakref.finalize[..., AsyncHandler] | None = None
         self.last_closed = False
-        """Whether the run was closed when this handler last let go of it."""
+        """Whether the run was closed when this handler last released it."""
         self._backend: Backend | None = None
         self._node: Node | None = None
         self.changed: AsyncChanged | None = None
-        """Of the world that the node is in."""
+        """The `changed` of the node's current world."""
         self._joining: _Joining | None = None
         self._stores: list[weakref.ref[AsyncStore]] = []
         self._shutting_down: asyncio.Future[bool | None] | None = None
-        """Whether the run was closed; None: that was cancelled."""
+        """The result of the running shutdown: whether the run was closed; None: the shutdown was cancelled before."""
         self._ended = asyncio.Event()
-        """Whether what was let go of last has ended."""
+        """Set unless the node and backend that were released last are still ending."""
         self._ended.set()
         self.has_left = False
-        """Whether the node was told to leave since it last asked to join."""
+        """Whether the node was told to leave or end after the last call of `next_rendezvous`."""
 
     async def next_rendezvous(self) -> AsyncWorld:
         """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
         joined, node = await self._join()
         store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
         store.owner = self
-        self._stores = [*(known for known in self._stores if known() is not None), weakref.ref(store)]
+        self._stores = [*(ref for ref in self._stores if ref() is not None), weakref.ref(store)]
         world = AsyncWorld(node, joined, store)
         self.changed = world.changed
         node.listen(world.changed.set)
@@ -128,17 +128,17 @@ class AsyncHandler:
         finally:
             self._joining = None
             call.ended.set()
-            del call  # it refers to the call's task, and so to its error
+            del call  # it references the task, and so the error: a reference cycle
 
     def num_nodes_waiting(self) -> int:
-        """From what was pushed last; never raises, costs microseconds. 0 until the node has looked at the run."""
+        """From the last pushed state: never raises, never blocks. 0 before the first `observe` or `next_rendezvous`."""
         node = self._node
         return node.waiting_count() if node is not None else 0
 
     async def observe(self) -> None:
-        """Begin to follow the run without joining it. Returns once it was read, or after `read_timeout`."""
+        """Start watching the run without joining it. Returns when it has been read, or after `read_timeout`."""
         if self._is_ending:
-            return  # nothing is opened for that
+            return  # do not open the backend again for this
         try:
             async with asyncio.timeout(self.settings.read_timeout_s):
                 node = await self._open_within(self.settings.read_timeout_s)
@@ -153,18 +153,18 @@ class AsyncHandler:
 
     @property
     def closed_now(self) -> bool | None:
-        """Whether the run is closed, from what was pushed last; None: nothing was yet."""
+        """Whether the run is closed, from the last pushed state; None: no state was pushed yet."""
         node = self._node
         return node.view.is_closed if node is not None and node.view.is_synced else None
 
     async def is_closed(self) -> bool:
-        """Whether the run is closed; False for one that does not exist, or that could not be read yet."""
+        """Whether the run is closed; False if it does not exist or could not be read."""
         if self.closed_now is None:
             await self.observe()
         return self.last_closed if self._is_ending else bool(self.closed_now)
 
     async def set_closed(self, why: str = "set_closed() was called") -> None:
-        """Close the run for everybody; fine if it is closed already."""
+        """Close the run for all nodes. Idempotent."""
         started_at = asyncio.get_running_loop().time()
         await (await self._open_within(self.settings.close_timeout_s)).close_run(why, started_at)
 
@@ -176,27 +176,26 @@ class AsyncHandler:
     async def leave(self, why: str = "leave() was called") -> None:
         """Leave the run without closing it. The handler can join again.
 
-        A call of `next_rendezvous` that is under way ends with an error; who waits for a change of its world is told.
-        Whoever waits for a key of the round's store gets a StoreError.
+        A running call of `next_rendezvous` raises an error, `changed` of the current world is set, and waits for keys
+        of the round's store raise StoreError.
         """
         self._leave_stores(why)
         await self._stop_joining(why)
         if self._node is not None:
             await self._node.leave(why)
         changed, self.changed = self.changed, None
-        tell_left(changed, why)
+        signal_left(changed, why)
 
     async def shutdown(self, why: str = "shutdown() was called") -> bool:
-        """Close the run, leave, and let go of everything. False, with a warning event, if closing did not work.
+        """Close the run, leave, and release all resources. False, with a warning event, if closing failed.
 
-        In this order: if its place were free for a moment before, a spare would be told that it came too late.
-        Whoever asks for it while it is under way waits for the same end and gets the same answer; if that is cancelled
-        before the run is closed, it does it itself.
+        In this order: if the node left first, a spare could be admitted just before the close. Concurrent calls wait
+        for the first one and return its result; if that one is cancelled before the run is closed, another takes over.
         """
         while self._shutting_down is not None:
-            if (answer := await asyncio.shield(self._shutting_down)) is not None:
-                return answer
-        told = self._shutting_down = asyncio.get_running_loop().create_future()
+            if (result := await asyncio.shield(self._shutting_down)) is not None:
+                return result
+        shutting_down = self._shutting_down = asyncio.get_running_loop().create_future()
         closed: bool | None = None
         try:
             closed = await self._close_for_all(why)
@@ -208,7 +207,7 @@ class AsyncHandler:
                     await self._end()
                 finally:
                     self._shutting_down = None
-                    told.set_result(closed)
+                    shutting_down.set_result(closed)
         return closed
 
     async def _close_for_all(self, why: str) -> bool:
@@ -222,23 +221,23 @@ class AsyncHandler:
         return True
 
     async def aclose(self) -> None:
-        """Leave and let go of everything, without closing the run. Idempotent; the handler may be used again.
+        """Leave and release all resources, without closing the run. Idempotent; the handler may be used again.
 
-        Whoever calls it while somebody else ends the handler waits for that. If it is cancelled at its goodbye, or
-        later, nothing more is waited for.
+        If the handler is already ending, waits for that. If it is cancelled while the node leaves, or later, the
+        backend is closed without waiting for other processes.
         """
         if self._shutting_down is not None:
             await asyncio.shield(self._shutting_down)
         await self._end()
 
     async def _end(self) -> None:
-        why = "its handler let go of the run"
+        why = "its handler was closed"
         await self._stop_joining(why)
         async with self._opening:
-            node, backend = self._let_go()
+            node, backend = self._release()
             changed, self.changed = self.changed, None
-            for known in self._stores:
-                if (store := known()) is not None:
+            for ref in self._stores:
+                if (store := ref()) is not None:
                     store.end(why)
         earlier = self._ended
         try:
@@ -246,25 +245,25 @@ class AsyncHandler:
                 self._ended = asyncio.Event()
                 await end(node, backend, self._ended.set)
         finally:
-            tell_left(changed, why)
+            signal_left(changed, why)
         await earlier.wait()
 
     async def abandon(self) -> None:
-        """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
-        node, backend = self._let_go()
+        """Stop without leaving, as a process that dies: for tests and demonstrations of a loss."""
+        node, backend = self._release()
         if node is not None:
             node.abandon()
         if backend is not None:
             await backend.close()
 
-    def _let_go(self) -> tuple[Node | None, Backend | None]:
+    def _release(self) -> tuple[Node | None, Backend | None]:
         node, self._node = self._node, None
         backend, self._backend = self._backend, None
         if node is not None:
             self.last_closed = node.view.is_closed
-        if self._dropped is not None:
-            self._dropped.detach()
-            self._dropped = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
         return node, backend
 
     @property
@@ -273,7 +272,7 @@ class AsyncHandler:
         return self.settings.name or socket.gethostname()
 
     async def _open_within(self, limit_s: float) -> Node:
-        """The node, opened if need be; tried again until the limit. RendezvousConnectionError if it cannot be."""
+        """The node; opened if necessary, and retried until the limit. RendezvousConnectionError if that fails."""
         if self._node is not None:
             check_process(self._pid)
             return self._node
@@ -299,7 +298,7 @@ class AsyncHandler:
             if self._node is None:
                 identity = await self._identify()
                 self._backend = await self._opener(self.settings)
-                self._backend.tell_by(self._emit)
+                self._backend.on_event(self._emit)
                 self._node = Node(
                     self._backend,
                     self.settings,
@@ -309,10 +308,10 @@ class AsyncHandler:
                     rng=random.Random(secrets.randbits(64)),
                     wall=time.time,
                 )
-                self._dropped = weakref.finalize(
+                self._finalizer = weakref.finalize(
                     self, drop, asyncio.get_running_loop(), self._node, self._backend, self._pid
                 )
-                self._dropped.atexit = False  # nothing runs then that could still say goodbye
+                self._finalizer.atexit = False  # at exit no loop runs that could leave
             return self._node
 
     async def _identify(self) -> Identity:
@@ -335,26 +334,26 @@ class AsyncHandler:
         if call is not None:
             call.leave(why)
             if self._node is not None and self._node.is_joining:
-                self._node.left_because = call.left_because  # which its goodbye says too
+                self._node.left_because = call.left_because  # the reason in its `NodeLeft` event
             await call.ended.wait()
 
     def _leave_stores(self, why: str) -> None:
-        for known in self._stores:
-            if (store := known()) is not None:
+        for ref in self._stores:
+            if (store := ref()) is not None:
                 store.leave(why)
 
 
 def check_process(pid: int) -> None:
-    """ForkedProcessError if this is not the process of that id."""
+    """ForkedProcessError if `pid` is another process."""
     if os.getpid() != pid:
         raise ForkedProcessError(
             f"this handler belongs to process {pid} and was inherited by a fork: its session is the parent's. "
-            f"Make a new handler in this process"
+            f"Create a new handler in this process"
         )
 
 
 class _Joining:
-    """A call of `next_rendezvous` under way, so that `leave` can end it wherever it stands."""
+    """A running call of `next_rendezvous`, which `leave` can end at any point."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -364,14 +363,14 @@ class _Joining:
         self.ended = asyncio.Event()
 
     def leave(self, why: str) -> None:
-        """Once is enough."""
+        """Cancel the call. Idempotent."""
         if self.left_because is None:
             self.left_because = why
             self.task.cancel()
 
 
 class AsyncRun:
-    """Worlds as they come. Leaving the block leaves the run; it never closes it."""
+    """The worlds of a run. The end of the `async with` block leaves the run and never closes it."""
 
     def __init__(self, handler: AsyncHandler) -> None:
         self.handler = handler
@@ -386,10 +385,10 @@ class AsyncRun:
         await self.handler.aclose()
 
     async def rounds(self) -> AsyncIterator[AsyncWorld]:
-        """A world, and a new one each time it has changed: asking for the next waits for the change, then re-joins.
+        """A world, and a new one after each change: the next step waits for the change, then joins again.
 
-        Ends when this node is a spare of a run that ended, was asked to go, or was told to leave; raises what
-        `next_rendezvous` raises. Break out of the loop when the work is done.
+        Ends when the node was drained or left, or was a spare of a run that ended. Raises the errors of
+        `next_rendezvous`. Leave the loop with `break` when the work is done.
         """
         while True:
             try:
@@ -407,24 +406,24 @@ class AsyncRun:
 def create_handler(
     target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object
 ) -> AsyncHandler:
-    """A handler from a URL, parameters or settings. `options` come on top of a URL's. SettingsError if it is wrong."""
-    from rallypoint.static import handler_for  # which is made of what is here
+    """A handler from a URL, parameters or settings. `options` replace those of a URL. SettingsError if invalid."""
+    from rallypoint.static import handler_for  # it imports this module
 
     return handler_for(settings_of(target, options), sinks=sinks)
 
 
 def join(target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object) -> AsyncRun:
-    """Join a run: use it as `async with`."""
+    """Join a run: `async with join(...) as run`. `options` replace those of a URL."""
     return AsyncRun(create_handler(target, sinks=sinks, **options))
 
 
 def end_of_block(error: BaseException | None) -> str:
-    """The reason that the others are told."""
+    """The reason for leaving that the other nodes get."""
     return "its block ended" if error is None else f"its block raised {shown(error)}"
 
 
 def settings_of(target: str | RendezvousParameters | Settings, options: dict[str, object]) -> Settings:
-    """Settings from whatever names a run."""
+    """Settings from a URL, parameters or settings."""
     if isinstance(target, str):
         return Settings.from_url(target, **options)
     if options:
@@ -436,7 +435,7 @@ def settings_of(target: str | RendezvousParameters | Settings, options: dict[str
 
 
 def _free_port_of(identity: Identity) -> Bootstrap:
-    """Publish this node's address and a free port of it for every round in which it is rank 0."""
+    """The default bootstrap: this node's address and a free port, for every round in which it is rank 0."""
 
     async def publish(number: int, size: int) -> tuple[str, int]:
         return identity.addr, free_port()

@@ -1,4 +1,7 @@
-"""The names that users know: the handler interface, and what a call of `next_rendezvous` returns."""
+"""The handler interface, and the result of `next_rendezvous`. Names and meaning are those of torch's rendezvous API.
+
+It must import neither torch nor a backend.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class _KeyValue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RendezvousStoreInfo:
-    """Where rank 0 of a round can be reached by the job's own communication."""
+    """The address and port of rank 0 for the job's own communication."""
 
     MASTER_ADDR_KEY = "MASTER_ADDR"
     MASTER_PORT_KEY = "MASTER_PORT"
@@ -31,7 +34,7 @@ class RendezvousStoreInfo:
     def build(
         rank: int, store: _KeyValue, local_addr: str | None = None, server_port: int | None = None
     ) -> RendezvousStoreInfo:
-        """Rank 0 publishes its address and port (free, if none is given) in the store; everybody reads them."""
+        """Rank 0 publishes its address and port (by default a free one) in the store; all ranks read them."""
         if rank == 0:
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, local_addr or socket.getfqdn())
             port = server_port if server_port is not None else free_port()
@@ -41,7 +44,7 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """A place in a round. `members` are read when they are first asked for; handlers of others may not know any."""
+    """A place in a round. `members` is read at its first use; it may be empty with handlers of other packages."""
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class RendezvousInfo:
 
     @property
     def members(self) -> tuple[RosterMember, ...]:
-        """All members in rank order, with name and address. Blocks for one read the first time."""
+        """All members in rank order, with name and address. The first access blocks for one read."""
         if self._members is None:
             self._members = self._read_members()
         return self._members
@@ -72,11 +75,11 @@ class RendezvousInfo:
 
 
 class RendezvousHandler(ABC):
-    """What an agent needs of a rendezvous."""
+    """The interface that an agent uses."""
 
     @abstractmethod
     def get_backend(self) -> str:
-        """The name of the backend, as it was asked for."""
+        """The name of the backend, as it was requested."""
 
     @property
     def use_agent_store(self) -> bool:
@@ -93,11 +96,11 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def set_closed(self) -> None:
-        """Close the run for everybody."""
+        """Close the run for all nodes."""
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait and would be admitted if the members re-joined now, and how many members are lost."""
+        """The number of waiting nodes that a new round would admit, plus the number of lost members."""
 
     @abstractmethod
     def get_run_id(self) -> str:
@@ -105,7 +108,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Leave, and close the run. False, with a warning, if closing did not work."""
+        """Leave, and close the run. False, with a warning, if closing failed."""
 
 
 def free_port() -> int:

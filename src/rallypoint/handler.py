@@ -1,9 +1,8 @@
-"""The blocking API: the familiar handler, and `join`. A thin face over `rallypoint.aio` on one background loop a
-process.
+"""The blocking API: the handler, and `join`. A thin layer over `rallypoint.aio` on one background loop per process.
 
-Thread-safe where one expects it: `num_nodes_waiting()` and `is_closed()` answer from any thread while
-`next_rendezvous()` blocks in another. Handlers of one process are different nodes. A handler that is dropped ends its
-session; one that was made before a fork refuses to work in the child.
+All logic is in `aio`; nothing may be decided here. Handlers are thread-safe: `num_nodes_waiting()` and `is_closed()`
+return while `next_rendezvous()` blocks in another thread. Handlers of one process are different nodes. A handler that
+is garbage-collected ends its session; one from before a fork raises ForkedProcessError in the child.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ T = TypeVar("T")
 
 
 class Changed:
-    """Like `threading.Event`, set when the world is no longer what it was. `reason` and `cause` say why."""
+    """Like `threading.Event`, set when the world has changed. `cause` is the kind of change, `reason` a sentence."""
 
     def __init__(self, check_process: Callable[[], None]) -> None:
         self.cause: Cause | None = None
@@ -40,13 +39,13 @@ class Changed:
         self._check_process = check_process
         self._lock = threading.Lock()
         self._event: threading.Event | None = None
-        """Made when somebody waits: a round is entered without it."""
+        """Created by the first `wait`: entering a round does not need it."""
 
     def is_set(self) -> bool:
         return self.cause is not None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until the world has changed, or the time is over; whether it has. ForkedProcessError in a fork."""
+        """Wait until the world has changed, or for `timeout`; whether it has. ForkedProcessError in a forked child."""
         self._check_process()
         with self._lock:
             if self.cause is not None:
@@ -55,7 +54,7 @@ class Changed:
         return _background.block(event.wait, timeout)
 
     def set(self, cause: Cause, reason: str) -> None:
-        """The driver's."""
+        """Called by the node."""
         with self._lock:
             self.reason = reason
             self.cause = cause
@@ -65,16 +64,17 @@ class Changed:
 
 
 class World(RendezvousInfo):
-    """A place in a round, with `changed`: set when a node waits, a member is lost, or this node is to go."""
+    """A place in a round. `changed` is set when a node waits, a member is lost, or this node has to leave."""
 
     store: Store
     changed: Changed
 
 
 class Handler(RendezvousHandler):
-    """The blocking handler of one node of one run. `bootstrap` makes what rank 0 publishes for each round.
+    """The blocking handler of one node of one run.
 
-    `opener` opens the backend; by default the settings' scheme says what does.
+    `bootstrap` creates the function that rank 0 calls for the address and port of each round. `opener` opens the
+    backend; the default depends on the scheme.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Handler(RendezvousHandler):
         self._core = core
         self._loop = loop
         self._pid = os.getpid()
-        self._answers: list[bool] = []
-        """Of `shutdown()`: the first one counts."""
-        self._enders: list[Coroutine[Any, Any, Any]] = []
-        """What ends it, on as many threads; no lock, which the handler of a signal could not take."""
+        self._shutdown_results: list[bool] = []
+        """The first one is the result of all calls of `shutdown()`."""
+        self._ending: list[Coroutine[Any, Any, Any]] = []
+        """Running calls that end the handler, one per thread. Without a lock, because a signal handler may end it."""
         self._has_ended = False
-        self._has_looked = False
-        self._finalizer = weakref.finalize(self, _let_go, core, loop, user, self._pid)
-        self._finalizer.atexit = False  # the background loop cleans up at exit itself
+        self._has_observed = False
+        self._finalizer = weakref.finalize(self, _finalize, core, loop, user, self._pid)
+        self._finalizer.atexit = False  # the background loop cleans up at exit
 
     def get_backend(self) -> str:
         return self._core.backend_name
@@ -112,24 +112,26 @@ class Handler(RendezvousHandler):
         return self._core.settings
 
     def next_rendezvous(self) -> World:
-        """Leave the current round, if any, and block for a place in the next. Ctrl-C withdraws the node."""
+        """Leave the current round, if any, and block until this node has a place in the next. Ctrl-C withdraws it."""
         return self._world(self._call(self._core.next_rendezvous()))
 
     def num_nodes_waiting(self) -> int:
-        """From what was pushed last. Only the first look may block, up to `read_timeout`; 0 once it was shut down."""
+        """As in the interface. Only the first call may block, up to `read_timeout`. 0 after the shutdown."""
         self._check_process()
-        if self._core.closed_now is None and not self._has_looked and self.in_use:
-            self._has_looked = True
+        if self._core.closed_now is None and not self._has_observed and self.in_use:
+            self._has_observed = True
             self._call(self._core.observe())
         return self._core.num_nodes_waiting()
 
     def is_closed(self) -> bool:
-        """As in the interface; once the handler was shut down, what was known then."""
+        """As in the interface. After the shutdown, the last known state."""
         self._check_process()
         closed = self._core.closed_now
         if closed is not None:
             return closed
-        return self._call(self._core.is_closed()) if self.in_use else any(self._answers) or self._core.last_closed
+        return (
+            self._call(self._core.is_closed()) if self.in_use else any(self._shutdown_results) or self._core.last_closed
+        )
 
     def set_closed(self, reason: str = "set_closed() was called") -> None:
         self._call(self._core.set_closed(reason))
@@ -143,55 +145,55 @@ class Handler(RendezvousHandler):
         self._call(self._core.leave(reason))
 
     def shutdown(self) -> bool:
-        """As in the interface. Again, or on several threads at once, and the answer is the same."""
+        """As in the interface. Further and concurrent calls return the same result."""
         self._check_process()
-        if self._answers:
-            return self._answers[0]
+        if self._shutdown_results:
+            return self._shutdown_results[0]
         try:
-            return self._end(self._core.shutdown(), self._answers.append)
+            return self._end(self._core.shutdown(), self._shutdown_results.append)
         except RendezvousError:
-            if not self._answers:  # else somebody else has done it just now
+            if not self._shutdown_results:  # else a concurrent call has succeeded
                 raise
-            return self._answers[0]
+            return self._shutdown_results[0]
 
     def abandon(self) -> None:
-        """Stop everything without a word, as a process that dies does: for tests and demonstrations of a loss."""
+        """Stop without leaving, as a process that dies: for tests and demonstrations of a loss."""
         self._call(self._core.abandon())
         self._finalizer()
 
     def close(self) -> None:
-        """Leave and let go of everything, without closing the run. Idempotent."""
+        """Leave the run and release all resources, without closing the run. Idempotent."""
         self._check_process()
         if not self.in_use:
             return
         try:
             self._end(self._core.aclose(), lambda _: None)
         except RendezvousError:
-            if self.in_use:  # else somebody else has done it just now
+            if self.in_use:  # else a concurrent call has succeeded
                 raise
 
     @property
     def in_use(self) -> bool:
-        """Whether it can be used: it was not shut down or closed, and this is the process that made it."""
+        """Whether it can be used: it was not shut down or closed, and this process created it."""
         return os.getpid() == self._pid and self._finalizer.alive and not self._has_ended
 
     @property
     def has_left(self) -> bool:
-        """Whether the node was told to leave since it last asked to join."""
+        """Whether `leave`, `shutdown` or `close` was called after the last call of `next_rendezvous`."""
         return self._core.has_left
 
-    def _end(self, coro: Coroutine[Any, Any, T], ended: Callable[[T], None]) -> T:
-        """The last of those who end it at the same time lets go of the loop, once `ended` was told the answer."""
+    def _end(self, coro: Coroutine[Any, Any, T], on_result: Callable[[T], None]) -> T:
+        """End the handler. The last one of concurrent calls releases the loop, after `on_result`."""
         try:
-            self._enders.append(coro)
-            answer = self._call(coro)
-            ended(answer)
+            self._ending.append(coro)
+            result = self._call(coro)
+            on_result(result)
             self._has_ended = True
-            return answer
+            return result
         finally:
-            if coro in self._enders:
-                self._enders.remove(coro)
-            if self._has_ended and not self._enders:
+            if coro in self._ending:
+                self._ending.remove(coro)
+            if self._has_ended and not self._ending:
                 self._finalizer()
 
     def _call(self, coro: Coroutine[Any, Any, T]) -> T:
@@ -224,14 +226,14 @@ class Handler(RendezvousHandler):
         return result
 
 
-def _let_go(core: AsyncHandler, loop: _background.BackgroundLoop, user: int, pid: int) -> None:
-    """The handler was dropped or closed: end its session (if that has not happened), then release the loop."""
+def _finalize(core: AsyncHandler, loop: _background.BackgroundLoop, user: int, pid: int) -> None:
+    """The handler was garbage-collected or closed: end its session, if it has one, then release the loop."""
     if os.getpid() == pid:
         loop.spawn(core.aclose(), lambda: _background.release(user))
 
 
 class Run:
-    """Worlds as they come. Leaving the block leaves the run; it never closes it."""
+    """The worlds of a run. The end of the `with` block leaves the run and never closes it."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -242,15 +244,15 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.handler.in_use:  # in a fork the block ends too, and that is no end for the parent
+        if self.handler.in_use:  # not in a forked child: the parent continues
             self.handler.leave(end_of_block(error))
             self.handler.close()
 
     def rounds(self) -> Iterator[World]:
-        """A world, and a new one each time it has changed: asking for the next waits for the change, then re-joins.
+        """A world, and a new one after each change: the next step waits for the change, then joins again.
 
-        Ends when this node is a spare of a run that ended, was asked to go, or was told to leave; raises what
-        `next_rendezvous` raises. Break out of the loop when the work is done.
+        Ends when the node was drained or left, or was a spare of a run that ended. Raises the errors of
+        `next_rendezvous`. Leave the loop with `break` when the work is done.
         """
         while True:
             try:
@@ -266,5 +268,5 @@ class Run:
 
 
 def join(target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink] = (), **options: object) -> Run:
-    """Join a run: use it as `with`. `options` come on top of a URL's."""
+    """Join a run: `with join(...) as run`. `options` replace those of a URL."""
     return Run(Handler(settings_of(target, options), sinks=sinks))

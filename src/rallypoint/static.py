@@ -1,7 +1,7 @@
 """`static://`: a fixed number of nodes with fixed ranks, over a server that rank 0 hosts.
 
-It is a run like any other, so its barrier names who is missing and its store is the same; but every node gets exactly
-the rank it asks for, nobody waits or is spare, and it is never closed.
+It is an ordinary run with special settings, so time-outs name the missing nodes and the store is the same. But every
+node gets exactly its requested rank, no node is waiting or spare, and the run must never be closed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ class StaticHandler(AsyncHandler):
         bootstrap: BootstrapMaker | None = None,
         opener: BackendOpener | None = None,
     ) -> None:
-        super().__init__(_fixed(settings), backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)
+        super().__init__(
+            _static_settings(settings), backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener
+        )
 
     async def next_rendezvous(self) -> AsyncWorld:
-        """Wait until all ranks are there. RendezvousError if another node has this node's rank."""
+        """Wait until all ranks have joined. RendezvousError if another node has this node's rank."""
         world = await super().next_rendezvous()
         if world.rank != self.settings.node_rank:
-            wanted = self.settings.node_rank
-            await self.leave(f"rank {wanted} was asked for twice")
+            rank = self.settings.node_rank
+            await self.leave(f"rank {rank} was requested twice")
             raise RendezvousError(
-                f"rank {wanted} of run {self.settings.run_id!r} was given to another node that asked for it too: every "
-                f"node of a static run needs a node_rank of its own"
+                f"rank {rank} of run {self.settings.run_id!r} was requested by two nodes and given to the other one: "
+                f"give each node of a static run its own node_rank"
             )
         return world
 
@@ -59,8 +61,8 @@ class StaticHandler(AsyncHandler):
         return False
 
 
-def _fixed(settings: Settings) -> Settings:
-    """The settings of a static node: its rank and the size decide everything else."""
+def _static_settings(settings: Settings) -> Settings:
+    """The settings of a static node, derived from its rank and the size. SettingsError if they are inconsistent."""
     rank, size = settings.node_rank, settings.min_nodes
     if rank is None:
         raise SettingsError("a static run needs node_rank: give each node its own, from 0", option="node_rank")
@@ -87,7 +89,7 @@ def handler_for(
     bootstrap: BootstrapMaker | None = None,
     opener: BackendOpener | None = None,
 ) -> AsyncHandler:
-    """The handler that a run of these settings needs."""
+    """A `StaticHandler` for the scheme `static`, else an `AsyncHandler`."""
     if settings.scheme == SCHEME:
         return StaticHandler(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)
     return AsyncHandler(settings, backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener)

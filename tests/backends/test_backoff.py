@@ -1,4 +1,4 @@
-"""Pauses between tries: they grow, are bounded, differ, and start small again after a success."""
+"""Back-off: pauses grow up to a bound, are jittered, and are short again after a success."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The memory backend keeps the contract: on virtual time, on a real loop, and behind chaos without faults."""
+"""The memory backend fulfils the contract: on virtual time, on a real loop, and under `ChaosBackend` without faults."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ def test_memory_backend_conforms_in_any_order_of_tasks(seed):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_memory_backend_gives_the_answers_of_the_model(seed):
+def test_memory_backend_behaves_like_the_model(seed):
     run(check_random_history(kit_of(MemoryServer(), seed=seed)), limit_s=100.0)
 
 
@@ -51,7 +51,7 @@ def test_chaos_without_faults_conforms(check):
 
 def test_memory_backend_conforms_on_a_real_loop():
     async def check_all():
-        # Each check has a server of its own, so that all can wait for their leases at the same time.
+        # Each check has its own server, so that the checks can wait for leases concurrently.
         kits = [kit_of(MemoryServer(HISTORY), ttl_s=0.5, lease_slack_s=0.3) for _ in BACKEND_CHECKS]
         return await asyncio.gather(
             *(run_checks(kit, [check]) for kit, check in zip(kits, BACKEND_CHECKS, strict=True))
@@ -68,7 +68,7 @@ def test_checks_leave_no_keys_behind():
     assert not server.engine.items
 
 
-def test_every_check_says_what_is_promised():
+def test_every_check_documents_its_guarantee():
     for check in BACKEND_CHECKS:
         assert check.__name__.startswith("check_")
         assert check.__doc__.endswith("."), check.__name__

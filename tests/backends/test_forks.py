@@ -1,4 +1,4 @@
-"""What a fork inherits: a child that outlives its parent keeps neither its connection nor its address."""
+"""Forks: a child that outlives its parent keeps neither the parent's connection nor its address open."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ time.sleep(60)
 
 @pytest.fixture
 def forked():
-    """A node that hosts its run and has forked a child that goes on without it; (port, node, pid of the child)."""
+    """A node that hosts its run and has forked a child that outlives it: (port, node, pid of the child)."""
     port = free_port()
     url = f"tcp://127.0.0.1:{port}/run?min_nodes=1&last_call_timeout=0.1"
     with subprocess.Popen([sys.executable, "-c", SCRIPT, url], stdout=subprocess.PIPE, text=True) as node:
@@ -45,7 +45,7 @@ def test_child_of_a_host_does_not_keep_its_address(forked):
     port, node, child = forked
     node.kill()
     node.wait()
-    os.kill(child, 0)  # it is still there
+    os.kill(child, 0)  # the child is running
     deadline = time.monotonic() + 10
     while True:
         with socket.socket() as one:
@@ -81,7 +81,7 @@ FORK = """
 """
 
 
-def test_child_of_a_node_that_looked_up_a_name_ends_as_any_other():
+def test_child_of_a_node_that_looked_up_a_name_exits_normally():
     done = script(
         f"""
     import os, sys
@@ -94,7 +94,7 @@ def test_child_of_a_node_that_looked_up_a_name_ends_as_any_other():
     assert done.stdout == "7\n"
 
 
-def test_child_of_a_node_that_looked_for_an_etcd_in_vain_ends_as_any_other():
+def test_child_of_a_node_that_found_no_etcd_exits_normally():
     pytest.importorskip("grpc")
     done = script(
         f"""

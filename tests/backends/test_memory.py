@@ -1,4 +1,4 @@
-"""What only the memory backend has: loops and threads that share a server, and watches with a bounded buffer."""
+"""Specific to the memory backend: a server shared by loops and threads, and watches with a bounded buffer."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ def test_watch_sees_what_another_thread_with_its_own_loop_writes():
     async def read():
         watch = MemoryBackend(server).watch("/", 1)
         reading = asyncio.create_task(take(watch, 200))
-        await asyncio.sleep(0)  # the watch waits now
+        await asyncio.sleep(0)  # now the watch waits
         watching.wait(PATIENCE_S)
         return await reading
 
@@ -69,7 +69,7 @@ def test_threads_that_add_and_grant_at_the_same_time_lose_nothing():
     assert results[0] == sorted(set(results[0]))
 
 
-def test_watch_is_told_of_a_lease_that_was_granted_by_a_loop_that_is_gone():
+def test_watch_gets_the_end_of_a_lease_whose_loop_is_closed():
     server = MemoryServer()
 
     async def grant_and_die():
@@ -88,7 +88,7 @@ def test_watch_is_told_of_a_lease_that_was_granted_by_a_loop_that_is_gone():
     assert not server.engine.items
 
 
-def test_writer_is_not_disturbed_by_a_watch_whose_loop_is_closed():
+def test_writer_gets_no_error_from_a_watch_whose_loop_is_closed():
     server = MemoryServer()
 
     async def watch_and_die():
@@ -112,7 +112,7 @@ def test_writer_is_not_disturbed_by_a_watch_whose_loop_is_closed():
 # --- watches ----------------------------------------------------------------------------------------------------------
 
 
-def test_watch_that_falls_behind_its_buffer_resumes_without_gap_or_repetition(monkeypatch):
+def test_watch_whose_buffer_overflowed_resumes_without_gap_or_repetition(monkeypatch):
     monkeypatch.setattr(memory, "WATCH_BUFFER", 8)
 
     async def main():
@@ -129,7 +129,7 @@ def test_watch_that_falls_behind_its_buffer_resumes_without_gap_or_repetition(mo
     run(main(), limit_s=60.0)
 
 
-def test_watch_gets_a_past_that_is_longer_than_its_buffer(monkeypatch):
+def test_watch_gets_a_backlog_that_is_longer_than_its_buffer(monkeypatch):
     monkeypatch.setattr(memory, "WATCH_BUFFER", 8)
 
     async def main():
@@ -144,7 +144,7 @@ def test_watch_gets_a_past_that_is_longer_than_its_buffer(monkeypatch):
     run(main(), limit_s=60.0)
 
 
-def test_watch_that_lags_beyond_the_history_is_told_to_scan_again(monkeypatch):
+def test_watch_that_lags_behind_the_history_raises_history_gone(monkeypatch):
     monkeypatch.setattr(memory, "WATCH_BUFFER", 8)
 
     async def main():
@@ -154,7 +154,7 @@ def test_watch_that_lags_beyond_the_history_is_told_to_scan_again(monkeypatch):
         seen = await take(watch, 1)
         for _ in range(100):
             await put(backend, "/a")
-        seen += await take(watch, 8)  # what was in its buffer
+        seen += await take(watch, 8)  # the content of its buffer
         with pytest.raises(HistoryGone) as caught:
             await anext(watch)
         assert seen == list(range(2, 11))
@@ -164,7 +164,7 @@ def test_watch_that_lags_beyond_the_history_is_told_to_scan_again(monkeypatch):
     run(main(), limit_s=60.0)
 
 
-def test_watch_that_ended_is_forgotten_by_its_server_and_its_connection():
+def test_cancelled_watch_is_released_by_its_server_and_its_connection():
     async def main():
         server = MemoryServer()
         backend = MemoryBackend(server)
@@ -225,20 +225,20 @@ def test_status_counts_keys_and_leases():
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_lease_that_ends_at_once_is_told_on_every_loop(kind):
-    """uvloop calls what is due at once without a timer, so that there is nothing to ask when it is due."""
+def test_expiry_of_a_very_short_lease_is_pushed_on_every_loop(kind):
+    """uvloop runs callbacks with a delay of 0 without a timer, so `TimerHandle.when` cannot be used."""
     factory = None if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 
     async def main():
         server = MemoryServer()
         backend = MemoryBackend(server)
         reading = asyncio.create_task(take(backend.watch("/", 1), 1))
-        await asyncio.sleep(0)  # the watch waits now
+        await asyncio.sleep(0)  # now the watch waits
         for _ in range(3):
             await backend.grant(1e-9)
         await backend.grant(60.0)
         async with asyncio.timeout(PATIENCE_S):
-            while len(server.engine.leases) > 1:  # noqa: ASYNC110 - nobody tells that a lease without keys has ended
+            while len(server.engine.leases) > 1:  # noqa: ASYNC110 - a lease without keys ends without an event
                 await asyncio.sleep(0.001)
         await put(backend, "/a")
         assert await reading == [2]

@@ -1,4 +1,4 @@
-"""A session made of leases: it is never believed in for longer than the backend believes in it."""
+"""Sessions: renewals, and a loss that is never noticed later than the backend ends the lease."""
 
 import asyncio
 import random
@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rallypoint.backends.memory import MemoryBackend, MemoryServer
-from rallypoint.backends.session import MOST_ASKING, LeaseSession, first_part
+from rallypoint.backends.session import MAX_PENDING_RENEWALS, LeaseSession, first_interval_fraction
 from rallypoint.errors import OutcomeUnknown, Rejected, Unavailable
 from rallypoint.kv.types import Put
 from rallypoint.testing.chaos import ChaosBackend, Faults
@@ -20,7 +20,7 @@ def now() -> float:
 
 
 class Scripted(MemoryBackend):
-    """Renewals do what the test says: `fault` is awaited before each one is sent, `after` before it is answered."""
+    """A backend with scripted renewals: `fault` is awaited before each one is executed, `after` before its answer."""
 
     def __init__(self, server=None, fault=None, after=None):
         super().__init__(server or MemoryServer())
@@ -55,7 +55,7 @@ async def lost_at(session) -> float:
 
 
 async def gone_at(server, session) -> float:
-    """Write a key under the session and say when the backend takes it away."""
+    """Write a key under the session; the time at which the backend deletes it."""
     backend = MemoryBackend(server)
     revision = (await backend.txn((), (Put("/node", b"", session.lease),))).revision
     batch = await anext(backend.watch("/node", revision))
@@ -78,7 +78,7 @@ def test_session_is_renewed_every_interval(interval_s, wanted):
     assert run(main()) == [wanted * n for n in range(1, int(12.5 / wanted) + 1)]
 
 
-def test_slow_answers_do_not_make_renewals_rarer():
+def test_slow_answers_do_not_lengthen_the_interval_of_renewals():
     async def slowly():
         await asyncio.sleep(0.7)
 
@@ -92,7 +92,7 @@ def test_slow_answers_do_not_make_renewals_rarer():
     assert run(main()) == pytest.approx([float(n) for n in range(1, 13)])
 
 
-def test_answer_that_takes_longer_than_the_interval_leaves_a_pause_all_the_same():
+def test_renewals_pause_even_if_answers_take_longer_than_the_interval():
     async def slowly():
         await asyncio.sleep(1.5)
 
@@ -107,8 +107,8 @@ def test_answer_that_takes_longer_than_the_interval_leaves_a_pause_all_the_same(
 
 
 @pytest.mark.parametrize("granting_s", [3.0, 5.0, 5.9])
-def test_session_whose_granting_took_long_is_renewed_before_it_ends(granting_s):
-    """Its time to live counts from when it was asked for."""
+def test_session_whose_grant_was_slow_is_renewed_before_it_expires(granting_s):
+    """The time to live counts from the request."""
 
     class Slow(Scripted):
         async def grant(self, ttl_s):
@@ -130,14 +130,14 @@ def test_session_whose_granting_took_long_is_renewed_before_it_ends(granting_s):
 
 def test_sessions_of_many_nodes_are_spread_over_half_an_interval():
     for leases in (range(1, 1001), random.Random(1).sample(range(1 << 52, 1 << 53), 1000)):
-        parts = sorted(first_part(lease) for lease in leases)
+        parts = sorted(first_interval_fraction(lease) for lease in leases)
         assert parts[0] >= 0.5
         assert parts[-1] <= 1.0
         in_each_tenth = [sum(1 for part in parts if 0.5 + n / 20 <= part < 0.55 + n / 20) for n in range(10)]
         assert min(in_each_tenth) > 50
 
 
-def test_missed_renewals_are_reported_once_an_outage_and_made_up_for():
+def test_missed_renewals_are_reported_once_per_outage_and_retried():
     missed = []
 
     async def main():
@@ -158,7 +158,7 @@ def test_missed_renewals_are_reported_once_an_outage_and_made_up_for():
     assert missed == ["no way there", "again"]
 
 
-def test_outage_that_lasts_is_reported_again_after_each_time_to_live():
+def test_long_outage_is_reported_again_after_each_time_to_live():
     missed = []
 
     async def main():
@@ -191,8 +191,8 @@ def test_renewal_that_takes_too_long_counts_as_missed():
     assert missed == ["no answer in time"]
 
 
-def test_answer_that_comes_late_counts():
-    """Or a backend that is slow to answer everybody would lose them all, and have them all come anew."""
+def test_late_answer_counts():
+    """Otherwise a slow backend would lose all sessions, and all nodes would join again."""
     missed = []
 
     async def main():
@@ -227,19 +227,19 @@ def test_renewals_without_an_answer_are_few_and_end_with_the_session():
         return len(backend.sent_at), [task.get_name() for task in asyncio.all_tasks()]
 
     sent, tasks = run(main())
-    assert sent > MOST_ASKING
-    assert max(most) == MOST_ASKING
+    assert sent > MAX_PENDING_RENEWALS
+    assert max(most) == MAX_PENDING_RENEWALS
     assert len(tasks) == 1
 
 
-def test_renewals_that_hang_do_not_keep_later_ones_from_being_sent():
-    """Bug that this found: after so many without an answer nothing was asked any more."""
+def test_renewals_without_an_answer_do_not_block_later_ones():
+    """Regression: after some renewals without an answer no more were sent."""
 
     async def main():
         backend = Scripted()
 
         async def first_ones_hang():
-            if len(backend.sent_at) <= 2 * MOST_ASKING:
+            if len(backend.sent_at) <= 2 * MAX_PENDING_RENEWALS:
                 await hang()
 
         backend.fault = first_ones_hang
@@ -251,44 +251,44 @@ def test_renewals_that_hang_do_not_keep_later_ones_from_being_sent():
 
 
 async def granted(backend):
-    """A session on a backend that says of an ended one that it has ended."""
+    """A session on a backend that reports expired leases."""
     lease = await backend.grant(TTL_S)
     return LeaseSession(
-        backend, lease, TTL_S, now(), interval_s=None, renew_timeout_s=None, on_missed=None, is_told=True
+        backend, lease, TTL_S, now(), interval_s=None, renew_timeout_s=None, on_missed=None, reports_expiry=True
     )
 
 
-def test_session_that_waits_for_word_is_not_lost_by_the_clock_alone():
+def test_session_without_local_expiry_is_not_lost_by_late_answers():
     async def main():
-        backend = Scripted(after=lambda: asyncio.sleep(TTL_S + 1.0))  # every answer is too late, every renewal arrives
+        backend = Scripted(after=lambda: asyncio.sleep(TTL_S + 1.0))  # all renewals arrive, all answers are too late
         session = await granted(backend)
-        session.wait_for_word(True)
+        session.set_local_expiry(False)
         await asyncio.sleep(10 * TTL_S)
         lost = session.lost.is_set()
-        session.wait_for_word(False)
+        session.set_local_expiry(True)
         return lost, session.lost.reason
 
     assert run(main()) == (False, "the session was not renewed within its time to live of 6 s")
 
 
-def test_session_that_no_longer_waits_for_word_ends_by_the_clock_on_time():
-    """Bug that this found: the renewing noticed it only when its own wait was over."""
+def test_session_expires_on_time_once_local_expiry_is_enabled_again():
+    """Regression: the session expired only when the renewal task woke up."""
 
     async def main():
         backend = Scripted(fault=hang)
         session = await granted(backend)
-        session.wait_for_word(True)
-        await asyncio.sleep(TTL_S + 0.5)  # over by the clock, and a renewal waits for its answer
-        session.expires_at = now() + 0.3  # an older one was answered at last
+        session.set_local_expiry(False)
+        await asyncio.sleep(TTL_S + 0.5)  # locally expired, and a renewal waits for its answer
+        session.expires_at = now() + 0.3  # an older renewal has been answered
         ends_at = session.expires_at
-        session.wait_for_word(False)
+        session.set_local_expiry(True)
         return await lost_at(session) - ends_at
 
     assert run(main()) == pytest.approx(0.0)
 
 
-def test_process_that_stands_still_while_a_renewal_is_under_way_hears_its_answer_first():
-    """Bug that this found: the answer lay there, and the session was given up."""
+def test_process_that_was_stopped_during_a_renewal_processes_its_answer_first():
+    """Regression: the answer had arrived, but the session was considered lost."""
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -298,7 +298,7 @@ def test_process_that_stands_still_while_a_renewal_is_under_way_hears_its_answer
         await asyncio.sleep(2.1)
         assert backend.sent_at == [2.0]
         loop.pause(TTL_S - 1.5)
-        for _ in range(3):  # what is due is done before what has arrived is read
+        for _ in range(3):  # timers run before received data is processed
             await asyncio.sleep(0)
         answer.set_result(None)
         await asyncio.sleep(0.5)
@@ -307,11 +307,11 @@ def test_process_that_stands_still_while_a_renewal_is_under_way_hears_its_answer
     assert run(main()) is None
 
 
-def test_session_that_waits_for_word_is_lost_when_the_word_comes():
+def test_session_without_local_expiry_is_lost_when_the_backend_reports_its_end():
     async def main():
-        backend = Scripted(fault=lambda: asyncio.sleep(TTL_S + 1.0))  # every renewal arrives too late
+        backend = Scripted(fault=lambda: asyncio.sleep(TTL_S + 1.0))  # all renewals arrive too late
         session = await granted(backend)
-        session.wait_for_word(True)
+        session.set_local_expiry(False)
         return await lost_at(session), session.lost.reason
 
     at, reason = run(main())
@@ -319,20 +319,20 @@ def test_session_that_waits_for_word_is_lost_when_the_word_comes():
     assert reason == "the backend ended the session: it had not been renewed in time, or was revoked"
 
 
-def test_session_that_waits_for_word_is_lost_in_time_without_a_backend():
+def test_session_without_local_expiry_is_lost_in_time_if_the_backend_is_unreachable():
     async def main():
         session = await granted(Scripted(fault=failing(Unavailable("down"))))
-        session.wait_for_word(True)
+        session.set_local_expiry(False)
         return await lost_at(session)
 
     assert run(main()) == TTL_S
 
 
-# --- losing -----------------------------------------------------------------------------------------------------------
+# --- loss -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "fault", [failing(Unavailable("down")), failing(OutcomeUnknown("?")), failing(RuntimeError("a defect")), hang]
+    "fault", [failing(Unavailable("down")), failing(OutcomeUnknown("?")), failing(RuntimeError("a bug")), hang]
 )
 def test_session_is_lost_when_nothing_was_renewed_for_its_time_to_live(fault):
     async def main():
@@ -350,7 +350,7 @@ def test_session_is_lost_when_nothing_was_renewed_for_its_time_to_live(fault):
     assert reason == "the session was not renewed within its time to live of 6 s"
 
 
-def test_slow_renewal_counts_from_when_it_was_sent():
+def test_slow_renewal_counts_from_the_time_of_sending():
     async def main():
         server = MemoryServer()
         backend = Scripted(server, fault=lambda: asyncio.sleep(1.5), after=lambda: asyncio.sleep(1.0))
@@ -365,7 +365,7 @@ def test_slow_renewal_counts_from_when_it_was_sent():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_session_is_never_believed_in_for_longer_than_by_the_backend(seed):
+def test_session_is_lost_on_this_side_before_the_backend_deletes_its_keys(seed):
     rng = random.Random(seed)
     faults = Faults(
         delay_s=(0.0, rng.choice([0.0, 0.5, 3.0])),
@@ -411,7 +411,7 @@ def test_session_that_the_backend_refuses_to_renew_is_lost_at_once():
     assert run(main(), limit_s=100.0) == (2.0, "the backend refused to renew the session: who are you?")
 
 
-def test_process_paused_beyond_the_time_to_live_learns_that_its_session_is_lost():
+def test_process_stopped_beyond_the_time_to_live_loses_its_session():
     async def main():
         backend = Scripted()
         session = await backend.open_session(TTL_S)
@@ -423,7 +423,7 @@ def test_process_paused_beyond_the_time_to_live_learns_that_its_session_is_lost(
     assert run(main(), limit_s=100.0) == (9.0, [2.0])
 
 
-def test_process_paused_for_less_than_the_time_to_live_notices_nothing():
+def test_process_stopped_for_less_than_the_time_to_live_keeps_its_session():
     async def main():
         backend = Scripted()
         session = await backend.open_session(TTL_S)
@@ -440,7 +440,7 @@ def test_process_paused_for_less_than_the_time_to_live_notices_nothing():
 # --- ending -----------------------------------------------------------------------------------------------------------
 
 
-def test_closing_ends_the_lease_and_is_not_losing():
+def test_closing_ends_the_lease_and_does_not_set_lost():
     async def main():
         server = MemoryServer()
         backend = Scripted(server)
@@ -470,7 +470,7 @@ def test_abandoned_session_is_never_renewed_again():
 
 
 @pytest.mark.parametrize("fault", [failing(Unavailable("down")), failing(OutcomeUnknown("?")), hang])
-def test_closing_does_not_raise_or_hang_when_the_backend_is_out_of_reach(fault):
+def test_closing_does_not_raise_or_hang_when_the_backend_is_unreachable(fault):
     class Unreachable(MemoryBackend):
         async def revoke(self, lease):
             await fault()
@@ -499,17 +499,17 @@ def test_outage_of_less_than_half_the_time_to_live_loses_no_session(begins_s):
     run(main())
 
 
-def test_session_outlasts_an_outage_in_which_no_lease_can_end():
-    """The backend has nobody who could end a lease, and says so: the time to live counts from then on."""
+def test_session_survives_an_outage_in_which_no_lease_can_end():
+    """The backend reports that it has no leader that could end a lease: the time to live starts anew."""
 
     async def scene():
         backend = Scripted()
         session = await backend.open_session(TTL_S, interval_s=1.0)
 
-        async def nobody_decides():
+        async def no_leader():
             raise Unavailable("no leader", nothing_ended_at=now())
 
-        backend.fault = nobody_decides
+        backend.fault = no_leader
         await asyncio.sleep(5 * TTL_S)
         outlasted = not session.lost.is_set()
         backend.fault = failing(Unavailable("nothing is known"))

@@ -1,4 +1,4 @@
-"""The file of the token: what is taken from it, what is refused, and what happens when it changes."""
+"""The token file: its format, its errors, and changes of its content."""
 
 import os
 
@@ -24,7 +24,7 @@ from tests.server.kit import client_of, eventually, put, run, serving
         ("geheim: ä", ("geheim: ä",)),
     ],
 )
-def test_every_line_is_a_token_and_blanks_at_its_ends_do_not_count(tmp_path, text, tokens):
+def test_every_line_is_a_token_without_its_surrounding_blanks(tmp_path, text, tokens):
     path = tmp_path / "token"
     path.write_text(text, encoding="utf-8")
     file = TokenFile(str(path))
@@ -50,14 +50,14 @@ def test_file_without_a_usable_token_is_refused_with_its_name(tmp_path, data, wo
     assert f"token_file {str(path)!r} {words}" in str(caught.value)
 
 
-def test_file_that_is_not_there_is_refused_with_its_name(tmp_path):
+def test_missing_file_is_refused_with_its_name(tmp_path):
     with pytest.raises(Rejected) as caught:
         TokenFile(str(tmp_path / "none"))
     assert f"token_file {str(tmp_path / 'none')!r} cannot be read: No such file" in str(caught.value)
 
 
 @pytest.mark.parametrize(("mode", "words"), [(0o600, None), (0o640, None), (0o644, "read"), (0o666, "changed")])
-def test_file_that_everybody_can_read_is_warned_of(tmp_path, mode, words):
+def test_world_readable_file_causes_a_warning(tmp_path, mode, words):
     path = tmp_path / "token"
     path.write_text("secret")
     path.chmod(mode)
@@ -67,8 +67,8 @@ def test_file_that_everybody_can_read_is_warned_of(tmp_path, mode, words):
         assert f"token_file {str(path)!r} can be {words} by everybody on this machine" in warnings[0]
 
 
-def test_server_takes_up_another_token_and_keeps_the_last_one_if_the_file_becomes_useless(tmp_path, monkeypatch):
-    """A whole rotation: nobody who has either token at the right time is refused, and who is in stays in."""
+def test_server_reloads_its_tokens_and_keeps_the_last_ones_if_the_file_becomes_unusable(tmp_path, monkeypatch):
+    """A rotation: no client with a valid token is refused, and connected clients stay connected."""
     monkeypatch.setattr("rallypoint.server.admission.credentials.POLL_S", 0.05)
     path = tmp_path / "token"
     path.write_text("sesame-1\n")
@@ -122,7 +122,7 @@ def test_server_takes_up_another_token_and_keeps_the_last_one_if_the_file_become
     run(main())
 
 
-def test_node_that_comes_back_shows_what_is_in_its_file_now(tmp_path):
+def test_reconnecting_node_sends_the_token_that_is_in_its_file_now(tmp_path):
     path = tmp_path / "token"
     path.write_text("sesame-1\n")
 

@@ -1,4 +1,4 @@
-"""Shell completion as the page on operating says: a script for each shell, which asks `rallypoint`."""
+"""Shell completion as docs/operating.md describes it: a script for each shell, which calls `rallypoint`."""
 
 import os
 import re
@@ -36,22 +36,22 @@ def path(tmp_path) -> str:
 
 
 @pytest.mark.parametrize("shell", ASKED)
-def test_script_of_each_shell_asks_rallypoint_in_its_own_way(shell):
+def test_completion_script_is_made_for_each_shell(shell):
     script = rallypoint(_RALLYPOINT_COMPLETE=f"{shell}_source")
     assert f"_RALLYPOINT_COMPLETE={shell}_complete" in script
     assert re.search(
         {"bash": r"complete .* rallypoint", "zsh": "compdef", "fish": "--command rallypoint"}[shell], script
     )
-    assert f"_RALLYPOINT_COMPLETE={shell}_source rallypoint" in DOCS.read_text(), "as the page says"
+    assert f"_RALLYPOINT_COMPLETE={shell}_source rallypoint" in DOCS.read_text(), "as the page describes it"
 
 
 @pytest.mark.parametrize("shell", ASKED)
-def test_answers_are_in_the_words_of_each_shell(shell):
+def test_completions_have_the_format_of_each_shell(shell):
     _, env, expected = ASKED[shell]
     assert rallypoint(_RALLYPOINT_COMPLETE=f"{shell}_complete", **env).startswith(expected)
 
 
-def test_bash_completes_commands_and_options_with_the_line_of_the_page(path):
+def test_bash_completes_commands_and_options_with_the_documented_line(path):
     line = next(line for line in DOCS.read_text().splitlines() if "bash_source" in line).partition("#")[0]
     typed = """
     offer() {
@@ -82,7 +82,7 @@ def test_bash_completes_commands_and_options_with_the_line_of_the_page(path):
         ("fish", '{line}; complete -C "rallypoint hist"'),
     ],
 )
-def test_other_shells_take_the_line_of_the_page(shell, words, path):
+def test_other_shells_accept_the_documented_line(shell, words, path):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     line = next(line for line in DOCS.read_text().splitlines() if f"{shell}_source" in line).partition("#")[0]

@@ -1,19 +1,19 @@
-"""`rallypoint run`: its flags, where values come from, and what it refuses."""
+"""`rallypoint run`: its flags, the sources of their values, and the values that it refuses."""
 
 import pytest
 from click.testing import CliRunner
 
 from rallypoint.cli import main
-from rallypoint.cli.run_settings import FLAGS, Found, collect, count_gpus, job_of, settings_of, wants_a_host
+from rallypoint.cli.run_settings import FLAGS, SettingValue, collect, count_gpus, job_of, needs_detection, settings_of
 from rallypoint.errors import SettingsError
 from rallypoint.launcher.logs import Std
 
 
-def values(environ: dict[str, str] | None = None, detected: dict[str, Found] | None = None, **flags: str):
+def values(environ: dict[str, str] | None = None, detected: dict[str, SettingValue] | None = None, **flags: str):
     return collect({name.replace("_", "-"): value for name, value in flags.items()}, environ or {}, detected or {})
 
 
-def settings(environ: dict[str, str] | None = None, detected: dict[str, Found] | None = None, **flags: str):
+def settings(environ: dict[str, str] | None = None, detected: dict[str, SettingValue] | None = None, **flags: str):
     return settings_of(values(environ, detected, **flags))
 
 
@@ -51,8 +51,8 @@ def test_each_value_is_shown_with_where_it_came_from():
     assert found["--rdzv-id"] == ["-", "default"]
 
 
-def test_flag_wins_over_environment_and_environment_over_the_host():
-    detected = {"nnodes": Found("8:8", "detected: slurm"), "rdzv-id": Found("job-7", "detected: slurm")}
+def test_flag_overrides_environment_and_environment_overrides_scheduler():
+    detected = {"nnodes": SettingValue("8:8", "detected: slurm"), "rdzv-id": SettingValue("job-7", "detected: slurm")}
     found = values({"PET_NNODES": "4"}, detected, rdzv_endpoint="head")
     assert (found.text("nnodes"), found.text("rdzv-id")) == ("4", "job-7")
     assert found.found["rdzv-id"].source == "detected: slurm"
@@ -61,13 +61,13 @@ def test_flag_wins_over_environment_and_environment_over_the_host():
     assert (run.min_nodes, run.max_nodes, run.run_id, run.where) == (4, 4, "job-7", "tcp://head:29400")
 
 
-def test_host_is_asked_only_for_what_was_not_said():
-    assert wants_a_host(values())
-    assert wants_a_host(values(rdzv_endpoint="head", rdzv_id="x"))
-    assert not wants_a_host(values(rdzv_endpoint="head", rdzv_id="x", nnodes="2"))
-    assert not wants_a_host(values({"PET_RDZV_ID": "x", "PET_NNODES": "2"}, rdzv_endpoint="head"))
-    assert not wants_a_host(values(standalone="true"))
-    assert not wants_a_host(values(url="tcp://head/x?min_nodes=1"))
+def test_scheduler_is_asked_only_if_a_setting_is_missing():
+    assert needs_detection(values())
+    assert needs_detection(values(rdzv_endpoint="head", rdzv_id="x"))
+    assert not needs_detection(values(rdzv_endpoint="head", rdzv_id="x", nnodes="2"))
+    assert not needs_detection(values({"PET_RDZV_ID": "x", "PET_NNODES": "2"}, rdzv_endpoint="head"))
+    assert not needs_detection(values(standalone="true"))
+    assert not needs_detection(values(url="tcp://head/x?min_nodes=1"))
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_backends_have_the_names_that_torchrun_gives_them(flags, where):
     assert settings(nnodes="2", rdzv_id="x", **flags).where == where
 
 
-def test_url_says_it_all():
+def test_url_replaces_backend_endpoint_and_id():
     run = settings(url="tcp://head/my-run?min_nodes=2&max_nodes=4&labels=zone=a", name="me")
     assert (run.run_id, run.min_nodes, run.max_nodes, run.name, run.labels) == ("my-run", 2, 4, "me", {"zone": "a"})
     assert settings(url="tcp://head/my-run", nnodes="2:3").max_nodes == 3
-    with pytest.raises(SettingsError, match="--url says it all"):
+    with pytest.raises(SettingsError, match="--url and --rdzv-id exclude each other"):
         settings(url="tcp://head/my-run?min_nodes=1", rdzv_id="x")
 
 
@@ -102,13 +102,13 @@ def test_conf_takes_every_option_of_the_run_and_refuses_others():
         settings(rdzv_endpoint="head", rdzv_id="x", rdzv_conf="join_timeout")
 
 
-def test_node_rank_that_was_asked_for_is_honoured():
+def test_node_rank_selects_the_node_rank_policy():
     run = settings(nnodes="2", rdzv_endpoint="head", rdzv_id="x", node_rank="1")
     assert (run.node_rank, run.ranks) == (1, "node_rank")
     assert settings(nnodes="2", rdzv_endpoint="head", rdzv_id="x").ranks == "sticky"
 
 
-def test_one_node_without_an_endpoint_is_by_itself():
+def test_one_node_without_an_endpoint_is_standalone():
     one, two = settings(), settings(standalone="true")
     assert (one.scheme, two.scheme) == ("memory", "memory")
     assert one.run_id != two.run_id
@@ -123,17 +123,17 @@ def test_one_node_without_an_endpoint_is_by_itself():
         ({"nnodes": "0"}, r"nnodes='0' \(from flag\): 0 is less than 1"),
         ({"nnodes": "4:2", "rdzv_endpoint": "h", "rdzv_id": "x"}, "max_nodes=2 is below min_nodes=4"),
         ({"nnodes": "two"}, "'two' is not a whole number; give a number, or MIN:MAX"),
-        ({"standalone": "true", "nnodes": "2"}, "--standalone is one node by itself"),
-        ({"rdzv_backend": "redis", "rdzv_endpoint": "h", "rdzv_id": "x"}, "no such backend; there are c10d, etcd"),
+        ({"standalone": "true", "nnodes": "2"}, "--standalone runs on one node only"),
+        ({"rdzv_backend": "redis", "rdzv_endpoint": "h", "rdzv_id": "x"}, "no such backend; choose one of c10d, etcd"),
         ({"rdzv_endpoint": "h:99999", "rdzv_id": "x"}, "h:99999"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_with_what_to_do(flags, words):
+def test_missing_or_contradictory_values_are_refused_with_advice(flags, words):
     with pytest.raises(SettingsError, match=words):
         settings(**flags)
 
 
-def test_bad_value_of_the_environment_is_refused_by_the_name_it_has_there():
+def test_invalid_value_from_the_environment_is_refused_with_the_variable():
     with pytest.raises(SettingsError, match=r"max-restarts='many' \(from PET_MAX_RESTARTS\)"):
         job_of(values({"PET_MAX_RESTARTS": "many"}), ("x",))
 
@@ -143,19 +143,19 @@ def test_unknown_flag_is_refused_with_the_nearest_one():
     assert "--max-restarts" in refused("--max-restart", "2", "train.py")
 
 
-def test_program_that_is_missing_is_asked_for():
+def test_missing_program_is_an_error():
     assert "the program is missing" in refused("--standalone")
-    assert "--no-python says that it is not Python" in refused("--standalone", "-m", "--no-python", "x")
+    assert "--module and --no-python exclude each other" in refused("--standalone", "-m", "--no-python", "x")
 
 
-def test_files_need_a_place_and_a_place_alone_means_all_of_the_output(tmp_path):
-    with pytest.raises(SettingsError, match="say where, with --log-dir"):
+def test_log_files_need_a_directory_and_a_directory_alone_implies_all_output(tmp_path):
+    with pytest.raises(SettingsError, match="give their directory, --log-dir"):
         job_of(values(tee="3"), ("x",))
     job = job_of(values(log_dir=str(tmp_path)), ("x",))
     assert (job.tee.of(0), job.redirects.of(0)) == (Std.ALL, Std.NONE)
 
 
-def test_gpus_are_those_that_workers_would_see(tmp_path, monkeypatch):
+def test_gpus_are_counted_as_workers_see_them(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "0000:01").touch()
     (tmp_path / "0000:02").touch()
@@ -163,6 +163,6 @@ def test_gpus_are_those_that_workers_would_see(tmp_path, monkeypatch):
     assert count_gpus({"CUDA_VISIBLE_DEVICES": "0,GPU-abc,-1"}, tmp_path) == 2
     assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
     assert count_gpus({}, tmp_path / "none") == 0
-    with pytest.raises(SettingsError, match="no NVIDIA GPU"):
+    with pytest.raises(SettingsError, match="no visible NVIDIA GPU"):
         job_of(values(nproc_per_node="gpu"), ("x",))
     assert job_of(values(nproc_per_node="cpu"), ("x",)).workers >= 1

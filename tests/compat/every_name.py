@@ -1,8 +1,8 @@
-"""A script written for torch's API that uses every public name of it. `python every_name.py PACKAGE FOLDER`.
+"""A script that uses every public name of torch's API. `python every_name.py PACKAGE FOLDER`.
 
-Only the import says whose it is: PACKAGE is torch.distributed.elastic.rendezvous or rallypoint.compat.rendezvous. It
-runs two nodes in threads over a home-made backend, then one over the registry, and prints what it saw, which is the
-same.
+PACKAGE is torch.distributed.elastic.rendezvous or rallypoint.compat.rendezvous; only the import depends on it. It
+runs two nodes in threads over a backend of its own, then one over the registry, and prints what it observes, which must
+be the same for both packages.
 """
 
 import importlib
@@ -23,7 +23,7 @@ seen: dict[str, object] = {}
 
 
 class MyBackend(dynamic.RendezvousBackend):
-    """A cell in this process, as somebody has written it for torch."""
+    """A cell in this process, as a user of torch writes it."""
 
     def __init__(self) -> None:
         self.state, self.version, self.lock = None, 0, threading.Lock()
@@ -47,7 +47,7 @@ class MyBackend(dynamic.RendezvousBackend):
 
 
 class MyStore(dict):
-    """A store of somebody's own, for where torch is not used."""
+    """A user's own store, for a process without torch."""
 
     def set(self, key, value):
         self[key] = value if isinstance(value, bytes) else value.encode()

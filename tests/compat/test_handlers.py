@@ -1,4 +1,4 @@
-"""Handlers by the backend names that torch users know, and over anybody's cell."""
+"""Handlers by torch's backend names, and over any cell."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from rallypoint.compat.rendezvous import (
 from rallypoint.compat.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from rallypoint.compat.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
 from rallypoint.compat.rendezvous.etcd_rendezvous import create_rdzv_handler
-from rallypoint.compat.rendezvous.prefix import PrefixStore
+from rallypoint.compat.rendezvous.prefix_store import PrefixStore
 from rallypoint.compat.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.blocking import Store
 from rallypoint.testing.cells import MemoryCell
@@ -28,7 +28,7 @@ QUICK = {"last_call_timeout": 1, "join_timeout": 60, "close_timeout": 2, "keep_a
 
 
 def together(*handlers):
-    """All of them join; their infos."""
+    """Let all handlers join; returns their infos."""
     with ThreadPoolExecutor(len(handlers)) as threads:
         calls = [threads.submit(handler.next_rendezvous) for handler in handlers]
         return [call.result(2 * PATIENCE_S) for call in calls]
@@ -61,7 +61,7 @@ def test_handlers_over_a_server_that_one_of_them_hosts(backend):
     assert_round_of([get_rendezvous_handler(params) for _ in range(2)], backend)
 
 
-def test_static_handlers_have_the_ranks_they_ask_for():
+def test_static_handlers_have_the_ranks_that_they_ask_for():
     endpoint = loopback()
     handlers = [get_rendezvous_handler(parameters("static", endpoint, rank=rank)) for rank in (1, 0)]
     infos = together(*handlers)
@@ -97,17 +97,17 @@ def test_c10d_over_a_file(kind, tmp_path):
         (lambda: parameters("c10d", "/no/such/place/file", store_type="file"), "/no/such/place"),
         (lambda: parameters("c10d", "head:29400", nonsense=1), "nonsense"),
         (lambda: parameters("static", "head:29500"), "node_rank"),
-        (lambda: parameters("nobody's", ""), "not registered: there are c10d, etcd, etcd-v2"),
+        (lambda: parameters("nobody's", ""), "not registered \\(registered: c10d, etcd, etcd-v2"),
         (lambda: parameters("etcd", "head:2379", protocol="ftp"), "protocol"),
     ],
 )
-def test_what_is_wrong_is_a_value_error_that_names_it(params, says):
+def test_invalid_parameter_is_a_value_error_that_names_it(params, says):
     with pytest.raises(ValueError, match=says):
         get_rendezvous_handler(params())
 
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_etcd_goes_to_the_etcd_backend_under_the_name_that_was_asked_for(backend, monkeypatch):
+def test_etcd_uses_the_etcd_backend_and_keeps_the_name_that_was_asked_for(backend, monkeypatch):
     monkeypatch.setitem(schemes._openers, "etcd", schemes.open_memory)
     handlers = [get_rendezvous_handler(parameters(backend, f"{backend}:2379,e2:2379")) for _ in range(2)]
     assert_round_of(handlers, backend)
@@ -116,18 +116,18 @@ def test_etcd_goes_to_the_etcd_backend_under_the_name_that_was_asked_for(backend
     assert one.shutdown()
 
 
-def test_etcd_that_is_not_installed_says_what_to_install(monkeypatch):
+def test_missing_etcd_client_is_an_error_that_says_what_to_install(monkeypatch):
     monkeypatch.delitem(schemes._openers, "etcd", raising=False)
     monkeypatch.setattr(schemes, "_plug_ins", list)
     with pytest.raises(ValueError, match=r"pip install 'rallypoint\[etcd\]'"):
         rendezvous_handler_registry.create_handler(parameters("etcd-v2", "head:2379"))
 
 
-# --- anybody's cell ---------------------------------------------------------------------------------------------------
+# --- any cell ---------------------------------------------------------------------------------------------------------
 
 
 class Watched(MemoryCell):
-    """Notes who calls it, and whether two did at once."""
+    """Records the calling threads, and whether two calls were made at once."""
 
     name = "watched"
 
@@ -161,7 +161,7 @@ def test_cell_is_called_by_one_thread_at_a_time_and_not_on_the_loop():
     assert cell.at_once == 1
 
 
-def test_round_s_store_is_the_caller_s_under_the_round_s_prefix():
+def test_store_of_a_round_is_the_callers_store_under_a_prefix():
     class Mine(dict):
         def set(self, key, value):
             self[key] = value
@@ -202,7 +202,7 @@ def test_handlers_over_a_store_of_torch(kind, tmp_path):
             assert handler.shutdown()
 
 
-def test_without_a_store_of_the_caller_the_round_has_one_of_its_own():
+def test_without_a_store_of_the_caller_the_round_has_a_store_of_rallypoint():
     pytest.importorskip("torch")
     handler = DynamicRendezvousHandler.from_backend("run", None, MemoryCell(), 1, 1, last_call_timeout=1)
     store = handler.next_rendezvous().store
@@ -224,7 +224,7 @@ def test_corrupt_cell_is_a_state_error_and_stays_as_it_is():
     assert handler.shutdown() is False
 
 
-def test_too_few_nodes_are_a_time_out_that_says_who_is_there():
+def test_too_few_nodes_are_a_time_out_that_names_those_that_joined():
     timeout = RendezvousTimeout(join=timedelta(seconds=4))
     handler = DynamicRendezvousHandler.from_backend("run", None, MemoryCell(), 2, 2, timeout=timeout)
     with pytest.raises(RendezvousTimeoutError, match="1 of at least 2"):
@@ -232,7 +232,7 @@ def test_too_few_nodes_are_a_time_out_that_says_who_is_there():
     assert handler.shutdown()
 
 
-def test_lost_node_is_seen_by_who_asks_for_waiting_nodes():
+def test_loss_of_a_node_shows_in_the_number_of_waiting_nodes():
     cell = MemoryCell()
     options = {"keep_alive_interval": 0.5, "last_call_timeout": 1, "admission_window": 0}
     handlers = [DynamicRendezvousHandler.from_backend("run", None, cell, 1, 2, **options) for _ in range(2)]
@@ -255,13 +255,13 @@ def test_lost_node_is_seen_by_who_asks_for_waiting_nodes():
         ({"nonsense": 1}, "nonsense"),
     ],
 )
-def test_what_is_wrong_with_a_dynamic_handler_is_named(change, says):
+def test_invalid_argument_of_a_dynamic_handler_is_named(change, says):
     arguments = {"run_id": "run", "store": None, "backend": MemoryCell(), "min_nodes": 2, "max_nodes": 2, **change}
     with pytest.raises(ValueError, match=says):
         DynamicRendezvousHandler.from_backend(**arguments)
 
 
-def test_prefix_store_has_what_its_store_has():
+def test_prefix_store_has_the_methods_of_its_store():
     class Mine:
         def check(self, keys):
             return keys

@@ -1,4 +1,4 @@
-"""The names of torch's package, here: the same ones, the same meaning."""
+"""The compat package has the names of torch's package, with the same meaning."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rallypoint.compat.rendezvous as ours
-from rallypoint.compat.rendezvous import etcd_rendezvous, etcd_rendezvous_backend, older, static_tcp_rendezvous
+from rallypoint.compat.rendezvous import etcd_rendezvous, etcd_rendezvous_backend, legacy_names, static_tcp_rendezvous
 
 HERE = Path(__file__).parent
 TORCHS = "torch.distributed.elastic.rendezvous"
@@ -39,7 +39,7 @@ def test_public_names_are_those_of_torch(name):
         assert getattr(here, public) is not None
 
 
-def test_names_without_a_list_of_public_ones_are_there_too():
+def test_names_of_modules_without_a_public_list_exist_too():
     pytest.importorskip("torch")
     for name, public in (
         ("c10d_rendezvous_backend", ("C10dRendezvousBackend", "create_backend", "DEFAULT_PORT")),
@@ -51,7 +51,7 @@ def test_names_without_a_list_of_public_ones_are_there_too():
 
 
 @pytest.mark.parametrize("name", sorted(ONLY_THERE - {"StaticTCPRendezvous"}))
-def test_importing_what_made_sense_only_there_says_what_to_use(name):
+def test_import_of_a_name_that_exists_only_in_torch_says_what_to_use_instead(name):
     with pytest.raises(ImportError) as caught:
         exec(f"from rallypoint.compat.rendezvous.etcd_rendezvous import {name}")
     assert name in str(caught.value)
@@ -66,22 +66,22 @@ def test_importing_what_made_sense_only_there_says_what_to_use(name):
         (etcd_rendezvous_backend, "create_backend"),
     ],
 )
-def test_other_names_of_theirs_say_what_to_use(where, name):
+def test_other_names_of_torch_say_what_to_use_instead(where, name):
     with pytest.raises(ImportError, match=r"rallypoint\.create_handler"):
         getattr(where, name)
 
 
 @pytest.mark.parametrize("where", [static_tcp_rendezvous, etcd_rendezvous_backend, etcd_rendezvous])
-def test_name_that_never_was_is_an_attribute_error(where):
+def test_unknown_name_is_an_attribute_error(where):
     with pytest.raises(AttributeError, match="nonsense"):
         _ = where.nonsense
 
 
-def test_older_names_mean_what_their_successors_mean():
+def test_legacy_names_are_aliases_of_their_successors():
     assert ours.RendezvousException is ours.RendezvousError
     assert ours.RendezvousClosedException is ours.RendezvousClosedError
     assert ours.RendezvousTimeoutException is ours.RendezvousTimeoutError
-    assert issubclass(ours.RendezvousTimeoutError, older.RendezvousNonRetryableError)
+    assert issubclass(ours.RendezvousTimeoutError, legacy_names.RendezvousNonRetryableError)
     factory = ours.RendezvousHandlerFactory()
     factory.register("x", lambda params: None)
 
@@ -99,13 +99,13 @@ def run_script(package: str, folder: Path, *more: str) -> dict[str, object]:
     return dict(json.loads(done.stdout))
 
 
-def test_script_that_uses_every_name_runs_on_both_by_changing_the_import_alone(tmp_path):
+def test_script_that_uses_every_name_runs_on_both_packages_by_changing_only_the_import(tmp_path):
     pytest.importorskip("torch")
     assert run_script(OURS, tmp_path, "torch") == run_script(TORCHS, tmp_path, "torch")
 
 
 def test_script_that_uses_every_name_needs_no_torch(tmp_path):
-    """`torch` cannot even be found here."""
+    """Runs the script where `torch` cannot be found."""
     (tmp_path / "torch.py").write_text("raise ImportError('there is no torch')")
     env = os.environ.get("PYTHONPATH", "")
     sys.path.insert(0, str(tmp_path))

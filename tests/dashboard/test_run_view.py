@@ -12,9 +12,9 @@ from rallypoint.dashboard.timeline import MOST_SPANS, MOST_TRACKS, State, Timeli
 from rallypoint.dashboard.versioned import MOST_REMOVED, Versioned
 from rallypoint.events import JoinStarted, NodeLost, WaitingFor
 from rallypoint.observe.explain import explain
-from rallypoint.observe.follower import Follower, look
-from rallypoint.observe.happenings import Happenings
+from rallypoint.observe.follower import Follower, read_report
 from rallypoint.observe.report import Drain, NodeReport, Phase, Report, RoundReport, Standing
+from rallypoint.observe.run_events import RunEvents
 from tests.rendezvous.kit import Town, play
 
 
@@ -56,12 +56,12 @@ def test_readers_of_any_pace_see_the_same(seed):
     async def scene(town: Town) -> None:
         rng = random.Random(seed)
         backend = MemoryBackend(town.server)
-        view, happenings = RunView("run", "memory://"), Happenings()
+        view, run_events = RunView("run", "memory://"), RunEvents()
         readers = [Reader() for _ in range(3)]
 
         async def follow():
-            async for report in Follower(backend, town.keys, "memory://", on_changes=happenings.take):
-                told, happenings.events = happenings.events, []
+            async for report in Follower(backend, town.keys, "memory://", on_changes=run_events.take):
+                told, run_events.events = run_events.events, []
                 view.update(report, told, "", asyncio.get_running_loop().time())
 
         task = asyncio.create_task(follow())
@@ -81,7 +81,7 @@ def test_readers_of_any_pace_see_the_same(seed):
             reader.read(view)
             assert reader.all == fresh.all
             assert not {"nodes", "node_states", "tracks", "lines"} & reader.read(view).keys()
-        report = await look(backend, town.keys, "memory://")
+        report = await read_report(backend, town.keys, "memory://")
         assert fresh.sections["state"]["why"] == explain(report).paragraph
         assert {node_id: spot[1] for node_id, (_, spot) in fresh.nodes.items()} == {
             node.id: node.standing.value for node in report.nodes

@@ -1,4 +1,4 @@
-"""`rallypoint run` as processes: launchers, what their workers say, and whether anything is left of them."""
+"""`rallypoint run` as processes: launchers, the facts that their workers report, and processes that are left behind."""
 
 import json
 import os
@@ -17,14 +17,14 @@ QUICK = "last_call_timeout=0.5,join_timeout=60"
 
 
 class Launcher(Process):
-    """A process of `rallypoint run`. `facts` are what its workers said."""
+    """A process of `rallypoint run`. `facts` are those that its workers report."""
 
     def _take_fact(self, line: str) -> None:
         _, _, said = line.partition("] ")
         self.facts.append(json.loads(said) if said.startswith("{") else {"kind": "line", "text": line})
 
     def workers(self, size: int, above: int = 0, count: int = 1, patience_s: float = PATIENCE_S) -> list[Fact]:
-        """The first words of its workers in the first round above that one with so many workers in all."""
+        """The first facts of its workers in the first round after that one with a world of `size` workers."""
 
         def look() -> list[Fact] | None:
             found = [
@@ -38,7 +38,7 @@ class Launcher(Process):
 
 
 class Run:
-    """One run of several launchers, with a directory that its workers look into."""
+    """A run of several launchers, with a directory through which the test directs the workers."""
 
     def __init__(self, stage: Stage, endpoint: str, directory: Path, nnodes: str, *flags: str, conf: str = "") -> None:
         self.stage = stage
@@ -69,24 +69,24 @@ class Run:
         return launcher
 
     def say(self, word: str, content: str = "") -> None:
-        """Tell the workers."""
+        """Write a file for the workers."""
         path = self.directory / f".{word}"
         path.write_text(content)
-        path.rename(self.directory / word)  # whole or not there
+        path.rename(self.directory / word)  # atomic
 
     def finish(self, *launchers: Launcher) -> None:
-        """Let everybody finish: they all end with 0, and nothing is left."""
+        """Let the workers finish. All launchers must exit with 0 and leave no process."""
         self.say("finish")
         for launcher in launchers:
             assert launcher.wait_exit() == 0, launcher.story
         self.nothing_is_left()
 
     def left(self) -> list[int]:
-        """The processes of workers and guards of this run, and all that they ever started."""
+        """The processes of this run's workers and guardians, and their descendants."""
         return marked(f"{self.id}/")
 
     def wait_left(self, count: int, who: str) -> None:
-        """There are exactly so many, once all that was just started has started what it starts."""
+        """Wait until exactly so many processes are there."""
         until(lambda: len(self.left()) == count, f"{count} processes: {who}")
 
     def nothing_is_left(self) -> None:
@@ -98,7 +98,7 @@ class Run:
 
 
 def marked(start: str) -> list[int]:
-    """Processes whose environment says that they belong to a run (and node)."""
+    """The processes whose environment marks them as part of a run (and node)."""
     wanted, found = f"RALLYPOINT_WORKER_OF={start}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -112,7 +112,7 @@ def marked(start: str) -> list[int]:
 
 
 def consistent(*groups: list[Fact]) -> list[Fact]:
-    """The workers of one round: every rank once, one size, one address for all. All of them, by rank."""
+    """Check that these workers are one round: every rank once, the same size and address. Returns them by rank."""
     workers: list[dict[str, Any]] = sorted((fact for group in groups for fact in group), key=lambda fact: fact["rank"])
     size = len(workers)
     assert [fact["RANK"] for fact in workers] == list(range(size)), workers

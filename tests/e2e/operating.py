@@ -1,4 +1,4 @@
-"""The commands of `rallypoint` as processes of their own, as an operator runs them."""
+"""The commands of `rallypoint` as processes, as an operator runs them."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.e2e.kit import HERE, PATIENCE_S
 
 
 def command(*words: str, stdin: str = "", patience_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-    """One command, to its end. Not a terminal: what it prints is what a program would get."""
+    """Run one command to its end, without a terminal."""
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "COLUMNS": "80"}
     return subprocess.run(
         [sys.executable, "-m", "rallypoint", *words],
@@ -28,23 +28,23 @@ def command(*words: str, stdin: str = "", patience_s: float = PATIENCE_S) -> sub
 
 
 def ask(*words: str, code: int = 0) -> str:
-    """What a command says (errors too) when it ends with this code."""
+    """The output of a command, including errors. Fails unless it exits with this code."""
     done = command(*words)
     assert done.returncode == code, f"rallypoint {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
-    assert "\x1b" not in done.stdout + done.stderr, "no colour where nobody sees it"
+    assert "\x1b" not in done.stdout + done.stderr, "no colour without a terminal"
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stdout + done.stderr
 
 
 def ask_json(*words: str, code: int = 0) -> Any:
-    """The document that a command prints with --json."""
+    """The JSON document that a command prints with --json."""
     done = command(*words, "--json")
     assert done.returncode == code, f"rallypoint {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
     return json.loads(done.stdout)
 
 
 def until_said(*words: str, parts: tuple[str, ...], code: int = 0) -> str:
-    """What a command says once it says all of this."""
+    """Repeat a command until its output contains all parts. Returns the output."""
     deadline, said = time.monotonic() + PATIENCE_S, ""
     while time.monotonic() < deadline:
         done = command(*words)

@@ -1,4 +1,4 @@
-"""`rallypoint why` and `rallypoint doctor` in staged situations: are they right about what is wrong, and what to do?"""
+"""`rallypoint why` and `rallypoint doctor` in staged situations: is their finding right, and their advice?"""
 
 import shutil
 import socket
@@ -15,13 +15,13 @@ from tests.e2e.operating import ask, ask_json, checks, until_said, write
 
 
 class Place:
-    """A server, or an etcd, that the situations share: each has a run of its own."""
+    """A server or an etcd that all tests share. Each test has a run of its own."""
 
     def __init__(self, stage: Stage, scheme: str, endpoint: str) -> None:
         self.stage = stage
         self.root = f"{scheme}://{endpoint}"
         self.soon = "&keep_alive_interval=1" if scheme == "etcd" else ""
-        """For whoever waits for a loss, which only the time to live tells there."""
+        """Options for tests that wait for a loss: on etcd it is noticed only after the time to live."""
 
     def run(self, run_id: str) -> str:
         return f"{self.root}/{run_id}"
@@ -42,10 +42,10 @@ def place(request, tmp_path_factory) -> Iterator[Place]:
 also_on_a_slow_etcd = pytest.mark.parametrize(
     "place", ["tcp", pytest.param("etcd", marks=pytest.mark.slow)], indirect=True, scope="module"
 )
-"""Where it hardly matters where the run is."""
+"""For tests that hardly depend on the backend."""
 
 
-# --- what the run waits for -------------------------------------------------------------------------------------------
+# --- why a run waits --------------------------------------------------------------------------------------------------
 
 
 def test_too_few_nodes_are_counted_and_named(place):
@@ -65,7 +65,7 @@ def test_last_call_says_that_more_may_come(place):
     url = place.run("last-call")
     place.stage.nodes(f"{url}?min_nodes=2&max_nodes=4&last_call_timeout=600", "a", "b")
     said = until_said("why", url, parts=("last call of 600 s: 2 of at most 4 nodes joined",))
-    assert "Nothing has to be done: the round forms by itself" in said
+    assert "No action is needed: the round forms by itself" in said
 
 
 def test_admission_window_says_that_more_may_come(place):
@@ -86,7 +86,7 @@ def test_admission_window_says_that_more_may_come(place):
 def test_full_round_has_spares(place):
     url = place.run("full")
     place.stage.node(f"{url}?min_nodes=1", "a")
-    until_said("why", url, parts=("round 1 is active with 1 of 1 members", "the round is whole"))
+    until_said("why", url, parts=("round 1 is active with 1 of 1 members", "the round is complete"))
     place.stage.node(f"{url}?min_nodes=1", "b")
     said = until_said("why", url, parts=("spare (full): b",))
     assert "a spare takes the place of a member that goes" in said
@@ -111,14 +111,14 @@ def test_node_with_other_settings_is_named_with_both_values(place):
     assert "max_nodes is 9 here and 2 there" in ask("why", f"{url}?min_nodes=2&max_nodes=9")
 
 
-def test_lost_member_is_named_with_how_it_went(place):
+def test_lost_member_is_named_with_the_reason(place):
     url = place.run("lost")
     nodes = []
     for name in ("a", "b"):
         node = place.stage.node(f"{url}?min_nodes=2{place.soon}", name, "hand")
         nodes.append(node)
         node.ask("next")
-        until_said("status", url, parts=("coordinator: ",))  # on etcd, a: it is to tell what becomes of b
+        until_said("status", url, parts=("coordinator: ",))  # on etcd, this makes a the coordinator
     for node in nodes:
         node.round()
     nodes[1].kill()
@@ -137,7 +137,7 @@ def test_held_back_node_is_named_with_why(place):
     url = place.run("held-back")
     options = f"min_nodes=1&max_nodes=2&last_call_timeout=2&hold_back_losses=1&hold_back=600{place.soon}"
     steady = place.stage.node(f"{url}?{options}", "a")
-    until_said("status", url, parts=("coordinator: ",))  # on etcd, a: it is to tell what becomes of b
+    until_said("status", url, parts=("coordinator: ",))  # on etcd, this makes a the coordinator
     flaky = place.stage.node(f"{url}?{options}", "b")
     steady.round(size=2)
     flaky.kill()
@@ -145,7 +145,7 @@ def test_held_back_node_is_named_with_why(place):
     place.stage.node(f"{url}?{options}", "b")
     said = until_said("status", url, parts=("1 held back",))
     assert "held back for 600 s: b" in said
-    assert "is admitted when its time is over" in ask("why", url)
+    assert "a node is held back for a limited time" in ask("why", url)
 
 
 @also_on_a_slow_etcd
@@ -179,7 +179,7 @@ def test_closed_run_says_by_whom_and_why(place):
 
 
 @also_on_a_slow_etcd
-def test_what_others_wrote_does_not_play_with_the_terminal(place):
+def test_control_characters_in_names_and_reasons_do_not_reach_the_terminal(place):
     url = place.run("rude")
     place.stage.node(f"{url}?min_nodes=1", "a")
     until_said("why", url, parts=("round 1 is active",))
@@ -191,28 +191,28 @@ def test_what_others_wrote_does_not_play_with_the_terminal(place):
 
 
 @also_on_a_slow_etcd
-def test_run_that_does_not_exist_is_not_made_by_looking(place):
+def test_observing_a_run_that_does_not_exist_does_not_create_it(place):
     said = ask("why", place.run("never"), code=3)
     assert "Run 'never' does not exist" in said
     assert "there is no run 'never'" in ask("status", place.run("never"), code=3)
     assert "there is no run 'never'" in ask("close", place.run("never"), code=3)
-    assert "never" not in ask("ls", place.root), "looking makes no run"
+    assert "never" not in ask("ls", place.root), "observing creates no run"
 
 
-# --- what is in the way -----------------------------------------------------------------------------------------------
+# --- what keeps a client from its server ------------------------------------------------------------------------------
 
 
-def test_server_that_nobody_started_is_told_as_such():
+def test_server_that_is_not_running_is_diagnosed():
     endpoint = loopback()
     url = f"tcp://{endpoint}/run"
     said = ask("why", url, code=4)
     assert f"{endpoint} cannot be reached: connection refused" in said
     assert "rallypoint doctor" in said
     found = checks(ask_json("doctor", f"{url}?min_nodes=1", code=1))["connect"]
-    assert "nobody listens there" in found["found"]
+    assert "no process listens there" in found["found"]
     assert f"rallypoint serve --bind {endpoint}" in found["fix"]
     with socket.socket() as probe:
-        assert probe.connect_ex((endpoint.partition(":")[0], 29400)) != 0, "looking serves nothing"
+        assert probe.connect_ex((endpoint.partition(":")[0], 29400)) != 0, "an observer hosts no server"
 
 
 def test_wrong_and_missing_tokens_are_told_apart(stage, tmp_path):
@@ -224,7 +224,7 @@ def test_wrong_and_missing_tokens_are_told_apart(stage, tmp_path):
     assert "asks for a token and none was given" in ask("why", url, code=5)
     assert "the token is wrong" in checks(ask_json("doctor", f"{url}?token_file={wrong}", code=1))["token"]["found"]
     missing = checks(ask_json("doctor", url, code=1))["token"]
-    assert missing["found"] == "the server asks for a token, and the URL names none"
+    assert missing["found"] == "the server asks for a token, but the URL has none"
     assert "token_file" in missing["fix"]
     assert checks(ask_json("doctor", f"{url}?token_file={right}"))["token"]["found"] == "accepted"
     assert "there are no runs" in ask("ls", f"tcp://{endpoint}", "--token-file", right)
@@ -236,11 +236,11 @@ def test_wrong_port_says_what_listens_there(stage):
     stage.processes.append(web)
     web.until(lambda: any("Serving HTTP" in str(fact) for fact in web.facts), "it serves")
     url = f"tcp://{address}:8080/run"
-    said = ask("why", url, "--timeout", "1", code=4)  # it waits for a line, and never gets one
-    assert "it is something else that waits for other words" in said
+    said = ask("why", url, "--timeout", "1", code=4)  # the HTTP server waits for a line that never comes
+    assert "it is a different kind of server" in said
     found = checks(ask_json("doctor", url, "--timeout", "1", code=1))["protocol"]
     assert "it is an HTTP server (SimpleHTTP" in found["found"]
-    assert found["fix"] == "mend the port in the URL"
+    assert found["fix"] == "correct the port in the URL"
 
 
 def test_port_of_torchs_store_is_recognised(stage):
@@ -256,7 +256,7 @@ def test_port_of_torchs_store_is_recognised(stage):
     assert "is not a Rallypoint server: it is torch's TCPStore" in found["found"]
 
 
-def test_name_that_does_not_resolve_is_told_as_such():
+def test_name_that_does_not_resolve_is_diagnosed():
     url = "tcp://no-such-host.invalid:29400/run"
     assert "no-such-host.invalid:29400 cannot be reached" in ask("why", url, code=4)
     found = checks(ask_json("doctor", url, code=1))
@@ -265,7 +265,7 @@ def test_name_that_does_not_resolve_is_told_as_such():
     assert found["run"]["verdict"] == "skipped"
 
 
-def test_paused_server_is_told_from_one_that_is_not_there(stage):
+def test_paused_server_is_told_apart_from_one_that_is_not_running(stage):
     endpoint = loopback()
     server = stage.serve(endpoint)
     server.stop()
@@ -274,7 +274,7 @@ def test_paused_server_is_told_from_one_that_is_not_there(stage):
         assert f"no answer from tcp://{endpoint} within 1 s: it is paused or overloaded" in said
         found = checks(ask_json("doctor", f"tcp://{endpoint}/run", "--timeout", "1", code=1))
         assert found["connect"]["verdict"] == "ok"
-        assert "accepts connections and says nothing" in found["protocol"]["found"]
+        assert "accepts connections but does not answer" in found["protocol"]["found"]
         assert "kill -CONT" in found["protocol"]["fix"]
     finally:
         server.go_on()
@@ -287,7 +287,7 @@ needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="`etcd` is 
 
 
 def etcd_members(stage: Stage, count: int, folder) -> list[tuple[str, Process]]:
-    """A cluster of real members, all of them up: client endpoint and process."""
+    """Start a cluster of real members. The client endpoint and the process of each."""
     hosts = [loopback().partition(":")[0] for _ in range(count)]
     cluster = ",".join(f"m{number}=http://{host}:2380" for number, host in enumerate(hosts))
     members = []
@@ -302,7 +302,7 @@ def etcd_members(stage: Stage, count: int, folder) -> list[tuple[str, Process]]:
     return members
 
 
-def etcd_says(endpoint: str) -> str:
+def etcd_health(endpoint: str) -> str:
     try:
         with urllib.request.urlopen(f"http://{endpoint}/health", timeout=5) as answer:
             return answer.read().decode()
@@ -311,23 +311,23 @@ def etcd_says(endpoint: str) -> str:
 
 
 @needs_etcd
-def test_etcd_without_a_majority_says_so(stage, tmp_path):
+def test_etcd_without_a_majority_is_diagnosed(stage, tmp_path):
     members = etcd_members(stage, 3, tmp_path)
     endpoints = [endpoint for endpoint, _ in members]
     url = f"etcd://{','.join(endpoints)}/run"
     last = members[0][1]
-    wait_for(lambda: all('"true"' in etcd_says(endpoint) for endpoint in endpoints))
+    wait_for(lambda: all('"true"' in etcd_health(endpoint) for endpoint in endpoints))
     found = checks(ask_json("doctor", url, code=doctor_code()))
     assert found["cluster"]["found"] == "3 of 3 endpoints healthy"
     for _, process in members[1:]:
         process.kill()
-    wait_for(lambda: '"false"' in etcd_says(endpoints[0]))
+    wait_for(lambda: '"false"' in etcd_health(endpoints[0]))
     found = checks(ask_json("doctor", url, code=1))
     assert found["cluster"]["verdict"] == "failed", last.story
     assert "0 of 3 endpoints healthy" in found["cluster"]["found"]
     assert "it has no leader" in found[f"member {endpoints[0]}"]["found"]
     assert "connection refused" in found[f"connect {endpoints[1]}"]["found"]
-    assert "a majority of etcd's members has to be up" in found["cluster"]["fix"]
+    assert "a majority of etcd's members must be up" in found["cluster"]["fix"]
     wrong = checks(ask_json("doctor", f"tcp://{endpoints[0]}/run", "--timeout", "2", code=1))["protocol"]
     assert f"{endpoints[0]} is an etcd 3." in wrong["found"]
     assert "use an etcd:// URL" in wrong["fix"]
@@ -337,7 +337,7 @@ def test_etcd_without_a_majority_says_so(stage, tmp_path):
 
 
 def has_etcd() -> bool:
-    """Whether this version opens etcd:// URLs."""
+    """Whether etcd:// URLs can be opened here."""
     from rallypoint.backends.schemes import backend_opener
     from rallypoint.errors import SettingsError
 

@@ -1,5 +1,7 @@
-"""`rallypoint why` and `rallypoint doctor` when something is in the way of an etcd. What a run on one waits for is
-staged in `test_operating.py`, beside the same on a server."""
+"""`rallypoint why` and `rallypoint doctor` when an etcd cannot be reached or used.
+
+`test_operating.py` tests why runs wait, on etcd as on a server.
+"""
 
 import sys
 
@@ -12,14 +14,14 @@ from tests.e2e.operating import ask, ask_json, checks, until_said, write
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """An etcd that asks for nothing, to be paused."""
+    """An etcd without authentication, which a test pauses."""
     with running(needs("system"), tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster.members[0]
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    """An etcd that knows one user who may do everything."""
+    """An etcd with authentication and one user, root."""
     with running(needs("system"), tmp_path_factory.mktemp("etcd")) as cluster:
         member = cluster.members[0]
         member.ask("auth/user/add", name="root", password="open sesame")
@@ -29,7 +31,7 @@ def guarded(tmp_path_factory):
         yield member
 
 
-def test_etcd_that_nobody_started_is_told_as_such():
+def test_etcd_that_is_not_running_is_diagnosed():
     needs("system")
     endpoint = loopback()
     url = f"etcd://{endpoint}/run"
@@ -37,7 +39,7 @@ def test_etcd_that_nobody_started_is_told_as_such():
     assert f"etcd at {endpoint} cannot be used: connection refused" in said
     assert "rallypoint doctor" in said
     found = checks(ask_json("doctor", url, code=1))
-    assert "nobody listens there" in found[f"connect {endpoint}"]["found"]
+    assert "no process listens there" in found[f"connect {endpoint}"]["found"]
     assert "start the etcd member" in found[f"connect {endpoint}"]["fix"]
     assert found["cluster"]["verdict"] == "failed"
     assert found["run"]["verdict"] == "skipped"
@@ -52,7 +54,7 @@ def test_wrong_and_missing_passwords_are_told_apart(guarded, tmp_path):
     found = checks(ask_json("doctor", refused, code=1))
     assert found["cluster"]["verdict"] == "ok", "the cluster is fine"
     assert "check user= and password_file=" in found["backend"]["found"]
-    assert "it is reached, and refuses" in found["backend"]["fix"]
+    assert "the backend refused" in found["backend"]["fix"]
     assert checks(ask_json("doctor", f"{url}?user=root&password_file={right}"))["backend"]["verdict"] == "ok"
 
 
@@ -66,10 +68,10 @@ def test_wrong_port_says_what_listens_there(stage):
     assert f"etcd at {address}:8080 cannot be used: it is not an etcd" in ask("why", url, "--timeout", "2", code=5)
     found = checks(ask_json("doctor", url, "--timeout", "2", code=1))[f"member {address}:8080"]
     assert "it is not an etcd: it is an HTTP server (SimpleHTTP" in found["found"]
-    assert found["fix"] == "mend the port in the URL"
+    assert found["fix"] == "correct the port in the URL"
 
 
-def test_name_that_does_not_resolve_is_told_as_such():
+def test_name_that_does_not_resolve_is_diagnosed():
     needs("system")
     url = "etcd://no-such-host.invalid:2379/run"
     assert "no-such-host.invalid:2379 cannot be used: name or service not known" in ask("why", url, code=4)
@@ -78,7 +80,7 @@ def test_name_that_does_not_resolve_is_told_as_such():
     assert "/etc/hosts" in found["name no-such-host.invalid:2379"]["fix"]
 
 
-def test_paused_etcd_is_told_from_one_that_is_not_there(own):
+def test_paused_etcd_is_told_apart_from_one_that_is_not_running(own):
     url = f"etcd://{own.endpoint}/run"
     own.pause()
     try:
@@ -86,7 +88,7 @@ def test_paused_etcd_is_told_from_one_that_is_not_there(own):
         assert f"no answer from etcd://{own.endpoint} within 1 s: it is paused or overloaded" in said
         found = checks(ask_json("doctor", url, "--timeout", "1", code=1))
         assert found[f"connect {own.endpoint}"]["verdict"] == "ok"
-        assert "accepts connections and says nothing" in found[f"member {own.endpoint}"]["found"]
+        assert "accepts connections but does not answer" in found[f"member {own.endpoint}"]["found"]
         assert "kill -CONT" in found[f"member {own.endpoint}"]["fix"]
     finally:
         own.resume()
@@ -109,7 +111,7 @@ def test_paused_members_of_three_are_named_and_a_majority_goes_on(tmp_path):
         found = checks(ask_json("doctor", url, "--timeout", "2"))
         assert found["cluster"]["verdict"] == "warning"
         assert "2 of 3 endpoints healthy" in found["cluster"]["found"]
-        assert "says nothing" in found[f"member {paused.endpoint}"]["found"]
+        assert "does not answer" in found[f"member {paused.endpoint}"]["found"]
         other.pause()
         for _ in ticks():
             if not leader.has_leader():
@@ -118,7 +120,7 @@ def test_paused_members_of_three_are_named_and_a_majority_goes_on(tmp_path):
         assert "rallypoint doctor" in said
         found = checks(ask_json("doctor", url, "--timeout", "2", code=1))
         assert "0 of 3 endpoints healthy" in found["cluster"]["found"]
-        assert "a majority of etcd's members has to be up" in found["cluster"]["fix"]
+        assert "a majority of etcd's members must be up" in found["cluster"]["fix"]
         for member in (paused, other):
             member.resume()
         until_said("why", url, parts=("1 of at least 2 nodes joined: a",))

@@ -1,4 +1,4 @@
-"""What looks at a run and acts on it works on `file://`, too: the commands, with real nodes, asserted on content."""
+"""The inspect and operator commands on `file://`, with real nodes."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.e2e.operating import ask, ask_json, checks, command, until_said
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run in a file with one active round of a and b, and c, which waits for a place: its URL, and a's process."""
+    """A run in a file with an active round of a and b, and a waiting node c: its URL, and a's process."""
     folder = tmp_path_factory.mktemp("shared")
     url = f"file://{folder}/run"
     options = "min_nodes=1&max_nodes=2&last_call_timeout=2&keep_alive_interval=2"
@@ -24,7 +24,7 @@ def run(tmp_path_factory):
         yield url, nodes
 
 
-def test_status_and_why_say_who_is_where(run):
+def test_status_and_why_show_the_standing_of_each_node(run):
     url, _ = run
     said = until_said("why", url, parts=("round 1 is active with 2 of 2 members", "spare (full): c"))
     assert "a spare takes the place of a member that goes" in said
@@ -35,7 +35,7 @@ def test_status_and_why_say_who_is_where(run):
     assert "member" in ask("status", url)
 
 
-def test_history_and_events_tell_of_the_round(run):
+def test_history_and_events_show_the_round(run):
     url, _ = run
     until_said("why", url, parts=("spare (full): c",))
     (first,) = ask_json("history", url)["rounds"]
@@ -45,7 +45,7 @@ def test_history_and_events_tell_of_the_round(run):
     assert any("round 1 is active" in str(line) for line in lines), lines
 
 
-def test_doctor_finds_nothing_wrong_and_a_directory_that_is_missing(run, tmp_path):
+def test_doctor_accepts_a_good_url_and_finds_a_missing_directory(run, tmp_path):
     url, _ = run
     found = checks(ask_json("doctor", url))
     assert found["backend"]["verdict"] == "ok"
@@ -55,7 +55,7 @@ def test_doctor_finds_nothing_wrong_and_a_directory_that_is_missing(run, tmp_pat
     assert f"{tmp_path}/nowhere" in missing.stdout
 
 
-def test_close_with_its_reason_is_told_to_whoever_asks(run):
+def test_close_is_recorded_with_its_reason(run):
     url, _ = run
     assert ask_json("close", url, "--reason", "the data set is wrong")["changed"]
     assert "the data set is wrong" in ask("why", url)

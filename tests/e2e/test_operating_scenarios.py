@@ -1,4 +1,4 @@
-"""What hurt users of other tools, seen from outside: closed ids, worlds of one, ignored options, silent time-outs."""
+"""Rows of docs/scenarios.md with the commands: closed ids, worlds of one, ignored options, silent time-outs."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def test_closed_run_is_reopened_and_a_dead_one_frees_its_id(stage):
     assert refused["error"] == "RendezvousClosedError"
     assert "wrong dataset" in refused["text"]
     assert re.search(r"by \S+@\S+:\d+: wrong dataset", refused["text"]), "who and why"
-    assert ask_json("reopen", url, "--reason", "dataset mended")["changed"]
+    assert ask_json("reopen", url, "--reason", "dataset fixed")["changed"]
     assert not ask_json("reopen", url)["changed"]
     late.ask("next")
     until_said("status", url, parts=("b", "reopened by"))
@@ -36,10 +36,10 @@ def test_closed_run_is_reopened_and_a_dead_one_frees_its_id(stage):
     again = stage.node(f"{url}?min_nodes=1&max_nodes=2", "c", "hand")
     again.ask("next")
     report = json.loads(until_said("status", url, "--json", parts=('"c"',)))
-    assert report["closing"] is None, "nothing is left of the earlier life"
+    assert report["closing"] is None, "nothing is left of the earlier incarnation"
 
 
-def test_node_that_hosts_itself_can_be_asked_whom_it_waits_for(stage):
+def test_why_on_a_node_that_hosts_its_server_says_what_it_waits_for(stage):
     """Scenario 20."""
     endpoint = loopback()
     node = stage.node(f"tcp://{endpoint}/solo?min_nodes=2", "a")
@@ -50,7 +50,7 @@ def test_node_that_hosts_itself_can_be_asked_whom_it_waits_for(stage):
     assert "hosted by a node" in ask("doctor", f"tcp://{endpoint}/solo")
 
 
-def test_unknown_option_is_refused_with_the_right_one():
+def test_unknown_option_is_refused_with_a_suggestion():
     """Scenario 21."""
     said = ask("why", "tcp://head:29400/run?tiemout=900", code=2)
     assert "unknown option 'tiemout': did you mean timeout?" in said
@@ -59,7 +59,7 @@ def test_unknown_option_is_refused_with_the_right_one():
     assert [check["verdict"] for check in failed] == ["failed"]
 
 
-def test_the_time_out_the_event_and_why_say_the_same(stage):
+def test_time_out_event_and_why_have_the_same_sentence(stage):
     """Scenario 22."""
     endpoint = loopback()
     stage.serve(endpoint)
@@ -94,7 +94,7 @@ def test_two_jobs_on_one_server_are_two_runs(stage):
     assert "one server takes any number of runs" in said
 
 
-def test_store_from_outside(stage):
+def test_store_is_read_and_written_by_commands(stage):
     endpoint = loopback()
     stage.serve(endpoint)
     url = f"tcp://{endpoint}/store"
@@ -128,7 +128,7 @@ def test_events_are_followed_and_history_is_kept(stage):
     second.kill()
     following.until(lambda: _told(following, "NodeLost"), "the loss")
     first.round(above=2, size=1)
-    following.until(lambda: len(_told(following, "RoundActive")) >= 3, "the round after it")
+    following.until(lambda: len(_told(following, "RoundActive")) >= 3, "the next round")
     lost = _told(following, "NodeLost")[0]
     assert (lost["node"], lost["reason"]) == ("b", "its session ended")
     assert any(fact["by"] == "b" for fact in _told(following, "JoinStarted"))
@@ -144,7 +144,7 @@ def test_events_are_followed_and_history_is_kept(stage):
     assert "b was lost (its session ended)" in shown
 
 
-def test_a_reader_that_goes_away_ends_the_command(stage):
+def test_command_ends_when_the_reader_of_its_output_goes_away(stage):
     endpoint = loopback()
     stage.serve(endpoint)
     node = stage.node(f"tcp://{endpoint}/pipe?min_nodes=1", "a")
@@ -161,8 +161,8 @@ def test_a_reader_that_goes_away_ends_the_command(stage):
         assert following.stderr.read() == ""
 
 
-def test_looking_is_not_joining(stage):
-    """An observer counts as nobody: not as a node, not as the one who makes the run, not as a reason to keep it."""
+def test_observing_is_not_joining(stage):
+    """An observer is not a node, does not create the run, and does not keep it alive."""
     endpoint = loopback()
     stage.serve(endpoint)
     watching = start("watch", f"tcp://{endpoint}/seen")

@@ -1,4 +1,4 @@
-"""How the commands behave in a real terminal (tmux): resizing, narrow windows, many members, Ctrl-C, questions."""
+"""The commands in a real terminal (tmux): resizing, narrow windows, many members, Ctrl-C, confirmation."""
 
 import itertools
 import os
@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 
 
 class Terminal:
-    """A window of a tmux server of its own."""
+    """A window of a separate tmux server."""
 
     def __init__(self, width: int, height: int) -> None:
         self._socket = f"rallypoint-{os.getpid()}-{next(_numbers)}"
@@ -52,16 +52,16 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What the window shows."""
+        """The text in the window."""
         return self._tmux("capture-pane", "-p")
 
     @property
     def is_alternate(self) -> bool:
-        """Whether a program has taken the whole window."""
+        """Whether a program uses the alternate screen."""
         return self._tmux("display-message", "-p", "#{alternate_on}").strip() == "1"
 
     def until(self, *parts: str, absent: tuple[str, ...] = ()) -> str:
-        """What it shows once it shows all of this and nothing of that."""
+        """Wait until the window shows all parts and none of `absent`. Returns its text."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             text = self.text
@@ -98,14 +98,14 @@ def crowd() -> Iterator[str]:
         yield url
 
 
-def test_watch_fits_500_members_into_any_window_and_leaves_it_as_it_was(crowd, terminal):
+def test_watch_fits_500_members_into_any_window_and_restores_the_screen(crowd, terminal):
     terminal.type("echo before")
     terminal.until("before")
     terminal.command("watch", crowd)
     text = terminal.until("run crowd on", f"active with {MANY} of {MANY} members", "more", "address")
     lines = text.rstrip("\n").splitlines()
     assert len(lines) <= 30
-    assert lines[0].startswith("run crowd on"), "the head is not scrolled away"
+    assert lines[0].startswith("run crowd on"), "the heading is not scrolled away"
     shown = [line for line in lines if " member  " in line]
     assert f"... and {MANY - len(shown)} more" in text
     terminal.resize(45, 12)
@@ -124,7 +124,7 @@ def test_watch_fits_500_members_into_any_window_and_leaves_it_as_it_was(crowd, t
     assert "Traceback" not in terminal.text
 
 
-def test_status_of_500_members_is_whole_when_it_is_piped(crowd):
+def test_status_of_500_members_is_complete_in_a_pipe(crowd):
     text = ask("status", crowd)
     assert sum("  member  " in line for line in text.splitlines()) == MANY
     assert "…" not in text
@@ -134,7 +134,7 @@ def test_status_of_500_members_is_whole_when_it_is_piped(crowd):
     assert report["counts"]["member"] == MANY
 
 
-def test_narrow_window_shows_what_matters(crowd, terminal):
+def test_narrow_window_has_fewer_columns(crowd, terminal):
     terminal.resize(40, 20)
     terminal.command("status", crowd, "| head -3")
     terminal.until("state: active")
@@ -144,7 +144,7 @@ def test_narrow_window_shows_what_matters(crowd, terminal):
     assert all(len(line) <= 40 for line in text.splitlines())
 
 
-def test_closing_asks_on_a_terminal_unless_it_is_told_not_to(terminal):
+def test_close_asks_for_confirmation_on_a_terminal_unless_told_not_to(terminal):
     with Stage() as stage:
         endpoint = loopback()
         stage.serve(endpoint)
@@ -161,7 +161,7 @@ def test_closing_asks_on_a_terminal_unless_it_is_told_not_to(terminal):
         assert ask_json("status", url)["closing"]["why"] == "enough"
 
 
-def test_watch_shows_what_changes_and_an_outage(terminal):
+def test_watch_shows_changes_and_an_outage(terminal):
     with Stage() as stage:
         endpoint = loopback()
         server = stage.serve(endpoint)
@@ -174,6 +174,6 @@ def test_watch_shows_what_changes_and_an_outage(terminal):
         second.round()
         terminal.until("active with 2 of 2 members")
         server.kill()
-        terminal.until("not reached at present", "connection refused")
+        terminal.until("cannot be reached at present", "connection refused")
         terminal.key("C-c")
-        terminal.until("ready>", absent=("not reached at present",))
+        terminal.until("ready>", absent=("cannot be reached at present",))

@@ -1,4 +1,4 @@
-"""`rallypoint run` on one machine: growing, shrinking, killed workers and launchers, and nothing left behind."""
+"""`rallypoint run` on one machine: growing, shrinking, killed workers and launchers, and no process left behind."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def test_kill_of_a_launcher_takes_its_workers_and_all_their_children_along(stage
     run = Run(stage, endpoint, tmp_path, "1:1", "--nproc-per-node", "2")
     a = run.start("a", words=("children",))
     a.workers(2, count=2)
-    run.wait_left(7, "a guard, two workers, and two children of each")
+    run.wait_left(7, "a guardian, two workers, and two children of each")
     a.kill()
     run.nothing_is_left()
 
@@ -55,21 +55,21 @@ def test_worker_that_is_killed_is_started_again_with_all_others(stage, endpoint,
     assert {fact["TORCHELASTIC_RESTART_COUNT"] for fact in again} == {1}
     assert not {fact["pid"] for fact in workers} & {fact["pid"] for fact in again}
     assert a.wait_line("was killed by signal 9")
-    assert b.wait_line("a: the worker of rank", "was killed by signal 9 (restart 1 of 1)"), "b is told why"
+    assert b.wait_line("a: the worker of rank", "was killed by signal 9 (restart 1 of 1)"), "b gets the reason"
     os.kill(again[0]["pid"], signal.SIGKILL)
     assert (a.wait_exit(), b.wait_exit()) == (80, 80)
     run.nothing_is_left()
 
 
-def test_guard_that_is_killed_takes_its_workers_along_and_counts_as_their_failure(stage, endpoint, tmp_path):
+def test_guardian_that_is_killed_takes_its_workers_along_and_counts_as_their_failure(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:1", "--max-restarts", "1")
     a = run.start("a", words=("children",))
     (worker,) = a.workers(1)
-    guard = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(guard, signal.SIGKILL)
+    guardian = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guardian, signal.SIGKILL)
     (again,) = a.workers(1, above=worker["RALLYPOINT_ROUND"])
     assert again["TORCHELASTIC_RESTART_COUNT"] == 1
-    run.wait_left(4, "a guard, a worker and its two children; of the killed ones nothing is left")
+    run.wait_left(4, "a guardian, a worker and its two children; of the killed ones nothing is left")
     run.finish(a)
 
 
@@ -80,14 +80,14 @@ def test_node_that_is_preempted_leaves_first_and_gives_its_workers_time(stage, e
     told_at = b.terminate()
     b.wait("deaf")
     alone = a.workers(1, above=number)[0]
-    assert a.wait_line("stops the workers", "b", "SIGTERM"), "a is told who left and why"
+    assert a.wait_line("stopping the workers", "b", "SIGTERM"), "a gets the node that left and the reason"
     assert b.wait_exit() == 143
     assert alone["at"] - told_at < PATIENCE_S
-    assert marked(f"{run.id}/b") == [], "the deaf one was killed"
+    assert marked(f"{run.id}/b") == [], "the worker that ignores SIGTERM was killed"
     run.finish(a)
 
 
-def test_operator_asks_a_node_to_go_and_it_ends_without_failure(stage, endpoint, tmp_path):
+def test_drained_node_ends_without_failure(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:2")
     a, b = run.start("a"), run.start("b")
     number = consistent(a.workers(2), b.workers(2))[0]["RALLYPOINT_ROUND"]
@@ -98,13 +98,13 @@ def test_operator_asks_a_node_to_go_and_it_ends_without_failure(stage, endpoint,
     run.finish(a)
 
 
-def test_node_whose_preflight_fails_is_held_back_with_its_reason_for_everybody(stage, endpoint, tmp_path):
+def test_node_whose_preflight_fails_is_held_back_and_the_run_shows_the_reason(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2", conf="hold_back=0.5")
     check = f"test -e {tmp_path}/fit || {{ echo 'GPU 3 has fallen off the bus'; exit 9; }}"
     a, b = run.start("a"), run.start("b", "--preflight", check)
     assert b.wait_line("this node is held back", "exited with 9: GPU 3 has fallen off the bus")
     why = until_said("why", run.url, parts=("B is held back: preflight", "GPU 3 has fallen off the bus"))
-    assert "Mend what the preflight found there" in why
+    assert "Fix what the preflight check found there" in why
     assert "held back: b" in until_said("status", run.url, parts=("GPU 3",))
     run.say("fit")
     consistent(a.workers(2), b.workers(2))
@@ -120,7 +120,7 @@ def test_node_whose_preflight_never_succeeds_ends_with_its_own_code(stage, endpo
     run.nothing_is_left()
 
 
-def test_output_of_workers_goes_where_it_was_told_to(stage, endpoint, tmp_path):
+def test_output_of_workers_goes_to_console_and_files_as_configured(stage, endpoint, tmp_path):
     logs = tmp_path / "logs"
     run = Run(stage, endpoint, tmp_path, "1:1", "--nproc-per-node", "2", "--log-dir", str(logs), "--tee", "0:1")
     a = run.start("a", "--redirects", "1:3")
@@ -131,7 +131,7 @@ def test_output_of_workers_goes_where_it_was_told_to(stage, endpoint, tmp_path):
     assert files.keys() == {f"a/round_1/{name}" for name in ("0/stdout.log", "1/stdout.log", "1/stderr.log")}
     assert '"LOCAL_RANK": 1' in files["a/round_1/1/stdout.log"]
     assert '"LOCAL_RANK": 0' in files["a/round_1/0/stdout.log"]
-    assert "[rank" not in files["a/round_1/0/stdout.log"], "prefixes are for those who see several"
+    assert "[rank" not in files["a/round_1/0/stdout.log"], "prefixes are only for the console"
 
 
 def test_program_that_does_not_exist_fails_with_the_code_of_a_shell(stage, tmp_path):
@@ -145,7 +145,7 @@ def test_program_that_does_not_exist_fails_with_the_code_of_a_shell(stage, tmp_p
 
 
 @pytest.mark.slow
-def test_workers_go_on_while_nobody_serves_and_form_again_once_when_somebody_does(stage, tmp_path):
+def test_workers_go_on_while_no_server_runs_and_restart_once_when_it_is_back(stage, tmp_path):
     bind, data = loopback(), str(tmp_path / "data")
     server = stage.serve(bind, "--data", data)
     run = Run(stage, bind, tmp_path, "2", conf="keep_alive_interval=1,keep_alive_max_attempt=3")
@@ -154,9 +154,9 @@ def test_workers_go_on_while_nobody_serves_and_form_again_once_when_somebody_doe
     server.kill()
     for one in (a, b):
         one.wait_line("lost its session")
-        one.wait_line("nobody serves", "the workers go on until somebody does")
+        one.wait_line("no server is running", "the workers go on until one is")
         assert one.all("told") == []
-    run.wait_left(4, "two workers and their guards")
+    run.wait_left(4, "two workers and their guardians")
     stage.serve(bind, "--data", data)
     consistent(*(one.workers(2, above=number) for one in (a, b)))
     run.finish(a, b)
@@ -164,7 +164,7 @@ def test_workers_go_on_while_nobody_serves_and_form_again_once_when_somebody_doe
 
 
 @pytest.mark.slow
-def test_launcher_that_hosts_the_run_is_killed_and_the_others_carry_on(stage, tmp_path):
+def test_run_goes_on_if_the_launcher_that_hosts_its_server_is_killed(stage, tmp_path):
     run = Run(stage, loopback(), tmp_path, "2:3", conf="keep_alive_interval=1,keep_alive_max_attempt=3")
     a = run.start("a")
     a.wait_line("serves this run itself")

@@ -1,4 +1,4 @@
-"""`rallypoint run` on three machines (network namespaces): growing, shrinking, and a machine that is gone at once."""
+"""`rallypoint run` on three machines (network namespaces): growing, shrinking, and the sudden loss of a machine."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ from tests.e2e.launching import Run, consistent, marked
 
 
 def power_off(machine: Machine) -> None:
-    """Nothing of it says goodbye: first its cable, then all its processes."""
+    """Disconnect the machine, then kill all its processes, so that no connection is closed."""
     machine.ip("link", "set", "eth0", "down")
     found = subprocess.run(
         ["ip", "netns", "pids", machine.name], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     for pid in found.stdout.split():
-        with suppress(ProcessLookupError):  # the guard of those that were killed before may have been quicker
+        with suppress(ProcessLookupError):  # a guardian may have killed it already
             os.kill(int(pid), signal.SIGKILL)
 
 
@@ -40,7 +40,7 @@ def test_run_on_three_machines_grows_to_four_nodes_and_shrinks_to_two(network: S
     run.nothing_is_left()
 
 
-def test_machine_that_is_gone_at_once_is_replaced_by_those_that_are_left(network: Stage, tmp_path):
+def test_remaining_nodes_go_on_after_the_sudden_loss_of_a_machine(network: Stage, tmp_path):
     one, two, three = network.machines(3)
     conf = "keep_alive_interval=1,keep_alive_max_attempt=3,close_timeout=3"
     run = Run(network, f"{one.address}:{PORT}", tmp_path, "2:3", conf=conf)
@@ -49,14 +49,14 @@ def test_machine_that_is_gone_at_once_is_replaced_by_those_that_are_left(network
     grown = consistent(*(launcher.workers(3) for launcher in (a, b, c)))
     power_off(three)
     shrunk = consistent(*(launcher.workers(2, above=grown[0]["RALLYPOINT_ROUND"]) for launcher in (a, b)))
-    assert a.wait_line("stops the workers", "lost: c")
+    assert a.wait_line("stopping the workers", "lost: c")
     assert marked(f"{run.id}/c") == []
 
     said = len(a.errors)
-    ip("-n", two.name, "link", "set", "eth0", "down")  # now the other way round: cut off, and alive
-    assert a.wait_line("waits for", "1 of at least 2 nodes joined: a", after=said)
+    ip("-n", two.name, "link", "set", "eth0", "down")  # now a machine that is disconnected but alive
+    assert a.wait_line("waiting for", "1 of at least 2 nodes joined: a", after=said)
     ip("-n", two.name, "link", "set", "eth0", "up")
     ip("-n", two.name, "route", "replace", "default", "via", one.address)
-    assert b.wait_line("stops the workers")
+    assert b.wait_line("stopping the workers")
     consistent(*(launcher.workers(2, above=shrunk[0]["RALLYPOINT_ROUND"]) for launcher in (a, b)))
     run.finish(a, b)

@@ -1,4 +1,4 @@
-"""A worker of a test: says who it is, then does what the files in a directory say, until it is told to stop.
+"""A worker of a test: it reports its environment, then obeys files in a directory until it is stopped.
 
     worker.py DIRECTORY [children] [deaf]
 

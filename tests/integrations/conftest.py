@@ -1,4 +1,4 @@
-"""What the tests of integrations are given. Those marked `slow` run only when they are asked for: `-m slow`."""
+"""Fixtures for tests of integrations. Tests marked `slow` run only with `-m slow`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    """Where processes are started; all of them have ended afterwards."""
+    """Starts processes, all of which have ended when the test ends."""
     with Stage() as one:
         yield one
 
@@ -33,7 +33,7 @@ def job(stage: Stage, tmp_path: Path) -> Job:
 
 @pytest.fixture
 def served(stage: Stage, tmp_path: Path) -> Job:
-    """A run on a server of its own."""
+    """A run on a dedicated server."""
     job = Job(stage, tmp_path)
     stage.serve(job.endpoint)
     return job

@@ -1,7 +1,7 @@
-"""A process of a JAX job: `jax_member.py URL [hold]`. Says what it got, adds up all ranks, and ends.
+"""A process of a JAX job: `jax_member.py URL [hold]`. Reports its id and size, adds up all ranks, and ends.
 
-With `hold` it stays, and says when its world has changed. With `environment` in place of a URL it takes its place from
-the variables that workers of a launcher have, as the documentation shows.
+With `hold` it stays, and reports when its world has changed. With `environment` instead of a URL it uses the variables
+that a launcher sets for its workers, as the documentation shows.
 """
 
 import json
@@ -37,7 +37,7 @@ def main(url: str, *words: str) -> None:
     if world is not None and "hold" in words:
         world.changed.wait(60)
         say("changed", reason=world.changed.reason)
-        os._exit(7)  # the group is broken: JAX would wait for those who are gone
+        os._exit(7)  # the group is broken: JAX would wait for the lost processes
     shutdown()
     say("left")
 

@@ -1,4 +1,4 @@
-"""Real `torchrun` agents on one machine, and what their workers say. See `tests.e2e.kit` for the rules."""
+"""Real `torchrun` agents on one machine, and the output of their workers. See `tests.e2e.kit` for the rules."""
 
 import itertools
 import os
@@ -17,31 +17,31 @@ _numbers = itertools.count(1)
 
 
 class Agent(Process):
-    """A process of torchrun; `facts` are those of its workers."""
+    """A process of torchrun. `facts` are those that its workers report."""
 
     def started(self, nodes: int, after: float = 0.0, patience_s: float = PATIENCE_S) -> Fact:
-        """The first worker of a group of that many nodes that started after that time."""
+        """The first fact of a worker that started after that time in a group of so many nodes."""
         return self.wait("start", lambda fact: fact["nodes"] == nodes and fact["at"] > after, patience_s)
 
     def met(self, world: int, after: float = 0.0, patience_s: float = PATIENCE_S) -> Fact:
-        """The first worker that has done a collective with so many others after that time."""
+        """The first fact of a worker that has done a collective in a world of that size after that time."""
         return self.wait("met", lambda fact: fact["world"] == world and fact["at"] > after, patience_s)
 
     def ctrl_c(self) -> float:
-        """What a terminal does; when that was."""
+        """Send SIGINT to the process group, as a terminal does. Returns the time."""
         at = time.monotonic()
         os.killpg(self.popen.pid, signal.SIGINT)
         return at
 
     def kill_worker(self, fact: Fact) -> float:
-        """-9 to the worker that said the fact; when that was."""
+        """Kill the worker that reported the fact with SIGKILL. Returns the time."""
         at = time.monotonic()
         os.kill(fact["pid"], signal.SIGKILL)
         return at
 
     @property
     def said(self) -> str:
-        """Everything on stderr."""
+        """The output on stderr."""
         return "\n".join(list(self.errors))
 
 
@@ -67,7 +67,7 @@ class Job:
         env: dict[str, str] | None = None,
         backend: str = "rallypoint",
     ) -> Agent:
-        """Start one. Short sessions, so that a loss without a word is known soon."""
+        """Start an agent. Its sessions are short, so that a loss is noticed soon."""
         options = ",".join(filter(None, [f"name={name}", "keep_alive_interval=1", conf]))
         flags = {
             "--rdzv-backend": backend,
@@ -96,14 +96,14 @@ class Job:
         return agent
 
     def finish(self, *agents: Agent) -> None:
-        """Let the workers end, and expect that these agents end well."""
+        """Let the workers end. Fails unless these agents exit with 0."""
         (self.folder / "finish").touch()
         for agent in agents:
             status = agent.wait_exit()
             assert status == 0, f"{agent.name} ended with {status}\n{agent.story}"
 
     def check_agreement(self) -> None:
-        """Workers that were sent to the same place were told the same size, and have different ranks below it.
+        """Check that workers with the same MASTER_ADDR and MASTER_PORT have the same world size and different ranks.
 
         Every round has a store of its own, so its port stands for the round.
         """

@@ -1,4 +1,4 @@
-"""A process that joins with a handler of its own and makes a process group on the store of its round: member.py URL."""
+"""A process that joins a run and makes a process group on the store of its round: member.py URL."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Environments that real launchers gave to real processes, one file for each start, one section for each process.
+"""Recorded environments of processes that real launchers started: one file a start, one section a process.
 
-They were recorded with `env` in place of the program, on a cluster of three Slurm daemons and on one machine;
-variables that have nothing to do with the launcher were left out. None are of Kubernetes: tests compose those.
+They were recorded with `env` as the program, on a cluster of three Slurm daemons and on one machine. Variables that do
+not concern the launcher were removed. None are from Kubernetes: tests compose those.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The examples for schedulers: they parse, their flags exist, and their pods and tasks find each other.
+"""The examples for schedulers are valid, their flags exist, and their pods and tasks find each other.
 
-What a cluster would add to a pod is added here as it is documented: the index, the host name, the labels.
+The tests add what a cluster would add to a pod, as documented: the index, the host name, the labels.
 """
 
 import re
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rallypoint.cli import main
-from rallypoint.integrations.hosts import Detected, detect
+from rallypoint.integrations.schedulers import Detected, detect
 from rallypoint.integrations.schedulers.kubernetes import JOBSET_VARIABLES, OPTIONAL_VARIABLES
 from tests.integrations.recorded import recorded
 from tests.tidy.sources import ROOT
@@ -34,13 +34,13 @@ UID = "3f9c1b2a-0000-4000-8000-000000000000"
 
 
 def documents(path: Path) -> dict[str, dict[str, Any]]:
-    """The objects of a manifest by their kinds."""
+    """The objects of a manifest, by kind."""
     found = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     return {one["kind"]: one for one in found}
 
 
 def commands(path: Path) -> Iterator[list[str]]:
-    """Every command of an example that has `rallypoint run` in it, in words."""
+    """Every command of an example that contains `rallypoint run`, split into words."""
     if path.suffix == ".yaml":
         text = path.read_text(encoding="utf-8")
         for line in re.findall(r"command: (\[rallypoint.*\])", text):
@@ -53,7 +53,7 @@ def commands(path: Path) -> Iterator[list[str]]:
 
 
 def run_arguments(words: list[str]) -> list[str]:
-    """What stands between `rallypoint run` and the program."""
+    """The words between `rallypoint run` and the program."""
     at = words.index("rallypoint")
     assert words[at + 1] == "run"
     rest = words[at + 2 :]
@@ -80,7 +80,7 @@ def test_scripts_are_valid_bash(path):
 
 
 def environment(container: dict[str, Any], labels: dict[str, str]) -> dict[str, str]:
-    """The variables that the manifest asks for, with what the labels hold."""
+    """The variables that the manifest defines, with the values of the labels."""
     found = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     for one in container["env"]:
         if "value" in one:
@@ -95,7 +95,7 @@ def environment(container: dict[str, Any], labels: dict[str, str]) -> dict[str, 
 
 
 def place(found: list[Detected | None]) -> tuple[str | None, int | None, str | None]:
-    """Where to meet, how many, and the run; the same for all, and their ranks are 0, 1, 2, ..."""
+    """The endpoint, the number of nodes and the run id. Checks that all nodes agree and have ranks 0, 1, 2, ..."""
     assert all(one is not None for one in found)
     assert [one.node_rank for one in found if one] == list(range(len(found)))
     (same,) = {(one.endpoint, one.nodes, one.run_id) for one in found if one}
@@ -103,7 +103,7 @@ def place(found: list[Detected | None]) -> tuple[str | None, int | None, str | N
 
 
 def check_service(service: dict[str, Any], name: str, labels: dict[str, str]) -> None:
-    """It is headless, has that name, speaks of pods that are not ready, and of these."""
+    """Check that the service is headless, has that name, and selects these pods, also before they are ready."""
     spec = service["spec"]
     assert service["metadata"]["name"] == name
     assert spec["clusterIP"] == "None"
@@ -173,7 +173,7 @@ def test_sbatch_script_starts_one_launcher_a_node():
     assert words[0] == "srun"
     assert asked["ntasks-per-node"] == "1"
     assert {"--ntasks=$SLURM_JOB_NUM_NODES", "--ntasks-per-node=1"} <= set(words)
-    # What such an srun really gave to its tasks.
+    # The recorded environment of such an srun.
     assert place([detect(environ) for environ in recorded("slurm-srun")]) == ("gpu001:61441", 3, "slurm-1.0")
 
 
@@ -185,7 +185,7 @@ def test_mpirun_lines_start_one_launcher_a_node(kind, recording, once):
     endpoint, nodes, run_id = place([detect(environ) for environ in recorded(recording)])
     assert nodes == 2
     given = {word.partition("=")[0] for word in run_arguments(words)}
-    # What is not told has to be said.
+    # A value that is not detected must be given as a flag.
     assert (endpoint is None) == ("--rdzv-endpoint" in given)
     assert (run_id is None) == ("--rdzv-id" in given)
     assert f"{kind})" in SCRIPTS[1].read_text(encoding="utf-8")

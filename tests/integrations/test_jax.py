@@ -29,7 +29,7 @@ def url(name: str, endpoint: str) -> str:
     return f"tcp://{endpoint}/jax?min_nodes=2&name={name}&local_addr=127.0.0.1&join_timeout=60"
 
 
-def test_two_processes_get_their_places_from_a_round(stage: Stage):
+def test_two_processes_get_ids_and_coordinator_from_a_round(stage: Stage):
     endpoint = loopback()
     pair = [member(stage, name, url(name, endpoint)) for name in ("a", "b")]
     joined = [one.wait("joined") for one in pair]
@@ -38,7 +38,7 @@ def test_two_processes_get_their_places_from_a_round(stage: Stage):
         told = one.wait("jax")
         assert (told["id"], told["count"], told["devices"]) == (place["rank"], 2, 2)
         assert place["size"] == 2
-        assert one.wait("summed")["total"] == 3  # each heard of the other
+        assert one.wait("summed")["total"] == 3  # both processes took part
         one.wait("left")
         assert one.wait_exit() == 0, one.story
 
@@ -54,7 +54,7 @@ def test_survivor_is_told_of_a_killed_process(stage: Stage):
     assert pair[0].wait_exit() == 7
 
 
-def test_variables_of_a_worker_are_all_that_jax_needs(stage: Stage):
+def test_variables_of_a_worker_suffice_for_jax(stage: Stage):
     common = ("MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}", "WORLD_SIZE=2")
     pair = [member(stage, name, "environment", variables=(*common, f"RANK={rank}")) for rank, name in enumerate("ab")]
     for one in pair:

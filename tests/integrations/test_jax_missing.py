@@ -1,4 +1,4 @@
-"""What holds without jax: a clean error, before anything was joined."""
+"""Without jax there is a clear error, before joining."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
 """
 
 
-def test_missing_jax_is_a_sentence_and_nothing_is_joined():
+def test_missing_jax_is_a_clear_error_and_no_run_is_joined():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_JAX],
         capture_output=True,

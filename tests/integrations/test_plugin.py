@@ -1,4 +1,4 @@
-"""What holds without torch: the package imports, the plug-in is light, and torchrun's flags become settings."""
+"""Without torch, the package can be imported, and the plug-in imports little."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_plugin_is_registered_for_torchrun():
     assert entry.load() is torchrun
 
 
-def test_backend_without_torch_says_what_is_missing():
+def test_missing_torch_is_an_error_that_names_it():
     if "torch" in sys.modules or _has_torch():
         pytest.skip("torch is here")
     with pytest.raises(ModuleNotFoundError) as caught:
@@ -46,7 +46,7 @@ def test_backend_without_torch_says_what_is_missing():
     assert caught.value.name == "torch"
 
 
-def test_error_of_a_setting_is_a_value_error():
+def test_settings_error_is_a_value_error():
     assert issubclass(SettingsError, ValueError)
 
 

@@ -1,4 +1,4 @@
-"""The handler that torchrun is given: torch's interface, results, errors, events and log levels."""
+"""The handler for torchrun has torch's interface, results, errors, events and log levels."""
 
 import gc
 import itertools
@@ -68,7 +68,7 @@ def test_registry_of_torch_makes_our_handler(make):
     assert (handler.get_backend(), handler.settings.join_timeout_s) == ("rallypoint", 900)
 
 
-def test_result_is_what_the_agent_of_torch_expects(make, run_id):
+def test_result_has_the_types_that_the_agent_of_torch_expects(make, run_id):
     handler = make()
     info = handler.next_rendezvous()
     assert isinstance(info, theirs.RendezvousInfo)
@@ -81,7 +81,7 @@ def test_result_is_what_the_agent_of_torch_expects(make, run_id):
     assert handler.get_run_id() == run_id
 
 
-# --- where the workers meet -----------------------------------------------------------------------------------------
+# --- the store of the workers ---------------------------------------------------------------------------------------
 
 
 def client(info: theirs.RendezvousInfo) -> dist.TCPStore:
@@ -89,7 +89,7 @@ def client(info: theirs.RendezvousInfo) -> dist.TCPStore:
     return dist.TCPStore(place.master_addr, place.master_port, is_master=False, timeout=timedelta(seconds=10))
 
 
-def test_rank_0_of_every_round_serves_a_store_of_its_own(make, together):
+def test_rank_0_of_every_round_hosts_a_store_for_that_round_alone(make, together):
     handlers = [make((2, 2), name=name) for name in ("a", "b")]
     first = together(*handlers)
     assert handlers[0].use_agent_store
@@ -101,7 +101,7 @@ def test_rank_0_of_every_round_serves_a_store_of_its_own(make, together):
     assert client(second[0]).check(["left"]) is False
 
 
-def test_node_that_becomes_rank_0_serves_the_store(make, together):
+def test_node_that_becomes_rank_0_hosts_the_store(make, together):
     first, second = (make((1, 2), name=name, keep_alive_interval="0.2") for name in ("a", "b"))
     assert [info.rank for info in together(first, second)] == [0, 1]
     first._handler.abandon()
@@ -111,7 +111,7 @@ def test_node_that_becomes_rank_0_serves_the_store(make, together):
     client(info).set("k", "v")
 
 
-def test_stores_of_old_rounds_are_let_go(make, together):
+def test_stores_of_old_rounds_are_dropped(make, together):
     handlers = [make((2, 2), name=name, join_timeout=60) for name in ("a", "b")]
     for _ in range(4):
         infos = together(*handlers)
@@ -123,7 +123,7 @@ def test_stores_of_old_rounds_are_let_go(make, together):
     assert handlers[0]._stores.rounds == []
 
 
-def test_only_a_free_port_is_published_where_sharing_is_off(make, monkeypatch):
+def test_only_a_free_port_is_published_if_sharing_is_off(make, monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     handler = make()
     info = handler.next_rendezvous()
@@ -133,13 +133,13 @@ def test_only_a_free_port_is_published_where_sharing_is_off(make, monkeypatch):
     dist.TCPStore(place.master_addr, place.master_port, is_master=True)  # it is free
 
 
-def test_store_that_cannot_be_served_is_an_error_that_says_so(make, monkeypatch):
+def test_store_that_cannot_be_hosted_is_an_error(make, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("no sockets left")
 
     handler = make()
     monkeypatch.setattr(dist, "TCPStore", refuse)
-    with pytest.raises(theirs.RendezvousError, match="cannot serve the workers' TCPStore: no sockets left"):
+    with pytest.raises(theirs.RendezvousError, match="cannot host the workers' TCPStore: no sockets left"):
         handler.next_rendezvous()
 
 
@@ -166,7 +166,7 @@ def test_store_that_cannot_be_served_is_an_error_that_says_so(make, monkeypatch)
         (ours.SettingsError("x"), ours.SettingsError),
     ],
 )
-def test_each_of_our_errors_is_one_of_theirs(error, kind):
+def test_each_error_is_translated_to_one_of_torch(error, kind):
     translated = rendezvous_error(error)
     assert type(translated) is kind
     assert str(translated) == "x"
@@ -177,12 +177,16 @@ def test_every_error_of_the_tree_has_a_translation():
         return [kind, *(deeper for sub in kind.__subclasses__() for deeper in below(sub))]
 
     tree = [kind for kind in below(ours.RallypointError) if kind.__module__ == "rallypoint.errors"]
-    for kind in set(tree) - {ours.RallypointError, ours.SettingsError, ours.DataError}:  # the last is of servers alone
+    for kind in set(tree) - {
+        ours.RallypointError,
+        ours.SettingsError,
+        ours.DataError,
+    }:  # DataError: only of servers
         translated = rendezvous_error(kind.__new__(kind))
         assert isinstance(translated, theirs.RendezvousError), kind
 
 
-def test_closed_run_raises_the_error_of_torch_from_ours(make):
+def test_closed_run_raises_the_error_of_torch_with_ours_as_its_cause(make):
     first, second = make(), make()
     first.set_closed()
     assert first.is_closed() is True
@@ -196,7 +200,7 @@ def test_time_out_raises_the_error_of_torch(make):
         make((2, 2), join_timeout="0.2").next_rendezvous()
 
 
-def test_handler_that_is_dropped_ends_its_session(run_id):
+def test_garbage_collected_handler_ends_its_session(run_id):
     handler = get_rendezvous_handler(parameters(run_id))
     handler.next_rendezvous()
     other = get_rendezvous_handler(parameters(run_id))
@@ -209,7 +213,7 @@ def test_handler_that_is_dropped_ends_its_session(run_id):
 # --- shutdown -------------------------------------------------------------------------------------------------------
 
 
-def test_shutdown_closes_the_run_and_says_so_again(make):
+def test_shutdown_closes_the_run_and_is_idempotent(make):
     handler, other = make(), make()
     handler.next_rendezvous()
     assert handler.shutdown() is True
@@ -269,7 +273,7 @@ def test_shutdown_because_of_another_error_closes_the_run(make):
     assert other.is_closed() is True
 
 
-def test_spare_of_a_run_that_is_shut_down_goes_without_an_error(make):
+def test_spare_of_a_run_that_is_shut_down_ends_without_an_error(make):
     member, spare = make(name="member"), make(name="spare")
     member.next_rendezvous()
     with ThreadPoolExecutor() as pool:
@@ -295,7 +299,7 @@ def _until(look: Any, patience_s: float = 30.0) -> None:
 # --- waiting nodes --------------------------------------------------------------------------------------------------
 
 
-def test_waiting_nodes_are_known_by_push_and_asked_for_in_microseconds(make):
+def test_number_of_waiting_nodes_is_pushed_and_read_in_microseconds(make):
     member, late = make((1, 2), name="a", last_call_timeout="0.1", admission_window="0"), make((1, 2), name="b")
     member.next_rendezvous()
     with ThreadPoolExecutor() as pool:
@@ -333,7 +337,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return recorder.records
 
 
-def test_events_of_a_round_are_recorded_as_torch_does(make, recorded, run_id):
+def test_events_of_a_round_are_recorded_as_by_torch(make, recorded, run_id):
     handler = make()
     handler.next_rendezvous()
     handler.shutdown()
@@ -365,10 +369,10 @@ def test_exception_that_is_not_ours_is_recorded_and_passed_on(make, recorded, mo
     assert recorded[-1]["message"] == "KeyboardInterrupt: now"
 
 
-def test_log_levels_are_those_that_users_of_torch_know(make, caplog):
+def test_log_levels_are_those_of_torch(make, caplog):
     name = "torch.distributed.elastic.rendezvous.rallypoint"
     logger = logging.getLogger(name)
-    logger.addHandler(caplog.handler)  # torch's own loggers do not hand on to the root
+    logger.addHandler(caplog.handler)  # torch's loggers do not propagate to the root logger
     try:
         with caplog.at_level(logging.DEBUG, logger=name):
             handler = make((1, 2), last_call_timeout="0.1")

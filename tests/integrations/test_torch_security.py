@@ -1,4 +1,4 @@
-"""Token and certificates by `--rdzv-conf`, as torchrun passes it on."""
+"""Token and certificates from `--rdzv-conf`, as torchrun passes it on."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.server.tls_kit import Certificates
 PATIENCE_S = 60.0
 
 
-def test_agents_with_token_and_certificates_meet_and_one_without_is_told_what_is_missing(tmp_path: Path):
+def test_agents_with_token_and_certificates_form_a_round_and_one_without_is_told_what_is_missing(tmp_path: Path):
     certificates = Certificates(tmp_path)
     token = tmp_path / "token"
     token.write_text("secret")

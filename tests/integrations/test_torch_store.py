@@ -1,6 +1,6 @@
-"""The store of a round as a torch store, side by side with torch's own: one suite on TCPStore, HashStore and ours.
+"""The store of a round as a torch store: one suite for TCPStore, HashStore and TorchStore.
 
-Where they differ, and why, is in DIFFERENCES and in docs/torchrun.md; everything else is the same on all three.
+DIFFERENCES and docs/torchrun.md list where they differ, and why; everything else is the same on all three.
 """
 
 import itertools
@@ -104,8 +104,8 @@ def test_key_may_be_any_text(face, key):
     assert face.check([key]) is True
 
 
-def test_get_waits_until_the_key_is_there(face):
-    other = face.clone()  # on TCPStore, a wait in one thread holds up the others of the same connection
+def test_get_waits_until_the_key_exists(face):
+    other = face.clone()  # on TCPStore, a wait in one thread blocks the other threads of the same connection
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(face.get, "later")
         other.set("later", "now")
@@ -118,19 +118,19 @@ def test_numbers_are_added(face):
 
 
 class Three:
-    """As an integer of numpy is."""
+    """An object that converts to an integer, as numpy's integers do."""
 
     def __index__(self) -> int:
         return 3
 
 
 @pytest.mark.parametrize("amount", [True, Three(), torch.tensor(3), torch.tensor(2.5), -(2**63), 2**63 - 1])
-def test_whatever_torch_takes_for_an_int_is_added(face, amount):
+def test_amount_that_torch_accepts_is_added(face, amount):
     assert face.add("n", amount) == int(amount)
 
 
 @pytest.mark.parametrize("amount", [1.5, 2.0, "5", b"5", None, 2**63, -(2**63) - 1], ids=repr)
-def test_what_torch_does_not_take_for_an_int_is_a_type_error(face, amount):
+def test_amount_that_torch_rejects_is_a_type_error(face, amount):
     with pytest.raises(TypeError):
         face.add("n", amount)
     assert face.add("n", 1) == 1
@@ -162,7 +162,7 @@ def test_check_asks_for_all_keys_at_once(face):
     assert [face.check(["a"]), face.check(["a", "b"]), face.check([])] == [True, False, True]
 
 
-def test_wait_returns_when_all_keys_are_there(face):
+def test_wait_returns_when_all_keys_exist(face):
     other = face.clone()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(face.wait, ["a", "b"])
@@ -230,7 +230,7 @@ def test_queues_are_first_in_first_out(store):
     assert "q" not in store.list_keys()
 
 
-def test_pop_of_an_empty_queue_waits_or_says_so(store):
+def test_pop_of_an_empty_queue_waits_or_raises(store):
     with pytest.raises(dist.QueueEmptyError) as caught:
         store.queue_pop("q", block=False)
     assert str(caught.value) == "queue is empty"
@@ -305,19 +305,19 @@ def test_differences_are_those_that_are_listed(world):
     }
 
 
-# --- ours alone -----------------------------------------------------------------------------------------------------
+# --- TorchStore alone -----------------------------------------------------------------------------------------------
 
 
-def test_time_out_has_the_words_of_tcp_store_and_says_what_was_missing(ours):
+def test_message_of_a_time_out_is_that_of_tcp_store_and_says_what_was_missing(ours):
     ours.set("there", "1")
     with pytest.raises(dist.DistStoreError) as caught:
         ours.wait(["there", "absent"], SHORT)
     assert str(caught.value).startswith("wait timeout after 200ms, keys: /there, /absent")
-    assert "not there within 0.2 s: absent" in str(caught.value)
+    assert "missing after 0.2 s: absent" in str(caught.value)
     assert isinstance(caught.value.__cause__, rallypoint.StoreTimeoutError)
 
 
-def test_no_time_out_means_to_wait(ours):
+def test_zero_time_out_means_to_wait_forever(ours):
     ours.set_timeout(timedelta(0))
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(ours.get, "later")
@@ -325,20 +325,20 @@ def test_no_time_out_means_to_wait(ours):
         assert waiting.result(30) == b"now"
 
 
-def test_store_that_only_cpp_refers_to_goes_on(world):
+def test_store_that_only_cpp_refers_to_stays_alive(world):
     behind = dist.PrefixStore("p", TorchStore(world.store))
     twin = behind.clone()
     behind.set("k", "v")
     assert twin.get("k") == b"v"
 
 
-def test_store_is_let_go_once_its_round_has_ended(world):
+def test_store_is_released_once_its_round_has_ended(world):
     first = TorchStore(world.store)
-    assert first in module._kept
+    assert first in module._kept_alive
     world.store._owner.close()
     handler = rallypoint.create_handler("memory://torch/another?min_nodes=1")
     TorchStore(handler.next_rendezvous().store).release()
-    assert first not in module._kept
+    assert first not in module._kept_alive
     with pytest.raises(dist.DistStoreError):
         first.set("k", "v")
     handler.close()
@@ -352,7 +352,7 @@ def test_clone_has_the_same_keys_and_a_time_out_of_its_own(ours):
     assert (ours.get("k"), ours.timeout) == (b"v", timedelta(seconds=3))
 
 
-def test_store_cannot_be_pickled_and_says_what_to_do(ours):
+def test_pickling_a_store_is_an_error_that_says_what_to_do(ours):
     with pytest.raises(TypeError, match="MASTER_ADDR:MASTER_PORT"):
         pickle.dumps(ours)
 
@@ -365,7 +365,7 @@ def test_store_of_a_round_that_was_left_refuses_to_write(world, ours):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_store_in_a_fork_says_whose_it_is(ours):
+def test_store_in_a_forked_process_is_an_error(ours):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -387,7 +387,7 @@ def _said(call: Callable[[], Any]) -> str:
     return "nothing"
 
 
-def test_wait_in_one_thread_does_not_hold_up_another(ours):
+def test_wait_in_one_thread_does_not_block_another(ours):
     behind = dist.PrefixStore("p", ours)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(behind.get, "later")

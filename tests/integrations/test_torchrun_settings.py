@@ -1,4 +1,4 @@
-"""What torchrun was given becomes settings, or a ValueError that says what to write instead."""
+"""The arguments of torchrun become settings, or a ValueError with advice."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_run_id_may_hold_any_character():
     assert settings("tcp://head", run_id="a/b?c=d&e%20f").run_id == "a/b?c=d&e%20f"
 
 
-def test_options_of_the_endpoint_count_unless_rdzv_conf_says_otherwise():
+def test_rdzv_conf_overrides_options_of_the_endpoint():
     made = settings("tcp://head?join_timeout=7&step=2", step="1")
     assert (made.join_timeout_s, made.step) == (7.0, 1)
 
@@ -59,7 +59,7 @@ def test_options_of_the_endpoint_count_unless_rdzv_conf_says_otherwise():
 @pytest.mark.parametrize(
     ("endpoint", "config", "words"),
     [
-        ("tcp://head:1/other", {}, ["names a run (other)", "--rdzv-id"]),
+        ("tcp://head:1/other", {}, ["contains a run id (other)", "--rdzv-id"]),
         ("tcp://head:1?min_nodes=3", {}, ["min_nodes", "--nnodes"]),
         ("head", {"max_workers": "3"}, ["max_workers", "--nnodes"]),
         ("head", {"last_cal_timeout": "3"}, ["did you mean last_call_timeout?"]),
@@ -70,19 +70,19 @@ def test_options_of_the_endpoint_count_unless_rdzv_conf_says_otherwise():
         ("ftp:", {}, ["port after the colon is missing"]),
     ],
 )
-def test_what_is_wrong_is_a_value_error_that_says_so(endpoint, config, words):
+def test_invalid_argument_is_a_value_error_that_names_it(endpoint, config, words):
     with pytest.raises(SettingsError) as caught:
         settings(endpoint, **config)
     assert isinstance(caught.value, ValueError)
     assert [word for word in words if word not in str(caught.value)] == []
 
 
-def test_timeout_that_torchrun_always_gives_is_the_fallback_of_join_timeout():
+def test_timeout_of_torchrun_is_the_default_of_join_timeout():
     assert settings().join_timeout_s == 900
     assert settings(join_timeout="5").join_timeout_s == 5
 
 
-def test_local_addr_of_torchrun_wins():
+def test_local_addr_of_torchrun_is_used():
     assert settings(local_addr="10.0.0.7").local_addr == "10.0.0.7"
     assert settings(local_addr="10.0.0.7", name="n").name == "n"
 
@@ -103,7 +103,7 @@ def test_node_rank_comes_from_rdzv_conf_or_the_environment(config, environ, rank
     assert (made.node_rank, made.ranks) == (rank, policy)
 
 
-def test_run_without_an_id_is_refused_where_one_cluster_serves_many():
-    with pytest.raises(ValueError, match="two jobs would become one"):
+def test_run_without_an_id_is_refused_by_backends_that_serve_many_runs():
+    with pytest.raises(ValueError, match="two jobs with this id would become one"):
         settings("etcd://e1", run_id="none")
     assert settings("head", run_id="none").run_id == "none"

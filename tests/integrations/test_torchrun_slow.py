@@ -1,4 +1,4 @@
-"""What takes minutes: many cycles, and random faults. `pytest -m slow tests/integrations`."""
+"""Tests that take minutes: many cycles, and random faults. `pytest -m slow tests/integrations`."""
 
 import random
 import signal
@@ -90,7 +90,7 @@ def test_members_of_a_round_agree_under_random_faults(served: Job, seed: int):
 
 
 def _wait_end(agent: Agent) -> None:
-    """An agent that got a signal ends. If it does not, it has to say where its threads are."""
+    """Wait until a signalled agent ends. If it does not, let it dump the stacks of its threads."""
     deadline = time.monotonic() + 60.0
     while agent.popen.poll() is None:
         if time.monotonic() > deadline:
@@ -101,7 +101,7 @@ def _wait_end(agent: Agent) -> None:
 
 
 def _pause(agents: list[Agent], pause_s: float) -> None:
-    """Faults come in their own time, or when a few workers have started."""
+    """Wait for the time of the next fault, or until a few workers have started."""
     deadline = time.monotonic() + pause_s
     before = sum(len(agent.all("start")) for agent in agents)
     while time.monotonic() < deadline and sum(len(agent.all("start")) for agent in agents) < before + 3:
@@ -109,7 +109,7 @@ def _pause(agents: list[Agent], pause_s: float) -> None:
 
 
 def _until_four_are_in(members: list[Agent]) -> None:
-    """Five want in and four fit: a round of four has started."""
+    """Wait until four of the five agents are in a round."""
     deadline = time.monotonic() + 60.0
     while True:
         groups: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The example: a training job ends with the same loss whatever was killed. And a group that meets in our own store."""
+"""The example training job ends with the same loss whatever was killed; and a process group on a TorchStore."""
 
 import json
 import os
@@ -19,7 +19,7 @@ STEPS = 200
 
 @pytest.fixture(scope="module")
 def loss(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """What one worker, which nobody disturbs, ends with."""
+    """The final loss of a single undisturbed worker."""
     folder = tmp_path_factory.mktemp("undisturbed")
     script = [str(TRAIN), "--checkpoint", str(folder / "checkpoint.pt"), "--steps", str(STEPS)]
     done = subprocess.run(
@@ -68,7 +68,7 @@ def test_loss_is_the_same_when_workers_and_agents_are_killed(training: Job, loss
     first.wait("start", lambda fact: fact["world"] == 1)
     assert ended(first) == loss
     assert not spare.all("done")
-    # Only a worker that fails costs a restart: its own may, if the agent has not been told before it notices.
+    # Only a failed worker costs a restart. A worker may fail because of a loss before its agent is told of the loss.
     assert max(fact["restarts"] for fact in first.all("start")) <= 3
 
 
@@ -77,7 +77,7 @@ def _worker_of(agent: Agent) -> int:
     return int(child)
 
 
-def test_process_group_can_be_made_on_our_own_store(stage, served: Job):
+def test_process_group_can_use_a_torch_store(stage, served: Job):
     url = f"tcp://{served.endpoint}/{served.run_id}?min_nodes=3"
     members = [
         subprocess.Popen(

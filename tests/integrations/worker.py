@@ -1,9 +1,9 @@
-"""A worker of torchrun that says in JSON lines what it was given, and works until a file appears.
+"""A worker of torchrun that reports its environment as JSON lines, and works until a file appears.
 
-    worker.py plain FOLDER    does nothing, and needs no torch: starts in a moment
-    worker.py gloo FOLDER     all_reduce all the time: fails when a peer does
+    worker.py plain FOLDER    does nothing; it needs no torch and so starts quickly
+    worker.py gloo FOLDER     calls all_reduce all the time; it fails when a peer fails
 
-It ends well once FOLDER/finish exists, and at once when its agent is gone.
+It exits with 0 once FOLDER/finish exists, and at once when its agent has gone.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Metrics as a scraper reads them: through the text, with the parser of the reference implementation."""
+"""Metrics as a scraper reads them: as text, with the parser of the reference implementation."""
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
@@ -17,15 +17,15 @@ class Scraped:
         for family in self.families.values():
             for sample in family.samples:
                 key = (sample.name, frozenset(sample.labels.items()))
-                assert key not in self.samples, f"{key} is there twice"
+                assert key not in self.samples, f"{key} appears twice"
                 self.samples[key] = sample.value
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        """The value; None: there is no such series."""
+        """The value of a series, or None if there is no such series."""
         return self.samples.get((name, frozenset(labels.items())))
 
     def ours(self) -> set[str]:
-        """The names of families as they are defined: counters with `_total`."""
+        """The names of Rallypoint's metrics as they are defined: counters with `_total`."""
         return {
             name + "_total" * (family.type == "counter")
             for name, family in self.families.items()

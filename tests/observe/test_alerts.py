@@ -1,4 +1,4 @@
-"""The rules in examples/prometheus speak of metrics that there are, with labels and values that those have."""
+"""The rules in examples/prometheus use metrics, labels and label values that exist."""
 
 import re
 
@@ -13,7 +13,7 @@ PARTS = {Kind.HISTOGRAM: ("_bucket", "_sum", "_count"), Kind.SUMMARY: ("_sum", "
 
 
 def rules(text):
-    """name -> its lines, joined."""
+    """The name of each rule -> its text on one line."""
     found = {}
     for part in text.split("- alert: ")[1:]:
         name, _, body = part.partition("\n")
@@ -26,7 +26,7 @@ def field(rule, name):
 
 
 def series():
-    """Every name that can be asked for -> its labels."""
+    """The name of each series -> its labels."""
     names = {}
     for metric in TABLE:
         for name in [metric.name + part for part in PARTS.get(metric.kind, ("",))]:
@@ -35,7 +35,7 @@ def series():
 
 
 def complaints(expression):
-    """What an expression asks for that there is not."""
+    """The metrics, labels and values in an expression that do not exist."""
     known = series()
     found = []
     for name, selector in re.findall(r"\b(rallypoint_\w+|up)\b(?:\{(.*?)\})?", expression):
@@ -54,7 +54,7 @@ def complaints(expression):
 
 
 @pytest.mark.parametrize("name", rules(RULES))
-def test_rule_speaks_of_what_there_is(name):
+def test_rule_uses_existing_metrics(name):
     rule = rules(RULES)[name]
     expression = field(rule, "expr")
     assert "rallypoint_" in expression or "up{" in expression
@@ -63,7 +63,7 @@ def test_rule_speaks_of_what_there_is(name):
 
 
 @pytest.mark.parametrize("name", rules(RULES))
-def test_rule_has_a_sentence_and_a_paragraph_on_what_to_do(name):
+def test_rule_has_a_summary_and_a_runbook(name):
     rule = rules(RULES)[name]
     assert name.startswith("Rallypoint")
     assert field(rule, "severity") in ("warning", "critical")
@@ -76,7 +76,7 @@ def test_rule_has_a_sentence_and_a_paragraph_on_what_to_do(name):
     assert f"`{name}`" in OPERATIONS
 
 
-def test_there_are_rules():
+def test_rules_are_found():
     assert len(rules(RULES)) > 10
 
 
@@ -88,5 +88,5 @@ def test_there_are_rules():
         'rallypoint_rounds_total{outcome="actve"} > 0',
     ],
 )
-def test_rule_that_speaks_of_something_else_is_caught(expression):
+def test_rule_about_an_unknown_metric_label_or_value_is_caught(expression):
     assert complaints(expression)

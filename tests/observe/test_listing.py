@@ -1,11 +1,11 @@
-"""Runs are listed by what they are called, whatever that is, at a few reads each."""
+"""Runs are listed whatever their ids are, at a few reads each."""
 
 import asyncio
 
 from rallypoint.backends.contract import Limits
 from rallypoint.backends.memory import MemoryBackend
-from rallypoint.observe.listing import READS, Where, list_runs
-from rallypoint.observe.opening import read_place, read_target
+from rallypoint.observe.listing import READS, RunState, list_runs
+from rallypoint.observe.target import read_backend_target, read_target
 from rallypoint.server.clients import Clients
 from rallypoint.server.engine_host import EngineHost
 from rallypoint.server.local_backend import LocalBackend
@@ -17,7 +17,7 @@ from tests.rendezvous.kit import Counting, Town, play
 ODD = ["config", "a/b", ":runs", "ä ö", "x" * 200]
 
 
-def test_runs_of_any_name_are_listed_until_they_are_gone():
+def test_runs_with_any_id_are_listed_until_they_are_gone():
     async def main() -> None:
         first = World(run_id="plain", min_nodes=1, reopen_after=1)
         worlds = [first, *(World(run_id=name, server=first.server, min_nodes=2, reopen_after=1) for name in ODD)]
@@ -29,8 +29,8 @@ def test_runs_of_any_name_are_listed_until_they_are_gone():
         found = await list_runs(backend, "rallypoint")
         assert [run.run_id for run in found] == sorted(["plain", *ODD])
         by_id = {run.run_id: run for run in found}
-        assert (by_id["plain"].phase, by_id["plain"].nodes, by_id["plain"].round) == (Where.ACTIVE, 1, 1)
-        assert by_id["a/b"].phase is Where.GATHERING
+        assert (by_id["plain"].phase, by_id["plain"].nodes, by_id["plain"].round) == (RunState.ACTIVE, 1, 1)
+        assert by_id["a/b"].phase is RunState.GATHERING
         assert by_id["a/b"].reason == "1 of at least 2 nodes joined: a"
         for world in worlds:
             world.crash("a")
@@ -40,18 +40,18 @@ def test_runs_of_any_name_are_listed_until_they_are_gone():
     virtual.run(main(), seed=1)
 
 
-def test_listing_reads_no_more_than_it_has_to():
-    async def scene(town: Town) -> None:
+def test_listing_makes_one_scan_and_one_transaction():
+    async def case(town: Town) -> None:
         await town.gathered("a", "b")
         backend = Counting(MemoryBackend(town.server))
         backend.limits = Limits(max_txn_ops=READS)
         assert len(await list_runs(backend, "rallypoint")) == 1
         assert sum(backend.counts.values()) == 2
 
-    play(scene, min_nodes=2)
+    play(case, min_nodes=2)
 
 
-def test_a_run_called_config_does_not_bring_a_restored_server_to_attend_the_list():
+def test_restored_server_starts_no_coordinator_for_the_index_because_of_a_run_called_config():
     async def main() -> None:
         world = World(run_id="config", min_nodes=1)
         world.start("a")
@@ -78,9 +78,9 @@ def test_a_run_called_config_does_not_bring_a_restored_server_to_attend_the_list
     virtual.run(main(), seed=1)
 
 
-def test_a_place_needs_no_run_id_and_a_run_no_sizes():
+def test_target_of_a_backend_needs_no_run_id_and_target_of_a_run_no_sizes():
     for url in ("tcp://head:29400", "tcp://head:29400/", "tcp://head:29400/some-run", "tcp://head?token_file=x"):
-        assert read_place(url).settings.endpoints == ("head:29400",)
+        assert read_backend_target(url).settings.endpoints == ("head:29400",)
     target = read_target("tcp://head/run?max_nodes=8&step=4")
     assert target.given == {"max_nodes": 8, "step": 4}
     assert target.settings.is_host is False

@@ -1,4 +1,4 @@
-"""The metrics of a node, from its events and its handler; and those of runs that somebody follows, on any backend."""
+"""The metrics of a node, from its events and its handler, and those of followed runs, on any backend."""
 
 import asyncio
 
@@ -19,8 +19,8 @@ from rallypoint.events import (
 )
 from rallypoint.observe.follower import Follower
 from rallypoint.observe.metrics import NodeMetrics, RunMetrics
-from rallypoint.observe.metrics.node import MOST_ERRORS
-from rallypoint.observe.metrics.table import TABLE, Shown
+from rallypoint.observe.metrics.node import MAX_ERRORS
+from rallypoint.observe.metrics.table import TABLE, Exporter
 from rallypoint.observe.report import Counts, Phase, Report
 from tests.observe.metrics_kit import scrape
 from tests.patience import unique
@@ -36,14 +36,14 @@ class Clock:
         return self.now
 
 
-def test_node_shows_every_metric_that_is_defined_for_one():
+def test_node_exposes_every_metric_defined_for_nodes():
     metrics = NodeMetrics()
     handler = rallypoint.create_handler(f"memory://{unique()}/run?min_nodes=1&name=a", sinks=[metrics])
     metrics.attend(handler)
     handler.next_rendezvous()
     metrics(JoinFailed(**WHO, error="RendezvousTimeoutError", reason="nobody came"))
     found = scrape(metrics.registry)
-    assert found.ours() == {metric.name for metric in TABLE if metric.shown in (Shown.NODE, Shown.DECISIONS)}
+    assert found.ours() == {metric.name for metric in TABLE if metric.exporter in (Exporter.NODE, Exporter.DECISIONS)}
     assert found("rallypoint_node_info", run="run", node="a", backend="memory") == 1
     assert (found("rallypoint_node_round"), found("rallypoint_node_rank"), found("rallypoint_node_world_size")) == (
         1,
@@ -57,7 +57,7 @@ def test_node_shows_every_metric_that_is_defined_for_one():
     assert scrape(metrics.registry)("rallypoint_node_round") == 0
 
 
-def test_node_that_was_never_asked_to_join_can_be_scraped_and_opens_nothing():
+def test_scrape_of_a_node_that_has_not_joined_opens_no_backend():
     metrics = NodeMetrics()
     handler = rallypoint.create_handler("tcp://127.0.0.1:1/run?min_nodes=2&read_timeout=600", sinks=[metrics])
     metrics.attend(handler)
@@ -67,7 +67,7 @@ def test_node_that_was_never_asked_to_join_can_be_scraped_and_opens_nothing():
     handler.leave()
 
 
-def test_events_are_counted_by_what_they_say():
+def test_events_are_counted_by_their_fields():
     clock = Clock()
     metrics = NodeMetrics(clock)
     metrics(JoinStarted(**WHO, join=1))
@@ -98,11 +98,11 @@ def test_events_are_counted_by_what_they_say():
     assert found("rallypoint_node_backend_outage_seconds_count") == 1
 
 
-def test_errors_make_a_bounded_number_of_series():
+def test_error_classes_make_a_bounded_number_of_series():
     metrics = NodeMetrics()
-    for number in range(3 * MOST_ERRORS):
+    for number in range(3 * MAX_ERRORS):
         metrics(JoinFailed(**WHO, error=f"Error{number}", reason="?"))
-    assert len(scrape(metrics.registry).families["rallypoint_node_join_failures"].samples) == MOST_ERRORS
+    assert len(scrape(metrics.registry).families["rallypoint_node_join_failures"].samples) == MAX_ERRORS
 
 
 # --- runs that are followed -------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_followed_run_shows_members_waiting_and_spares():
     metrics = RunMetrics()
     assert isinstance(metrics.registry, CollectorRegistry)
 
-    async def scene(town: Town) -> None:
+    async def case(town: Town) -> None:
         backend = MemoryBackend(town.server)
 
         async def follow() -> None:
@@ -140,11 +140,11 @@ def test_followed_run_shows_members_waiting_and_spares():
         metrics.forget(run)
         assert scrape(metrics.registry).ours() == set()
 
-    play(scene, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    play(case, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 def test_followed_runs_beyond_the_first_share_their_series():
-    metrics = RunMetrics(most_runs=3)
+    metrics = RunMetrics(max_runs=3)
     for number in range(10_000):
         metrics.take(
             Report(run_id=f"run{number}", where="", revision=1, phase=Phase.ACTIVE, counts=Counts(member=2, waiting=1))

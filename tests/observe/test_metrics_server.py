@@ -1,4 +1,4 @@
-"""The metrics of a server say what happened to it, are read only when somebody asks, and stay few."""
+"""The metrics of a server are right, are computed only on a scrape, and their number is bounded."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from rallypoint import aio
 from rallypoint.kv.types import Grant
 from rallypoint.observe.metrics import ServerBusy, exposition, serve_metrics, server, server_registry
 from rallypoint.observe.metrics import listener as listening
-from rallypoint.observe.metrics.table import TABLE, Kind, Shown
+from rallypoint.observe.metrics.table import TABLE, Exporter, Kind
 from rallypoint.server.process import BindError
 from rallypoint.testing.disk import MemoryDisk
 from rallypoint.wire.messages import NOW, Do, Hold, WatchStart
@@ -37,7 +37,7 @@ async def gathered(server, *names, run_id="r", **options):
     return handlers
 
 
-def test_server_with_data_shows_every_metric_that_is_defined_for_one_with_its_type():
+def test_server_with_data_exposes_every_metric_defined_for_servers_with_its_type():
     async def main():
         async with serving_from(MemoryDisk()) as server:
             registry = server_registry(server)
@@ -45,7 +45,7 @@ def test_server_with_data_shows_every_metric_that_is_defined_for_one_with_its_ty
             found = scrape(registry)
             for one in handlers:
                 await one.aclose()
-        mine = [metric for metric in TABLE if metric.shown is not Shown.NODE]
+        mine = [metric for metric in TABLE if metric.exporter is not Exporter.NODE]
         assert found.ours() == {metric.name for metric in mine}
         for metric in mine:
             family = found.families[metric.name.removesuffix("_total")]
@@ -58,16 +58,16 @@ def test_server_with_data_shows_every_metric_that_is_defined_for_one_with_its_ty
     run(main())
 
 
-def test_server_without_data_shows_nothing_of_a_log():
+def test_server_without_data_exposes_no_metrics_of_a_log():
     async def main():
         async with serving() as server:
             return scrape(server_registry(server)).ours()
 
-    assert run(main()) == {metric.name for metric in TABLE if metric.shown in (Shown.SERVER, Shown.DECISIONS)}
+    assert run(main()) == {metric.name for metric in TABLE if metric.exporter in (Exporter.SERVER, Exporter.DECISIONS)}
 
 
 async def counted(registry, rounds):
-    """Rounds are counted when their members are on their way."""
+    """Wait until so many rounds are counted, which happens after their members have been told."""
     await eventually(
         lambda: scrape(registry)("rallypoint_rounds_total", outcome="active") == rounds, "they are counted"
     )
@@ -102,7 +102,7 @@ def test_round_is_counted_with_its_phases_and_its_run():
     run(main())
 
 
-def test_waiting_nodes_and_those_who_join_are_shown():
+def test_waiting_and_joining_nodes_are_counted():
     async def main():
         async with serving() as server:
             registry = server_registry(server)
@@ -164,7 +164,7 @@ def test_session_that_is_not_renewed_ends_as_silent():
     run(main())
 
 
-def test_client_that_comes_back_is_a_reconnect():
+def test_client_that_connects_again_counts_as_a_reconnect():
     async def main():
         async with serving() as server:
             registry = server_registry(server)
@@ -193,7 +193,7 @@ def test_refused_client_is_counted_by_reason():
     run(main())
 
 
-def test_client_that_does_not_read_shows_as_lag_until_it_reads():
+def test_client_that_does_not_read_counts_as_watch_lag_until_it_reads():
     async def main():
         async with serving() as server:
             registry = server_registry(server)
@@ -215,7 +215,7 @@ def test_client_that_does_not_read_shows_as_lag_until_it_reads():
     run(main())
 
 
-def test_log_of_a_server_with_data_grows_and_its_trouble_shows():
+def test_log_metrics_of_a_server_with_data_grow_and_show_a_failure():
     async def main():
         disk = MemoryDisk()
         async with serving_from(disk) as server:
@@ -234,13 +234,13 @@ def test_log_of_a_server_with_data_grows_and_its_trouble_shows():
     run(main())
 
 
-def test_ten_thousand_runs_make_no_more_series_than_two_hundred():
+def test_runs_beyond_the_maximum_share_their_series():
     async def main():
         async with serving() as server:
             handlers = []
             for number in range(6):
                 handlers += await gathered(server, "a", run_id=f"run{number}")
-            registry = server_registry(server, most_runs=2)
+            registry = server_registry(server, max_runs=2)
             await eventually(
                 lambda: scrape(registry)("rallypoint_run_active", run="") == 4, "all are known to be active"
             )
@@ -262,7 +262,7 @@ def fetch(address, path="/metrics", **headers):
         return got.read().decode(), got.headers["Content-Type"]
 
 
-def test_metrics_are_served_from_a_thread_and_nothing_else_is():
+def test_listener_serves_metrics_and_nothing_else():
     async def main():
         async with serving() as server:
             listener = serve_metrics(server_registry(server), "127.0.0.1", 0)
@@ -284,7 +284,7 @@ def test_metrics_are_served_from_a_thread_and_nothing_else_is():
     run(main())
 
 
-def test_scraper_that_speaks_slowly_is_hung_up_on(monkeypatch):
+def test_connection_of_a_slow_scraper_is_closed(monkeypatch):
     monkeypatch.setattr(listening, "REQUEST_S", 0.5)
     listener = serve_metrics(CollectorRegistry(), "127.0.0.1", 0)
     host, _, port = listener.address.rpartition(":")
@@ -301,8 +301,8 @@ def test_scraper_that_speaks_slowly_is_hung_up_on(monkeypatch):
         listener.close()
 
 
-def test_server_that_has_no_moment_fails_the_scrape_and_says_so(monkeypatch):
-    monkeypatch.setattr(server, "PATIENCE_S", 0.1)
+def test_scrape_of_a_busy_server_fails_with_the_reason(monkeypatch):
+    monkeypatch.setattr(server, "LOOP_TIMEOUT_S", 0.1)
     failed = []
 
     async def main():
@@ -317,13 +317,13 @@ def test_server_that_has_no_moment_fails_the_scrape_and_says_so(monkeypatch):
 
             thread = threading.Thread(target=ask)
             thread.start()
-            thread.join(20)  # this thread is the loop's: it has no moment
+            thread.join(20)  # blocks the loop: it cannot answer
 
     run(main())
-    assert failed == ["the server had no moment for metrics within 0.1 s"]
+    assert failed == ["the server's event loop was busy for 0.1 s"]
 
 
-def test_address_that_is_taken_is_an_error_that_names_it():
+def test_address_in_use_is_an_error_that_names_it():
     async def main():
         async with serving() as server:
             registry = server_registry(server)

@@ -1,10 +1,10 @@
-"""The names of metrics follow the conventions of Prometheus, and every metric that is defined is shown by somebody."""
+"""The names of metrics follow the conventions of Prometheus, and each is defined once."""
 
 import re
 
 import pytest
 
-from rallypoint.observe.metrics.table import TABLE, Kind, Metric, Shown
+from rallypoint.observe.metrics.table import TABLE, Exporter, Kind, Metric
 
 BASE_UNITS = ("seconds", "bytes")
 OTHER_UNITS = (
@@ -24,7 +24,7 @@ RESERVED_ENDS = ("_count", "_sum", "_bucket", "_created")
 
 
 def complaints(metric: Metric) -> list[str]:
-    """What `promtool check metrics` would say of a metric, and a little more."""
+    """The complaints of `promtool check metrics` about a metric, and a few more."""
     name, found = metric.name, []
     if not re.fullmatch(r"rallypoint_[a-z0-9]+(_[a-z0-9]+)*", name):
         found.append("a name is rallypoint_ and words in lower case with single underscores between")
@@ -58,19 +58,19 @@ def test_names_follow_the_conventions(metric):
 @pytest.mark.parametrize(
     "metric",
     [
-        Metric("rallypoint_joins", Kind.COUNTER, Shown.NODE, "Joins."),
-        Metric("joins_total", Kind.COUNTER, Shown.NODE, "Joins."),
-        Metric("rallypoint_nodes_total", Kind.GAUGE, Shown.NODE, "Nodes."),
-        Metric("rallypoint_wait_ms", Kind.GAUGE, Shown.NODE, "A wait."),
-        Metric("rallypoint_wait_seconds", Kind.GAUGE, Shown.NODE, "A wait."),
-        Metric("rallypoint_seconds_waited", Kind.GAUGE, Shown.NODE, "A wait.", unit="seconds"),
-        Metric("rallypoint_wait_count", Kind.GAUGE, Shown.NODE, "Waits."),
-        Metric("rallypoint_gauge", Kind.GAUGE, Shown.NODE, "A gauge."),
-        Metric("rallypoint_waitS", Kind.GAUGE, Shown.NODE, "Waits."),
-        Metric("rallypoint_waits", Kind.GAUGE, Shown.NODE, "Waits.", {"Node": "a"}),
-        Metric("rallypoint_waits", Kind.GAUGE, Shown.NODE, "Waits.", {"job": "a"}),
-        Metric("rallypoint_waits", Kind.HISTOGRAM, Shown.NODE, "Waits."),
-        Metric("rallypoint_waits", Kind.GAUGE, Shown.NODE, "waits"),
+        Metric("rallypoint_joins", Kind.COUNTER, Exporter.NODE, "Joins."),
+        Metric("joins_total", Kind.COUNTER, Exporter.NODE, "Joins."),
+        Metric("rallypoint_nodes_total", Kind.GAUGE, Exporter.NODE, "Nodes."),
+        Metric("rallypoint_wait_ms", Kind.GAUGE, Exporter.NODE, "A wait."),
+        Metric("rallypoint_wait_seconds", Kind.GAUGE, Exporter.NODE, "A wait."),
+        Metric("rallypoint_seconds_waited", Kind.GAUGE, Exporter.NODE, "A wait.", unit="seconds"),
+        Metric("rallypoint_wait_count", Kind.GAUGE, Exporter.NODE, "Waits."),
+        Metric("rallypoint_gauge", Kind.GAUGE, Exporter.NODE, "A gauge."),
+        Metric("rallypoint_waitS", Kind.GAUGE, Exporter.NODE, "Waits."),
+        Metric("rallypoint_waits", Kind.GAUGE, Exporter.NODE, "Waits.", {"Node": "a"}),
+        Metric("rallypoint_waits", Kind.GAUGE, Exporter.NODE, "Waits.", {"job": "a"}),
+        Metric("rallypoint_waits", Kind.HISTOGRAM, Exporter.NODE, "Waits."),
+        Metric("rallypoint_waits", Kind.GAUGE, Exporter.NODE, "waits"),
     ],
     ids=lambda metric: metric.name,
 )
@@ -78,6 +78,6 @@ def test_wrong_name_is_caught(metric):
     assert complaints(metric)
 
 
-def test_names_are_there_once():
+def test_every_name_is_defined_once():
     names = [metric.name for metric in TABLE]
     assert len(names) == len(set(names)) > 50

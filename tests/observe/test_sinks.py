@@ -1,4 +1,4 @@
-"""The file of events: every event a line, bounded in size and number, and nobody is hurt when it cannot be written."""
+"""The event file: one line an event, bounded in size and number; the job goes on if it cannot be written."""
 
 import errno
 import json
@@ -35,7 +35,7 @@ class Clock:
 
 @pytest.fixture
 def made(tmp_path):
-    """Makes sinks that are closed at the end."""
+    """Makes sinks that are closed when the test ends."""
     open_ones = []
 
     def make(**options):
@@ -71,7 +71,7 @@ def test_every_event_is_a_line_with_its_time_level_and_sentence(made):
     assert told == []
 
 
-def test_file_rotates_by_size_and_keeps_so_many(made, tmp_path):
+def test_file_rotates_by_size_and_a_bounded_number_is_kept(made, tmp_path):
     sink, _, path = made(max_bytes=1000, kept=2)
     for number in range(100):
         sink(waiting(number))
@@ -83,7 +83,7 @@ def test_file_rotates_by_size_and_keeps_so_many(made, tmp_path):
     assert reasons == list(range(reasons[0], 100))
 
 
-def test_none_may_be_kept(made, tmp_path):
+def test_number_of_old_files_may_be_zero(made, tmp_path):
     sink, _, path = made(max_bytes=300, kept=0)
     for number in range(20):
         sink(waiting(number))
@@ -92,7 +92,7 @@ def test_none_may_be_kept(made, tmp_path):
     assert lines(path)[-1]["reason"] == "19"
 
 
-def test_file_of_an_earlier_process_is_gone_on_with(made):
+def test_file_of_an_earlier_process_is_continued(made):
     sink, _, path = made()
     sink(waiting("before"))
     sink.close()
@@ -104,7 +104,7 @@ def test_file_of_an_earlier_process_is_gone_on_with(made):
     assert len(lines(path)) == 2
 
 
-def test_file_that_somebody_else_moved_is_begun_anew(made):
+def test_file_that_another_program_moved_is_started_anew(made):
     sink, _, path = made()
     sink(waiting("before"))
     assert sink.wait_written()
@@ -114,7 +114,7 @@ def test_file_that_somebody_else_moved_is_begun_anew(made):
     assert [line["reason"] for line in lines(path)] == ["after"]
 
 
-def test_event_that_is_no_text_is_lost_alone(made):
+def test_event_that_cannot_be_encoded_is_the_only_one_lost(made):
     sink, _, path = made()
     sink(waiting("a path \udcff"))
     sink(waiting("after it"))
@@ -124,7 +124,7 @@ def test_event_that_is_no_text_is_lost_alone(made):
     assert [line.get("reason", line.get("lost")) for line in lines(path)] == ["after it", 1, "later"]
 
 
-def test_full_disk_is_said_once_harms_nobody_and_the_gap_is_told(made, monkeypatch):
+def test_full_disk_is_reported_once_and_the_number_of_lost_events_afterwards(made, monkeypatch):
     clock = Clock()
     sink, told, path = made(clock=clock)
     full = threading.Event()
@@ -133,7 +133,7 @@ def test_full_disk_is_said_once_harms_nobody_and_the_gap_is_told(made, monkeypat
     def fails(fd, data):
         if full.is_set() and fd == sink._file._fd:
             if len(data) > 20:
-                return write(fd, data[:20])  # some of it fits: a torn line
+                return write(fd, data[:20])  # a part of it fits: the line is cut short
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
@@ -159,8 +159,8 @@ def test_full_disk_is_said_once_harms_nobody_and_the_gap_is_told(made, monkeypat
     assert (whole[1]["event"], whole[1]["lost"]) == ("EventsGoOn", 10)
 
 
-def test_slow_disk_makes_nobody_wait_and_what_does_not_fit_is_counted(made, monkeypatch):
-    monkeypatch.setattr(sinks, "MOST_WAITING", 5)
+def test_slow_disk_blocks_no_caller_and_lost_events_are_counted(made, monkeypatch):
+    monkeypatch.setattr(sinks, "MAX_QUEUED", 5)
     sink, _, path = made()
     go = threading.Event()
     write = os.write
@@ -183,7 +183,7 @@ def test_slow_disk_makes_nobody_wait_and_what_does_not_fit_is_counted(made, monk
     assert lost >= 90
 
 
-def test_file_that_cannot_be_made_is_an_error_at_once(tmp_path):
+def test_file_that_cannot_be_opened_is_an_error_at_once(tmp_path):
     with pytest.raises(SettingsError) as error:
         JsonLines(tmp_path / "missing" / "events.jsonl")
     assert "No such file or directory" in str(error.value)
@@ -191,7 +191,7 @@ def test_file_that_cannot_be_made_is_an_error_at_once(tmp_path):
         JsonLines(tmp_path / "events.jsonl", max_bytes=0)
 
 
-def test_job_writes_its_events_and_ends_without_being_told_to_close(tmp_path):
+def test_events_are_written_at_exit_without_a_call_of_close(tmp_path):
     path = tmp_path / "events.jsonl"
     program = f"""
 import rallypoint
@@ -223,7 +223,7 @@ def test_job_on_a_disk_that_is_really_full_goes_on(tmp_path):
         assert sink.wait_written()
         assert [type(event) for event in told] == [EventsTrouble]
         (tmp_path / "fills").unlink()
-        sink._not_before = 0.0
+        sink._retry_at = 0.0
         handler.shutdown()
         sink.close()
         assert [type(event) for event in told] == [EventsTrouble, EventsGoOn]

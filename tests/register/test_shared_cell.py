@@ -217,7 +217,7 @@ def test_request_waits_for_a_cell_that_is_available_late():
 
     async def main():
         backend = backend_on(faulty)
-        backend.listen(lambda error: reached.append(error is None))
+        backend.on_reachability(lambda error: reached.append(error is None))
         asking = asyncio.create_task(backend.txn((), [Put("/a", b"x")]))
         await asyncio.sleep(10.0)
         assert not asking.done()

@@ -27,7 +27,7 @@ class SlowBackend(Counting):
     """Each request takes `ANSWER_S`, and the elected node is to make the run."""
 
     makes_run = False
-    gives_way_s = GIVES_WAY_S
+    make_run_delay_s = GIVES_WAY_S
 
     async def call(self, name: str, execute: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(ANSWER_S / 2)

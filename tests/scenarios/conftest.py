@@ -1,7 +1,7 @@
-"""What the tests of the rows are given, and how their outcomes get onto the page.
+"""Fixtures of the row tests, and the recording of their outcomes for the page.
 
-They run only when they are asked for: `-m scenarios`, which is what `make scenarios` does. Then each outcome is written
-down as soon as it is there. Those marked `quick` run with all other tests, too, on tcp, and nothing is written down.
+The row tests run only with `-m scenarios`, which is what `make scenarios` uses. Then each outcome is written down as
+soon as it is known. Tests marked `quick` also run with all other tests, on tcp only, and nothing is written down.
 """
 
 import datetime
@@ -57,7 +57,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def outcome_of(item: pytest.Item, report: pytest.TestReport, row: int) -> Outcome:
-    """What is written down of a test that has ended."""
+    """The outcome of a test that has ended."""
     recorder = item.stash.get(_recorders, None)
     sights = tuple(recorder.sights) if recorder is not None else ()
     why = ""
@@ -84,7 +84,7 @@ def _first_line(report: pytest.TestReport) -> str:
 
 
 def backend_of(item: pytest.Item) -> str:
-    """Where a test is played: its parameter says so, or it is etcd if it has a cluster of its own, or else tcp."""
+    """The backend of a test: its parameter, or etcd if it uses the fixture `cluster`, else tcp."""
     callspec = getattr(item, "callspec", None)
     named = [value for value in callspec.params.values() if value in BACKENDS] if callspec is not None else []
     return str(named[0]) if named else "etcd" if "cluster" in getattr(item, "fixturenames", ()) else "tcp"
@@ -92,7 +92,7 @@ def backend_of(item: pytest.Item) -> str:
 
 @pytest.fixture
 def row(request: pytest.FixtureRequest) -> Iterator[Recorder]:
-    """Takes notes: `row("what happened")`, with the seconds it took, with the seconds that are promised."""
+    """Records what a test observes: `row("what happened", seconds, promised_seconds)`."""
     recorder = request.node.stash[_recorders] = Recorder()
     yield recorder
     recorder.load.end()
@@ -100,7 +100,7 @@ def row(request: pytest.FixtureRequest) -> Iterator[Recorder]:
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """Three members, for all who leave them alone."""
+    """A cluster of three members, shared by tests that do not disturb it."""
     one = three(needs("system"), tmp_path_factory.mktemp("etcd"))
     try:
         yield one
@@ -110,7 +110,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdClu
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
-    """Three members of one's own, to be killed and paused."""
+    """A cluster of three members for one test, which may kill and pause them."""
     one = three(needs("system"), tmp_path)
     try:
         yield one
@@ -120,7 +120,7 @@ def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
 
 @pytest.fixture(params=["tcp", "etcd"])
 def place(request: pytest.FixtureRequest, stage: Stage) -> Place:
-    """Where the run lives: the test is played on either."""
+    """The backend of the run. The test runs on both."""
     if request.param == "tcp":
         return on_tcp(stage)
     return on_etcd(request.getfixturevalue("shared_cluster").endpoints)

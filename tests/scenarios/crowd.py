@@ -1,9 +1,9 @@
-"""Many processes at one barrier: forked from one that has imported everything, each a node of its own.
+"""Many processes at one barrier: each is a node, forked from a process that has imported everything.
 
     python crowd.py URL N ABSENT TIMEOUT_S
 
-Says in JSON lines what each process was told: a fact `round` when it is in, `barrier` when the barrier has ended for
-it. The process of rank ABSENT never comes to the barrier.
+Reports JSON lines: a fact `round` when a process is in a round, and `barrier` when its call of the barrier has ended.
+The process of rank ABSENT never calls the barrier.
 """
 
 import json
@@ -21,7 +21,7 @@ def say(kind: str, **what: object) -> None:
 
 
 def member(url: str, number: int, absent: int, timeout_s: float) -> None:
-    """One process of the crowd."""
+    """One process."""
     world = rallypoint.create_handler(f"{url}&name=rank{number}").next_rendezvous()
     say("round", rank=world.rank, size=world.world_size)
     if world.rank == absent:
@@ -42,5 +42,5 @@ if __name__ == "__main__":
         if os.fork() == 0:
             member(url, number, absent, timeout_s)
             os._exit(0)
-    sys.stdin.read()  # until whoever started this is done with it
+    sys.stdin.read()  # until the test ends
     os.killpg(0, 9)

@@ -1,4 +1,4 @@
-"""Notes what a test of a row sees, and judges seconds by what the row promises and how loaded the machine is."""
+"""Records what a row test observes, and compares times with the promise of the row, scaled by the machine's load."""
 
 import os
 import threading
@@ -9,17 +9,17 @@ from tests.scenarios.page import Sight
 
 TICK_S = 0.05
 MOST_TIMES = 4.0
-"""A promise is never scaled by more than this, however loaded the machine is: the test must be able to fail."""
+"""A promise is never scaled by more than this, whatever the load, so that the test can fail."""
 
 
 class Load:
-    """How much of the machine others want meanwhile, and how long it stood still altogether."""
+    """Measures the load by other processes during a test, and how long the machine stood still."""
 
     def __init__(self) -> None:
         self._wanting = 0
         self._looks = 0
         self.still_s = 0.0
-        """How much later than asked for this thread was woken, in all."""
+        """The total delay with which this thread was woken."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="load", daemon=True)
         self._thread.start()
@@ -32,21 +32,21 @@ class Load:
             self.still_s += late_s if late_s > TICK_S else 0.0
             before = now
             runnable = Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0]
-            self._wanting += max(0, int(runnable) - 1)  # but for this one
+            self._wanting += max(0, int(runnable) - 1)  # without this process
             self._looks += 1
 
     @property
     def per_core(self) -> float:
-        """How many processes wanted a core, on average, for each core there is."""
+        """The average number of other runnable processes for each core."""
         return self._wanting / max(1, self._looks) / (os.cpu_count() or 1)
 
     @property
     def times(self) -> float:
-        """How many times as long as on an idle machine something may take."""
+        """The factor by which promises are scaled."""
         return min(1 + self.per_core, MOST_TIMES)
 
     def allowed_s(self, bound_s: float) -> float:
-        """What a promise of so many seconds may take on a machine as loaded as this one was."""
+        """The time that a promise of so many seconds may take under the measured load."""
         return bound_s * self.times + 2 * self.still_s
 
     def end(self) -> None:
@@ -55,14 +55,14 @@ class Load:
 
 
 class Recorder:
-    """What a test of a row saw. Called with a sentence; with the seconds it took; with the seconds promised."""
+    """The observations of a row test. Call it with a sentence, the seconds it took, and the promised seconds."""
 
     def __init__(self) -> None:
         self.sights: list[Sight] = []
         self.load = Load()
 
     def __call__(self, what: str, seconds: float | None = None, bound_s: float | None = None) -> None:
-        """AssertionError if it took longer than the promise allows, scaled by the load."""
+        """Record an observation. AssertionError if it took longer than the promise, scaled by the load."""
         self.sights.append(Sight(what, None if seconds is None else round(seconds, 3), bound_s))
         if seconds is not None and bound_s is not None:
             allowed_s = self.load.allowed_s(bound_s)

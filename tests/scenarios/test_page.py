@@ -1,4 +1,4 @@
-"""The page says what was found, and a run of some rows leaves the others alone."""
+"""The page is made from the outcomes, and a run of some rows does not change the others."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def outcome(test="test_row_03_told[tcp]", row=3, backend="tcp", **more):
     return Outcome(test=test, row=row, backend=backend, **given)
 
 
-def test_page_in_the_repository_is_made_from_what_was_found():
+def test_page_in_the_repository_is_made_from_the_outcomes():
     assert PAGE.read_text(encoding="utf-8") == render(read())
 
 
@@ -33,7 +33,7 @@ def test_every_row_has_a_test_named_by_it():
     assert {int(name[len("test_row_") :][:2]) for name in row_tests()} == set(ROWS) == set(range(1, 29))
 
 
-def test_outcome_of_a_test_that_is_no_more_is_not_in_the_repository():
+def test_repository_has_no_outcome_of_a_test_that_no_longer_exists():
     assert {one.test.partition("[")[0] for one in read()} <= set(row_tests())
 
 
@@ -54,7 +54,7 @@ def test_partial_run_replaces_its_own_outcomes_and_no_others(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.json", "p.md"]
 
 
-def test_outcome_of_a_removed_test_goes(tmp_path):
+def test_outcome_of_a_removed_test_is_dropped(tmp_path):
     files = {"data": tmp_path / "d.json", "page": tmp_path / "p.md"}
     note(outcome("test_row_03_old[tcp]"), known_tests=["test_row_03_old"], **files)
     note(outcome("test_row_03_told[tcp]"), known_tests=["test_row_03_told"], **files)
@@ -71,7 +71,7 @@ def test_summary_shows_the_worst_verdict_and_the_tightest_promise():
     assert text.count("Not run yet.") == len(ROWS) - 1
 
 
-def test_promise_that_was_missed_is_said_so():
+def test_missed_promise_makes_the_verdict_missed():
     assert verdict_of([Sight("a", 1.0, 1.5), Sight("b")]) == KEPT
     assert verdict_of([Sight("a", 1.6, 1.5)]) == MISSED
 
@@ -83,7 +83,7 @@ def test_broken_file_of_outcomes_is_an_error(tmp_path):
     assert not (tmp_path / "p.md").exists()
 
 
-def test_promise_is_scaled_by_the_load_and_not_without_end():
+def test_promise_is_scaled_by_the_load_up_to_a_maximum():
     load = Load()
     load.end()
     load._wanting, load._looks, load.still_s = 0, 1, 0.0
@@ -94,7 +94,7 @@ def test_promise_is_scaled_by_the_load_and_not_without_end():
     assert load.allowed_s(1.5) == 6.5
 
 
-def test_recorder_fails_far_beyond_a_promise_and_keeps_what_it_saw():
+def test_recorder_fails_far_beyond_a_promise_and_keeps_the_observation():
     recorder = Recorder()
     try:
         with pytest.raises(AssertionError) as caught:

@@ -21,7 +21,7 @@ DAY_S = 86_400.0
 
 
 def one_round(nodes: Iterable[Node], above: int = 0) -> list[Fact]:
-    """What these nodes say of the first round of just them above that number."""
+    """The facts of these nodes about their first common round after that number, without other members."""
     nodes = list(nodes)
     facts = [node.round(above=above, size=len(nodes)) for node in nodes]
     members_agree(*facts)
@@ -29,12 +29,12 @@ def one_round(nodes: Iterable[Node], above: int = 0) -> list[Fact]:
 
 
 def last(facts: Iterable[Fact]) -> float:
-    """When the last of them was."""
+    """The time of the last fact."""
     return max(fact["at"] for fact in facts)
 
 
 def told(nodes: Iterable[Node], number: int) -> list[Fact]:
-    """What these nodes were told of a change of that round."""
+    """The facts of these nodes about the first change of that round."""
     return [node.wait("changed", lambda fact: fact["round"] == number) for node in nodes]
 
 
@@ -110,7 +110,7 @@ def test_row_05_nodes_that_do_not_fit_are_spares_and_the_run_stays_open(row: Rec
 
 
 class Clock:
-    """A wall clock that is off by so many seconds, and can be set while processes look at it."""
+    """A wall clock with an offset that can be changed while processes run."""
 
     def __init__(self, path: Path, off_s: float) -> None:
         if not FAKETIME.exists():
@@ -129,7 +129,7 @@ class Clock:
         self._path.write_text(f"{off_s:+.0f}s\n", encoding="ascii")
 
     def off_s(self) -> float:
-        """How far off a process of it really is."""
+        """The offset that a process with this clock really has."""
         argv = [*self.prefix, sys.executable, "-c", "import time; print(time.time(), time.monotonic())"]
         said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.split()
         assert abs(float(said[1]) - time.monotonic()) < 30, "the monotonic clock is left alone"
@@ -149,7 +149,7 @@ def test_row_06_clocks_days_apart_have_no_effect(row: Recorder, stage: Stage, pl
     assert abs(ahead.off_s() - 3 * DAY_S) < 60
     assert abs(behind.off_s() + 3 * DAY_S) < 60
     root, servers = place.root, ""
-    if place.backend == "tcp":  # the clock of etcd, which is one binary, cannot be set for it alone
+    if place.backend == "tcp":  # the clock of etcd, a static binary, cannot be changed
         bind = loopback()
         server = Server("server", [*behind.prefix, sys.executable, "-m", "rallypoint", "serve", "--bind", bind])
         stage.processes.append(server)
@@ -158,7 +158,7 @@ def test_row_06_clocks_days_apart_have_no_effect(row: Recorder, stage: Stage, pl
     url = place.url("min_nodes=2&max_nodes=3", f"{root}/clocks-{tmp_path.name}", ttl_s=ttl_s)
     a, b, c = ahead.node(stage, url, "a"), behind.node(stage, url, "b"), minute.node(stage, url, "c")
     number = one_round([a, b, c])[0]["round"]
-    time.sleep(ttl_s + 2)  # a wrong clock would expel somebody by now
+    time.sleep(ttl_s + 2)  # by now a wrong clock would have expelled a node
     ahead.jump(30 * DAY_S)
     behind.jump(-30 * DAY_S)
     minute.jump(-60)
@@ -188,7 +188,7 @@ def test_row_07_stall_within_the_time_to_live_is_not_noticed_and_beyond_it_is_to
     a, b, c = stage.nodes(place.url("min_nodes=2&max_nodes=3", ttl_s=ttl_s), "a", "b", "c")
     number = one_round([a, b, c])[0]["round"]
     c.stop()
-    time.sleep(stall_s)  # the stall
+    time.sleep(stall_s)  # the node is stopped
     c.go_on()
     c.call("store.set", "still", "here")
     assert a.call("store.get", "still") == "here"
@@ -209,7 +209,7 @@ def test_row_07_stall_within_the_time_to_live_is_not_noticed_and_beyond_it_is_to
 
 @pytest.mark.quick
 def test_row_07_machine_whose_cable_is_pulled_knows_that_it_is_out(row: Recorder, network: Stage):
-    """No end of a connection is seen by anybody: only time passes."""
+    """Neither side sees the end of a connection; only time passes."""
     ttl_s = 6.0
     way, head, far = network.machines(3)
     server = network.serve(f"{head.address}:29400", "--insecure", machine=head)
@@ -229,15 +229,15 @@ def test_row_07_machine_whose_cable_is_pulled_knows_that_it_is_out(row: Recorder
 
 
 def test_row_09_node_that_dies_before_it_confirms_blocks_nobody(row: Recorder, stage: Stage, place: Place):
-    place = dataclasses.replace(place, ttl_s=15.0)  # so that the stopped one is not lost before it is killed
+    place = dataclasses.replace(place, ttl_s=15.0)  # so that the stopped node is not lost before it is killed
     url = place.url("min_nodes=3&confirm_timeout=60")
     a = stage.node(url, "a")
-    a.event("WaitingFor", lambda fact: "1 of at least 3" in fact["reason"])  # where a node decides, it is this one
+    a.event("WaitingFor", lambda fact: "1 of at least 3" in fact["reason"])  # on etcd, this makes a the coordinator
     half = stage.node(url, "half-in")
     for node in (a, half):
         node.event("WaitingFor", lambda fact: "2 of at least 3" in fact["reason"])
     half.stop()
-    others = stage.nodes(url, "c", "d")  # with the first of them the round is tried, and one cannot confirm
+    others = stage.nodes(url, "c", "d")  # the first of them starts an attempt, in which the stopped node cannot confirm
     for node in (a, *others):
         node.event("WaitingFor", lambda fact: "is forming with 3 nodes" in fact["reason"])
     assert a.all("round") == []

@@ -1,4 +1,4 @@
-"""What operators meet: ids that are used again, worlds of one, ignored options, silent waits, shared machines."""
+"""Rows about operating: reused ids, worlds of one, ignored options, silent waits, shared machines."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_row_11_torchrun_without_an_id_is_refused_where_others_are(
 def test_row_20_node_that_serves_itself_says_where_and_for_whom(row: Recorder, stage: Stage):
     endpoints.test_scenario_20_node_that_hosts_itself_says_loudly_where_and_for_whom(stage)
     row("a warning on stderr, and an event, with the address and that at least one more node must reach it there")
-    operating.test_node_that_hosts_itself_can_be_asked_whom_it_waits_for(stage)
+    operating.test_why_on_a_node_that_hosts_its_server_says_what_it_waits_for(stage)
     row("`rallypoint why` from outside says: 1 of at least 2 nodes joined, and to start one node more")
 
 

@@ -1,4 +1,4 @@
-"""Nodes that come and go in numbers: loops of failures, batches, falling below the minimum, a thousand at once."""
+"""Rows about many arrivals and losses: failure loops, batches, too few nodes, a thousand at once."""
 
 import sys
 import time
@@ -52,13 +52,13 @@ def test_row_18_nodes_of_an_autoscaler_are_admitted_in_one_batch(row: Recorder, 
 
 
 def batch(row: Recorder, stage: Stage, place: Place, window_s: float, pause_s: float, before_s: float = 0.0) -> None:
-    """Five nodes come while a round of two is active: there is one more round, and not five."""
+    """Five nodes join while a round of two is active: that makes one further round, not five."""
     url = place.url(f"min_nodes=2&max_nodes=8&admission_window={window_s:g}")
     a, b = stage.nodes(url, "a", "b")
     number = one_round([a, b])[0]["round"]
     new = stage.nodes(url, "c", "d", "e", "f", "g", mode="hand")
     for node in new:
-        node.wait("ready")  # what starting a process costs is not what is played here
+        node.wait("ready")  # the start of processes is not measured
     time.sleep(before_s)
     assert [a.all("changed"), b.all("changed")] == [[], []]
     asked_at = time.monotonic()
@@ -116,7 +116,7 @@ def test_row_12_thousand_nodes_start_at_once_and_the_cost_is_linear(row: Recorde
 
 
 def test_row_12_last_of_a_thousand_nodes_releases_all(row: Recorder):
-    """As `rallypoint bench rendezvous` measures it."""
+    """Measured by `rallypoint bench rendezvous`."""
     outcome = run_case(Case(Bench.RENDEZVOUS, Side.RALLYPOINT, nodes=1000, repeat=1), lambda text: None)
     assert outcome.failed == ""
     released, together = outcome.samples
@@ -141,14 +141,14 @@ while os.getppid() == launcher:
 
 
 class Launcher(Process):
-    """A process of `rallypoint run`; `facts` are what its workers say, whatever it puts before their lines."""
+    """A process of `rallypoint run`. `facts` are those of its workers, without the prefixes of the launcher."""
 
     def _take_fact(self, line: str) -> None:
         _, brace, rest = line.partition("{")
         super()._take_fact(brace + rest if brace else line)
 
     def worker(self, restarts: int, after: float = 0.0) -> Fact:
-        """The first worker after that time, with the number of restarts it was told."""
+        """The first worker that started after that time with that restart count."""
         fact = self.wait("worker", lambda fact: fact["at"] > after)
         assert fact["restarts"] == restarts, self.story
         return fact

@@ -1,4 +1,4 @@
-"""Rows that are about torchrun, with real agents of torch 2.13 and the backend `rallypoint`."""
+"""Rows about torchrun, with real agents of torch 2.13 and the backend `rallypoint`."""
 
 import random
 import time
@@ -16,12 +16,12 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.scenarios
 
 SECOND = "last_call_timeout=60"
-"""A last call that nobody waits out: what forms at once did not need it."""
+"""A last call so long that a round which forms quickly cannot have waited for it."""
 
 
 @pytest.fixture
 def job(stage: Stage, place: Place, tmp_path: Path) -> Job:
-    """A run of agents where the place is."""
+    """A run of agents on the backend of the test."""
     endpoint = place.root.removeprefix("tcp://")
     return Job(stage, tmp_path, endpoint=endpoint)
 
@@ -66,7 +66,7 @@ def test_row_02_node_that_becomes_rank_0_serves_the_store_of_the_new_round(row: 
 
 
 def test_row_13_ranks_are_in_natural_order_as_asked_for_or_pinned(row: Recorder, stage: Stage, place: Place):
-    """The policies with plain nodes; the next test has the flags of torchrun."""
+    """The rank policies with plain nodes; the next test uses the flags of torchrun."""
     asked = {"node10": "", "node2": "", "node1": ""}
     assert ranks_of(stage, place, asked, "") == {"node1": 0, "node2": 1, "node10": 2}
     row("node10, node2 and node1 got the ranks 2, 1 and 0")
@@ -78,7 +78,7 @@ def test_row_13_ranks_are_in_natural_order_as_asked_for_or_pinned(row: Recorder,
 
 
 def ranks_of(stage: Stage, place: Place, asked: dict[str, str], options: str) -> dict[str, int]:
-    """The ranks that nodes with these options get in their first round."""
+    """The ranks of nodes with these options in their first round."""
     url = place.url(f"min_nodes={len(asked)}{options}")
     nodes: dict[str, Node] = {name: stage.node(f"{url}{own}", name) for name, own in asked.items()}
     ranks = {name: node.round()["rank"] for name, node in nodes.items()}
@@ -143,7 +143,7 @@ def test_row_28_workers_of_torchrun_are_told_the_same_size_whoever_is_killed_whe
     for _ in range(12):
         for agent in alive.values():
             agent.wait_line("asks to join")
-        time.sleep(draw.uniform(0.0, 2.0))  # the wrong moment
+        time.sleep(draw.uniform(0.0, 2.0))  # a random moment
         name = draw.choice("abcd")
         alive[name].kill()
         alive[name] = start(name)
@@ -168,7 +168,7 @@ def test_row_28_members_agree_whoever_is_killed_at_the_wrong_moment(row: Recorde
     for _ in range(kills):
         name = draw.choice("abcd")
         alive[name].kill()
-        time.sleep(draw.uniform(0.0, 1.5))  # the wrong moment
+        time.sleep(draw.uniform(0.0, 1.5))  # a random moment
         alive[name] = stage.node(url, name)
         everybody.append(alive[name])
         alive[name].event("JoinStarted")
@@ -184,7 +184,7 @@ def test_row_28_members_agree_whoever_is_killed_at_the_wrong_moment(row: Recorde
 
 
 def full_round(nodes: list[Node]) -> bool:
-    """Whether three of them are in one round that nobody of it was told to leave."""
+    """Whether the last rounds of three nodes are the same round of three."""
     groups: dict[int, int] = defaultdict(int)
     for node in nodes:
         for fact in node.all("round")[-1:]:
@@ -193,7 +193,7 @@ def full_round(nodes: list[Node]) -> bool:
 
 
 def agreed(nodes: list[Node]) -> dict[int, list[Fact]]:
-    """Everything that was returned, by round: the same members for all, and no rank twice."""
+    """The returned rounds, by number. Checks that all members returned the same members, with different ranks."""
     rounds: dict[int, list[Fact]] = defaultdict(list)
     for node in nodes:
         for fact in node.all("round"):

@@ -151,7 +151,7 @@ def test_hurried_host_does_not_wait_for_clients():
         await host.get("/key")
         async with client_of(endpoint, call_timeout_s=PATIENCE_S) as other:
             await other.get("/key")
-            host.hurry()
+            host.shorten_close()
             async with asyncio.timeout(PATIENCE_S):
                 await host.close()
 

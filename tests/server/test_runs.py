@@ -73,7 +73,7 @@ def keys_under(server, run_id):
 @pytest.fixture
 def waits_for_others(monkeypatch):
     """A node that is not to create the run waits for others to do so for longer than any test takes."""
-    monkeypatch.setattr(TcpBackend, "gives_way_s", (600.0, 600.0))
+    monkeypatch.setattr(TcpBackend, "make_run_delay_s", (600.0, 600.0))
 
 
 @pytest.mark.parametrize("theirs", [Versions(), Versions(1, 2)], ids=["this server", "an older server"])
@@ -375,7 +375,7 @@ def test_client_repeats_its_claim_until_it_is_received():
         proxy = Proxy(port)
         await proxy.listen()
         async with client_of(proxy.endpoint, run="run") as backend:
-            backend.claim_by(lambda: encode(claim))
+            backend.on_data_loss(lambda: encode(claim))
             async with serving(port=port) as first:
                 await backend.get("/a")
             hello = len(GREETING + frame(encoder.encode(backend._hello())))

@@ -159,7 +159,7 @@ def test_failing_worlds_of_a_range_say_how_to_see_them_again(broken_seed, monkey
     result = sim("--seeds", f"{broken_seed}:{broken_seed + 1}", "--shrink")
     assert result.exit_code == 1
     assert f"seed {broken_seed} broke Detection: " in result.output
-    assert f"see it again: rallypoint sim --seed {broken_seed}\n" in result.output
+    assert f"replay it: rallypoint sim --seed {broken_seed}\n" in result.output
     assert f"rallypoint sim --seed {broken_seed} --keep " in result.output
     assert "the last events" in result.output
     assert "1 worlds, 1 broken" in result.output
@@ -177,7 +177,7 @@ def test_reduced_world_is_printed_as_a_command_that_replays_it(broken_seed):
 def test_marks_that_no_world_reached_fail_if_all_are_asked_for():
     result = sim("--seeds", "0:1", "--workers", "1", "--all-marks")
     assert result.exit_code == 1
-    assert "marks that no world has reached: " in result.output
+    assert "marks that no world reached: " in result.output
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_marks_that_no_world_reached_fail_if_all_are_asked_for():
     [
         ((), "give either --seeds A:B or --seed N"),
         (("--seeds", "0:2", "--seed", "1"), "give either --seeds A:B or --seed N"),
-        (("--seeds", "5"), "'5' is no range of seeds: give it as A:B with A < B"),
-        (("--seeds", "5:5"), "no range of seeds"),
-        (("--seeds", "-1:5"), "no range of seeds"),
+        (("--seeds", "5"), "'5' is not a range of seeds: give A:B with A < B"),
+        (("--seeds", "5:5"), "not a range of seeds"),
+        (("--seeds", "-1:5"), "not a range of seeds"),
         (("--seed", "-1"), "-1 is not in the range"),
         (("--seed", "x"), "'x' is not a valid integer"),
-        (("--seed", "1", "--keep", "0,x"), "'0,x' is no list of faults"),
+        (("--seed", "1", "--keep", "0,x"), "'0,x' is not a list of faults"),
         (("--seeds", "0:2", "--workers", "0"), "0 is not in the range"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The conformance suite of the store on its blocking face: members are handlers, and every call blocks a thread."""
+"""A kit that runs the store's conformance suite on the blocking API: members are handlers, calls block threads."""
 
 import asyncio
 import threading
@@ -35,15 +35,15 @@ CALLS = [
 OPTIONS = "keep_alive_interval=2&keep_alive_max_attempt=5&disconnect_grace=10&last_call_timeout=0.1&is_host=false"
 
 
-async def off(call: Any, *args: Any) -> Any:
-    """Call it in a thread; whoever gives up waiting leaves the thread to itself."""
+async def in_background(call: Any, *args: Any) -> Any:
+    """Call it in a thread, which continues if the caller is cancelled."""
     calling = asyncio.wrap_future(in_thread(call, *args))
-    calling.add_done_callback(lambda one: one.cancelled() or one.exception())  # nobody may be left to ask
+    calling.add_done_callback(lambda one: one.cancelled() or one.exception())  # mark the error as retrieved
     return await asyncio.shield(calling)
 
 
-class Waited:
-    """A blocking store, as the checks see one."""
+class AsyncFacade:
+    """A blocking store with the interface of `AsyncStore`."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -53,7 +53,7 @@ class Waited:
 
     @staticmethod
     def _call(method: Any) -> Any:
-        return lambda *args: off(method, *args)
+        return lambda *args: in_background(method, *args)
 
     @property
     def timeout_s(self) -> float:
@@ -77,7 +77,7 @@ class Waited:
 
 @dataclass(frozen=True)
 class BlockingKit(StoreKit):
-    """On a server in a thread; each member has a proxy of its own."""
+    """On a server in a thread; each member has its own proxy."""
 
     served: Any = None
 
@@ -96,40 +96,40 @@ class BlockingKit(StoreKit):
 
 
 class BlockingGroup:
-    """As `store_kit.Group`."""
+    """The members of a round, as in `store_kit.Group`."""
 
     backend: TcpBackend
 
     def __init__(self, kit: StoreKit, served: ThreadedServer) -> None:
-        self.stores: list[Waited] = []
+        self.stores: list[AsyncFacade] = []
         self._kit = kit
-        self._house = served
+        self._served = served
         self._members: list[tuple[rallypoint.RendezvousHandler, Proxy]] = []
 
     def add(self, index: int, size: int) -> None:
-        proxy = Proxy(self._house.port)
-        self._house.ask(proxy.listen())
+        proxy = Proxy(self._served.port)
+        self._served.ask(proxy.listen())
         url = f"tcp://{proxy.endpoint}/{self._kit.run_id}?min_nodes={size}&name=n{index}&{OPTIONS}"
         self._members.append((rallypoint.create_handler(url), proxy))
 
-    async def next_round(self) -> list[Waited]:
+    async def next_round(self) -> list[AsyncFacade]:
         worlds = await self._kit.soon(
             "a round forms when all its nodes have joined",
-            asyncio.gather(*(off(handler.next_rendezvous) for handler, _ in self._members)),
+            asyncio.gather(*(in_background(handler.next_rendezvous) for handler, _ in self._members)),
         )
         self._members = [self._members[[world.rank for world in worlds].index(rank)] for rank in range(len(worlds))]
-        self.stores = [Waited(world.store) for world in sorted(worlds, key=lambda world: world.rank)]
+        self.stores = [AsyncFacade(world.store) for world in sorted(worlds, key=lambda world: world.rank)]
         assert all(one.store.usable_direct() is not None for one in self.stores)
         return self.stores
 
     async def leave_round(self, rank: int) -> None:
-        await off(self._members[rank][0].leave)
+        await in_background(self._members[rank][0].leave)
 
     async def lose_session(self, rank: int) -> None:
         key = self.stores[rank].store._store._fence.key
         item = (await self.backend.get(key)).item
         assert item is not None
-        self._house.ask(lambda: self._house.server.engine_host.execute(Revoke(item.lease)))
+        self._served.ask(lambda: self._served.server.engine_host.execute(Revoke(item.lease)))
 
     @contextmanager
     def outage(self, rank: int, *, hanging: bool = False) -> Iterator[None]:
@@ -137,22 +137,22 @@ class BlockingGroup:
         if hanging:
             proxy.swallows = proxy.deafens = True
         else:
-            self._house.ask(proxy.refuse)
+            self._served.ask(proxy.refuse)
         try:
             yield
         finally:
             proxy.swallows = proxy.deafens = False
             if hanging:
-                self._house.ask(proxy.cut)
+                self._served.ask(proxy.cut)
             else:
-                self._house.ask(proxy.listen())
+                self._served.ask(proxy.listen())
 
     async def leave(self) -> None:
-        await asyncio.gather(*(off(handler.close) for handler, _ in self._members))
+        await asyncio.gather(*(in_background(handler.close) for handler, _ in self._members))
         for _, proxy in self._members:
-            await off(self._house.ask, proxy.close())
+            await in_background(self._served.ask, proxy.close())
 
 
 def threads() -> list[threading.Thread]:
-    """Those of calls that have not ended."""
+    """The threads of calls that have not ended."""
     return [thread for thread in threading.enumerate() if thread.name == "test"]

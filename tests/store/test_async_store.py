@@ -1,4 +1,4 @@
-"""The round's store: conformance on the memory backend in every weather, and what only one implementation can show."""
+"""The round's store on the memory backend: conformance with and without faults, unknown outcomes, races and errors."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ UNKNOWN = replace(MILD, history_gone=0.1, unknown_done=0.15, unknown_not_done=0.
 
 
 class Narrow(MemoryBackend):
-    """As little in one transaction as a backend may allow, and not a byte more."""
+    """A backend that enforces the lowest limits that a backend may have."""
 
     limits = Limits(max_txn_ops=8, max_txn_bytes=500_000)
 
@@ -68,34 +68,34 @@ def test_store_conforms_in_any_order_of_tasks(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_store_conforms_in_mild_chaos(seed):
+def test_store_conforms_under_mild_faults(seed):
     report = run(run_store_checks(kit_of(seed=seed, faults=MILD)), seed=seed, limit_s=3_600.0)
     assert report.conforming, str(report)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_store_conforms_where_history_is_lost(seed):
+def test_store_conforms_if_watches_lose_their_history(seed):
     checks = [check for check in STORE_CHECKS if check is not store_waits.check_watch_gives_every_change_of_a_key]
     faults = replace(MILD, history_gone=0.2)
     report = run(run_store_checks(kit_of(seed=seed, faults=faults), checks), seed=seed, limit_s=3_600.0)
     assert report.conforming, str(report)
 
 
-def test_store_conforms_on_a_backend_that_takes_little_at_once():
+def test_store_conforms_on_a_backend_with_low_limits():
     checks = [*store_keys.CHECKS, *store_waits.CHECKS]
-    checks.remove(store_keys.check_values_of_all_kinds)  # has a value larger than that backend takes
+    checks.remove(store_keys.check_values_of_all_kinds)  # its largest value exceeds the limit
     report = run(run_store_checks(kit_of(Narrow), checks), limit_s=3_600.0)
     assert report.conforming, str(report)
 
 
-def test_every_store_check_says_what_is_promised():
+def test_every_store_check_documents_its_guarantee():
     for check in STORE_CHECKS:
         assert check.__name__.startswith("check_")
         assert check.__doc__.endswith("."), check.__name__
     assert len({check.__name__ for check in STORE_CHECKS}) == len(STORE_CHECKS)
 
 
-async def _unfenced(self, what, compares, ops, *, harmless=False):
+async def _unfenced(self, what, compares, ops, *, idempotent=False):
     return await self._backend.txn(compares or (), ops)
 
 
@@ -106,7 +106,7 @@ async def _add_in_two_steps(self, key, amount):
     return number
 
 
-async def _meet_nobody(self, verb, name, value, timeout_s):
+async def _meet_without_waiting(self, verb, name, value, timeout_s):
     return [value] * self.world_size
 
 
@@ -120,7 +120,7 @@ async def _peek(self, what, path):
 BROKEN = {
     "_transact": (_unfenced, store_rounds.check_who_left_is_fenced),
     "add": (_add_in_two_steps, store_keys.check_adds_of_many_members_lose_nothing),
-    "_meet": (_meet_nobody, store_waits.check_barrier_holds_everybody_until_the_last_comes),
+    "_meet": (_meet_without_waiting, store_waits.check_barrier_holds_everybody_until_the_last_comes),
     "_await_item": (_peek, store_waits.check_get_waits_until_another_member_sets),
     "_path": (lambda self, key: f"/rallypoint/shared/{key}", store_rounds.check_rounds_do_not_see_each_other),
     "_put": (lambda self, key, value: Put(self._path(key), value[:9]), store_keys.check_values_of_all_kinds),
@@ -139,7 +139,7 @@ def test_broken_store_does_not_conform(monkeypatch, method):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ranks_meet_even_if_outcomes_are_unknown(seed):
+def test_barrier_and_gather_succeed_despite_unknown_outcomes(seed):
     async def main():
         kit = kit_of(seed=seed, faults=UNKNOWN)
         async with kit.members(3) as group:
@@ -152,7 +152,7 @@ def test_ranks_meet_even_if_outcomes_are_unknown(seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_reading_is_repeated_if_its_outcome_is_unknown(seed):
+def test_read_with_an_unknown_outcome_is_repeated(seed):
     async def main():
         async with kit_of(seed=seed).members(1) as group:
             (store,) = group.stores
@@ -166,10 +166,10 @@ def test_reading_is_repeated_if_its_outcome_is_unknown(seed):
                 await store.wait(["a", "c"], 3.0)
             return caught.value.missing
 
-    assert run(main(), seed=seed, limit_s=600.0) in [("c",), ("a", "c")]  # the latter if nobody could be asked
+    assert run(main(), seed=seed, limit_s=600.0) in [("c",), ("a", "c")]  # the latter if the backend did not answer
 
 
-def test_write_of_unknown_outcome_is_not_sent_again():
+def test_write_with_an_unknown_outcome_is_not_repeated():
     async def main():
         async with kit_of().members(1) as group:
             (store,) = group.stores
@@ -183,13 +183,13 @@ def test_write_of_unknown_outcome_is_not_sent_again():
     run(main(), limit_s=60.0)
 
 
-class Mortal(MemoryBackend):
-    """One that is gone before it can say that all have come."""
+class DyingLast(MemoryBackend):
+    """The last rank to arrive hangs before it can finish the barrier or gather."""
 
-    mortal = False
+    hangs = False
 
     async def txn(self, compares, then, otherwise=()):
-        if self.mortal and any(isinstance(op, Put) and op.key.endswith("/done") for op in then):
+        if self.hangs and any(isinstance(op, Put) and op.key.endswith("/done") for op in then):
             await asyncio.get_running_loop().create_future()
         return await super().txn(compares, then, otherwise)
 
@@ -197,21 +197,9 @@ class Mortal(MemoryBackend):
 # --- races and errors -------------------------------------------------------------------------------------------------
 
 
-class Meddled(MemoryBackend):
-    """Does something once before the next transaction."""
-
-    before = None
-
-    async def txn(self, compares, then, otherwise=()):
-        before, self.before = self.before, None
-        if before is not None:
-            await before()
-        return await super().txn(compares, then, otherwise)
-
-
-def test_compare_set_of_nothing_writes_if_an_empty_key_goes_meanwhile():
+def test_compare_set_with_empty_expected_value_writes_if_an_empty_key_is_deleted_concurrently():
     async def main():
-        async with kit_of(Meddled).members(2) as group:
+        async with kit_of().members(2) as group:
             one, other = group.stores
             await other.set("k", b"")
             refused = []
@@ -232,7 +220,7 @@ def test_compare_set_of_nothing_writes_if_an_empty_key_goes_meanwhile():
     run(main(), limit_s=60.0)
 
 
-def test_watch_that_lost_its_history_tells_nothing_that_did_not_happen():
+def test_watch_that_lost_its_history_reports_only_changes_that_happened():
     async def main():
         async with kit_of().members(2) as group:
             one, other = group.stores
@@ -241,7 +229,7 @@ def test_watch_that_lost_its_history_tells_nothing_that_did_not_happen():
 
             async def follow():
                 async for value in one.watch("a"):
-                    seen.append(value)  # noqa: PERF401  the list is looked at meanwhile
+                    seen.append(value)  # noqa: PERF401  the list is read concurrently
 
             async with started(follow()):
                 for n in range(5):  # each change of a longer key breaks the watch
@@ -261,7 +249,7 @@ def test_watch_that_lost_its_history_tells_nothing_that_did_not_happen():
     run(main(), limit_s=60.0)
 
 
-def test_what_the_backend_rejects_is_a_store_error():
+def test_request_that_the_backend_rejects_is_a_store_error():
     async def main():
         async with kit_of(Narrow).members(1) as group:
             (store,) = group.stores
@@ -272,7 +260,7 @@ def test_what_the_backend_rejects_is_a_store_error():
     run(main(), limit_s=60.0)
 
 
-def test_store_of_a_connection_that_ended_raises_at_once():
+def test_store_of_a_closed_backend_raises_at_once():
     async def main():
         async with kit_of().members(2) as group:
             store = group.stores[0]
@@ -289,7 +277,7 @@ def test_store_of_a_connection_that_ended_raises_at_once():
     run(main(), limit_s=60.0)
 
 
-def test_long_lists_of_missing_keys_are_cut_short():
+def test_long_lists_of_missing_keys_are_shortened():
     async def main():
         async with kit_of().members(1) as group:
             with pytest.raises(StoreTimeoutError) as caught:
@@ -302,7 +290,7 @@ def test_long_lists_of_missing_keys_are_cut_short():
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_ranks_meet_when_one_tries_again_after_a_time_out(cancelled):
+def test_ranks_meet_when_one_retries_after_a_time_out(cancelled):
     async def give_up(meeting):
         if cancelled:
             async with started(meeting) as task:
@@ -318,7 +306,7 @@ def test_ranks_meet_when_one_tries_again_after_a_time_out(cancelled):
             one, other = group.stores
             for turn in range(3):
                 await give_up(one.barrier("b", 1.0))
-                await other.barrier("b", 1.0)  # the first has come, and is on its way again
+                await other.barrier("b", 1.0)  # the first rank has arrived, and will arrive again
                 await one.barrier("b", 1.0)
                 await give_up(one.gather("g", "old", 1.0))
                 values = await asyncio.gather(one.gather("g", f"{turn}", 1.0), other.gather("g", "x", 1.0))
@@ -328,26 +316,26 @@ def test_ranks_meet_when_one_tries_again_after_a_time_out(cancelled):
 
 
 @pytest.mark.parametrize("verb", ["barrier", "gather"])
-def test_ranks_meet_although_the_last_one_died_as_it_came(verb):
+def test_ranks_meet_although_the_last_one_died_on_arrival(verb):
     def meet(store, name):
         return store.barrier(name, 2.0) if verb == "barrier" else store.gather(name, str(store.rank), 2.0)
 
     async def main():
-        async with kit_of(Mortal).members(3) as group:
+        async with kit_of(DyingLast).members(3) as group:
             one, other, last = group.stores
-            mortal = last._backend._inner
-            mortal.mortal = True
+            dying = last._backend._inner
+            dying.hangs = True
             async with started(meet(one, "b")) as first, started(meet(other, "b")) as second, started(meet(last, "b")):
                 met = await asyncio.gather(first, second)
             assert met == ([None] * 2 if verb == "barrier" else [[b"0", b"1", b"2"]] * 2)
-            mortal.mortal = False
-            await meet(last, "b")  # if it was only slow: the others have been there
+            dying.hangs = False
+            await meet(last, "b")  # if it was only slow: the others have already met
             assert len(await asyncio.gather(*(meet(store, "b") for store in group.stores))) == 3
 
     run(main(), limit_s=60.0)
 
 
-# --- the blocking face ------------------------------------------------------------------------------------------------
+# --- the blocking API -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -360,7 +348,7 @@ def two_worlds():
         handler.close()
 
 
-def test_blocking_store_does_all_that_the_other_does(two_worlds):
+def test_blocking_store_has_all_calls_of_the_asynchronous_store(two_worlds):
     one, other = (world.store for world in two_worlds)
     one.set("k", "v")
     assert other.get("k") == b"v"
@@ -416,7 +404,7 @@ def test_time_out_that_is_not_positive_is_refused(two_worlds, timeout):
         two_worlds[0].store.get("k", timeout)
 
 
-def test_blocking_watch_gives_changes_and_lets_go_when_closed(two_worlds):
+def test_blocking_watch_yields_changes_and_can_be_closed(two_worlds):
     one, other = (world.store for world in two_worlds)
     one.set("k", "1")
     changes = other.watch("k")
@@ -430,7 +418,7 @@ def test_blocking_watch_gives_changes_and_lets_go_when_closed(two_worlds):
         next(changes)
 
 
-def test_watch_that_is_dropped_after_shutdown_is_silent(two_worlds, capsys):
+def test_watch_that_is_dropped_after_shutdown_prints_nothing(two_worlds, capsys):
     world = two_worlds[0]
     world.store.set("k", "1")
     changes = world.store.watch("k")
@@ -448,7 +436,7 @@ def test_waiting_for_a_key_ends_when_the_handler_is_shut_down(two_worlds):
     until(lambda: len(other.store._store._backend._server._watches) > 8, "both wait")
     one.store._owner.close()
     for call in (waiting, meeting):
-        with pytest.raises(StoreError, match="let go of"):
+        with pytest.raises(StoreError, match="its handler was closed"):
             result_of(call)
     other.store.set("k", b"still works")
 

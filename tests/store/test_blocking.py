@@ -1,4 +1,4 @@
-"""The blocking store on a real server: the promises of the store, without an event loop in between."""
+"""The blocking store on blocking connections to a real server."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ from tests.server.threaded import ThreadedServer, sockets
 from tests.store.blocking_kit import OPTIONS, BlockingKit, threads
 
 SOON_S = 5.0
-"""Far less than any time-out here, far more than a busy machine needs."""
+"""Much shorter than the time-outs here, much longer than a busy machine needs."""
 
 
 @pytest.fixture
@@ -59,28 +59,28 @@ def two_of(served):
 
 # --- conformance ------------------------------------------------------------------------------------------------------
 
-NOT_HERE = {store_rounds.check_who_is_taken_for_dead_is_fenced}
-"""A handler whose node is dead has let go of its store's connections too."""
+NOT_APPLICABLE = {store_rounds.check_who_is_taken_for_dead_is_fenced}
+"""The handler of a lost node has closed the connections of its store."""
 
 
-@pytest.mark.parametrize("check", [check for check in STORE_CHECKS if check not in NOT_HERE])
+@pytest.mark.parametrize("check", [check for check in STORE_CHECKS if check not in NOT_APPLICABLE])
 def test_blocking_store_conforms_on_tcp(served, check):
     kit = BlockingKit(None, asyncio.sleep, run_id="run", lease_slack_s=0.7, late_s=4.0, served=served)
     report = asyncio.run(asyncio.wait_for(run_store_checks(kit, [check]), 90.0))
     assert report.conforming, str(report)
     assert len(report.passed) == 1
-    until(lambda: not threads(), "no call goes on")
+    until(lambda: not threads(), "all calls have ended")
 
 
-# --- one trip ---------------------------------------------------------------------------------------------------------
+# --- round trips ------------------------------------------------------------------------------------------------------
 
 
-def test_every_familiar_call_is_one_frame_there_and_one_back(served):
+def test_every_call_of_torchs_store_is_one_frame_in_each_direction(served):
     with world_of(served) as world:
         store = world.store
         store.multi_set(["a", "b"], [b"1", b"2"])
 
-        def in_vain() -> None:
+        def get_of_absent_key() -> None:
             with pytest.raises(StoreTimeoutError):
                 store.get("absent", 0.05)
 
@@ -91,15 +91,15 @@ def test_every_familiar_call_is_one_frame_there_and_one_back(served):
             "check": lambda: store.check(["a", "absent"]),
             "add": lambda: store.add("n", 1),
             "compare_set": lambda: store.compare_set("a", "1", "1"),
-            "compare_set in vain": lambda: store.compare_set("a", "other", "x"),
+            "compare_set of another value": lambda: store.compare_set("a", "other", "x"),
             "set": lambda: store.set("a", b"1"),
             "multi_set": lambda: store.multi_set(["a", "b"], [b"1", b"2"]),
             "delete_key": lambda: store.delete_key("n"),
             "num_keys": lambda: store.num_keys(),
-            "get in vain": in_vain,
+            "get of an absent key": get_of_absent_key,
         }
         for name, call in calls.items():
-            for attempt in range(20):  # a renewal of the session may come between
+            for attempt in range(20):  # a renewal of the session may interfere
                 before = served.frames
                 call()
                 if served.frames == (before[0] + 1, before[1] + 1):
@@ -107,7 +107,7 @@ def test_every_familiar_call_is_one_frame_there_and_one_back(served):
                 assert attempt < 10, name
 
 
-def test_get_that_waits_is_one_trip_and_is_released_by_another_process(served):
+def test_get_that_waits_is_one_round_trip_and_is_released_by_another_process(served):
     with world_of(served) as world:
         world.store.set("there", b"")
         waiting = in_thread(world.store.get, "later", 60.0)
@@ -124,7 +124,7 @@ def test_get_that_waits_is_one_trip_and_is_released_by_another_process(served):
         assert served.awaiting == 0
 
 
-def test_fifty_threads_that_wait_do_not_hold_up_one_that_sets(served):
+def test_fifty_waiting_threads_do_not_block_one_that_sets(served):
     with two_of(served) as (one, other):
         waiting = [in_thread(one.get, f"k{number}", 60.0) for number in range(50)]
         until(lambda: served.awaiting == 50, "all wait")
@@ -133,7 +133,7 @@ def test_fifty_threads_that_wait_do_not_hold_up_one_that_sets(served):
         assert [result_of(call) for call in waiting] == [b"%d" % number for number in range(50)]
 
 
-def test_key_lists_longer_than_the_backend_takes_are_asked_for_in_parts(served):
+def test_key_lists_above_the_limit_of_the_backend_are_read_in_parts(served):
     with world_of(served) as world:
         store = world.store
         keys = [f"k{number}" for number in range(20)]
@@ -151,7 +151,7 @@ def test_key_lists_longer_than_the_backend_takes_are_asked_for_in_parts(served):
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_errors_are_those_of_the_asynchronous_store_word_for_word(served):
+def test_errors_and_messages_equal_those_of_the_asynchronous_store(served):
     with world_of(served) as world:
         store, core = world.store, world.store._store
         store.multi_set(["a", "text"], ["1", "no number"])
@@ -177,7 +177,7 @@ def test_errors_are_those_of_the_asynchronous_store_word_for_word(served):
             assert getattr(mine.value, "missing", None) == getattr(theirs.value, "missing", None)
 
 
-def test_errors_after_the_end_are_those_of_the_asynchronous_store(served):
+def test_errors_after_the_end_equal_those_of_the_asynchronous_store(served):
     with world_of(served) as world:
         store, core = world.store, world.store._store
         store.set("a", "1")
@@ -211,7 +211,7 @@ def served_by_a_process():
             serves.stderr.close()
 
 
-def test_server_that_is_stopped_is_waited_for_no_longer_than_asked():
+def test_calls_time_out_while_the_server_is_stopped():
     with served_by_a_process() as (port, serves):
         handler = rallypoint.create_handler(f"tcp://127.0.0.1:{port}/run?min_nodes=1&{OPTIONS}")
         store = handler.next_rendezvous().store
@@ -234,9 +234,9 @@ def test_server_that_is_stopped_is_waited_for_no_longer_than_asked():
             with pytest.raises(StoreTimeoutError, match=r"no answer within 0.5 s") as caught:
                 call()
             took_s = time.monotonic() - started_at
-            # A read may take as long again (a second at most) as the server needs to say what is missing.
-            most_s = 1.0 if name in ("get", "get of another", "wait") else 0.5
-            assert 0.45 <= took_s <= most_s + 0.25 + 1.5, (name, took_s)
+            # A read may take as long again (at most a second) to find the missing keys.
+            limit_s = 1.0 if name in ("get", "get of another", "wait") else 0.5
+            assert 0.45 <= took_s <= limit_s + 0.25 + 1.5, (name, took_s)
             assert name.split()[0] in str(caught.value)
         assert caught.value.missing == ()
         serves.send_signal(signal.SIGCONT)
@@ -245,7 +245,7 @@ def test_server_that_is_stopped_is_waited_for_no_longer_than_asked():
         handler.close()
 
 
-def test_write_of_unknown_outcome_is_told_and_whoever_lost_its_place_is_fenced(served):
+def test_write_with_an_unknown_outcome_raises_and_a_node_that_lost_its_session_is_fenced(served):
     with world_of(served, port=served.proxy.port) as world:
         store = world.store
         store.add("n", 1)
@@ -272,7 +272,7 @@ def test_write_of_unknown_outcome_is_told_and_whoever_lost_its_place_is_fenced(s
         assert not [name for name in list(served.items) if "/store/" in name]
 
 
-def test_server_that_asks_for_another_token_is_told_at_once(served):
+def test_refused_token_is_reported_at_once(served):
     with world_of(served) as world:
         world.store.set("a", b"1")
         served.restart(token="a token")
@@ -283,10 +283,10 @@ def test_server_that_asks_for_another_token_is_told_at_once(served):
             assert time.monotonic() - started_at < SOON_S
 
 
-# --- old servers and clients -----------------------------------------------------------------------------------------
+# --- old servers ----------------------------------------------------------------------------------------------------
 
 
-def test_old_server_is_asked_in_the_ordinary_way():
+def test_store_works_with_a_server_of_version_1():
     with ThreadedServer(versions=Versions(1, 1)) as served, two_of(served) as (one, other):
         one.set("a", "1")
         assert other.get("a") == b"1"
@@ -300,14 +300,14 @@ def test_old_server_is_asked_in_the_ordinary_way():
         other.append("a", "4")
         one.wait(["a"])
         assert one.multi_get(["a", "n"]) == [b"34", b"2"]
-        with pytest.raises(StoreTimeoutError, match=r"not there within 0.1 s: absent"):
+        with pytest.raises(StoreTimeoutError, match=r"missing after 0.1 s: absent"):
             other.get("absent", 0.1)
 
 
 # --- interruptions ----------------------------------------------------------------------------------------------------
 
 
-def test_interrupted_get_ends_at_once_and_the_store_works_on(served):
+def test_interrupted_get_ends_at_once_and_the_store_works_afterwards(served):
     source = f"""
         import os, signal, threading, time
         import rallypoint
@@ -329,11 +329,11 @@ def test_interrupted_get_ends_at_once_and_the_store_works_on(served):
         handler.close()
         """
     script(source)
-    until(lambda: not served.server.connections, "it has gone")
+    until(lambda: not served.server.connections, "the process has exited")
     assert served.awaiting == 0
 
 
-def test_child_of_a_fork_is_refused_and_the_parent_goes_on(served):
+def test_store_raises_in_a_forked_child_and_works_in_the_parent(served):
     source = f"""
         import os, threading
         import rallypoint
@@ -371,7 +371,7 @@ def test_child_of_a_fork_is_refused_and_the_parent_goes_on(served):
     script(source)
 
 
-def test_child_of_a_fork_is_refused_a_store_that_was_never_used(served):
+def test_unused_store_raises_in_a_forked_child(served):
     source = f"""
         import os
         import rallypoint
@@ -392,24 +392,24 @@ def test_child_of_a_fork_is_refused_a_store_that_was_never_used(served):
     script(source)
 
 
-def test_call_on_the_background_loop_is_refused_and_blocks_nobody(served):
-    said = []
-    first = []
+def test_call_on_the_background_loop_raises_and_does_not_block(served):
+    errors = []
+    stores = []
 
     def sink(event):
-        if isinstance(event, RoundEntered) and first:
-            for call in (lambda: first[0].get("a"), lambda: first[0].add("n", 1), lambda: first[0].check(["a"])):
+        if isinstance(event, RoundEntered) and stores:
+            for call in (lambda: stores[0].get("a"), lambda: stores[0].add("n", 1), lambda: stores[0].check(["a"])):
                 try:
                     call()
                 except RuntimeError as error:
-                    said.append(str(error))
+                    errors.append(str(error))
 
     handler = rallypoint.create_handler(url_of(served), sinks=[sink])
-    first.append(handler.next_rendezvous().store)
+    stores.append(handler.next_rendezvous().store)
     handler.next_rendezvous()
-    # Bug that this found: it blocked the loop, which for a node that hosts the server is the server.
-    assert len(said) == 3
-    assert all("background loop" in one for one in said)
+    # Regression: it blocked the loop, which also runs the server of a hosting node.
+    assert len(errors) == 3
+    assert all("background loop" in error for error in errors)
     handler.close()
 
 
@@ -426,9 +426,9 @@ ENDS = {
 
 @pytest.mark.parametrize("scheme", ["tcp", "memory"])
 @pytest.mark.parametrize("end", ENDS)
-def test_who_waits_for_a_key_is_told_when_the_node_goes(served, end, scheme):
+def test_wait_for_a_key_ends_when_the_node_leaves_or_closes(served, end, scheme):
     if scheme == "memory" and end == "abandon":
-        pytest.skip("the store of a node that is dead without a word waits on")
+        pytest.skip("the store of an abandoned node keeps waiting")
     url = url_of(served) if scheme == "tcp" else f"memory://{unique()}/run?min_nodes=1&last_call_timeout=0.1"
     handler = rallypoint.create_handler(url)
     store = handler.next_rendezvous().store
@@ -441,13 +441,13 @@ def test_who_waits_for_a_key_is_told_when_the_node_goes(served, end, scheme):
     until(lambda: (served.awaiting if scheme == "tcp" else len(store._store._waits)) == 3, "all wait")
     ENDS[end](handler)
     for call in waiting:
-        # Bug that this found: whoever waited for a key of a round that its node had left waited for its time-out.
+        # Regression: a wait for a key of a round that the node had left took until its time-out.
         with pytest.raises(StoreError, match=r"left the round|can no longer be used|never") as caught:
             call.result(SOON_S)
         assert not isinstance(caught.value, StoreTimeoutError)
     if end in ("leave", "next round"):
-        assert store.get("a") == b"1"  # what is there can be read
-        with pytest.raises(StoreError, match=r"not there, and no longer waited for.*: never"):
+        assert store.get("a") == b"1"  # existing keys can be read
+        with pytest.raises(StoreError, match=r"missing keys are no longer awaited.*: never"):
             store.get("never")
         with pytest.raises(StoreFencedError):
             store.set("a", b"2")
@@ -455,22 +455,22 @@ def test_who_waits_for_a_key_is_told_when_the_node_goes(served, end, scheme):
     until(lambda: served.awaiting == 0, "the server waits for nothing")
 
 
-def test_no_socket_is_left_of_many_worlds(served):
+def test_closed_handlers_leave_no_open_sockets(served):
     def world(number: int) -> None:
         with world_of(served, run=f"run-{number}") as one:
             one.store.set("a", b"1")
             assert one.store.get("a") == b"1"
 
     world(0)
-    until(lambda: not served.server.connections, "nobody is connected")
+    until(lambda: not served.server.connections, "all connections are closed")
     before = sockets()
     for number in range(1, 200):
         world(number)
-    until(lambda: not served.server.connections, "nobody is connected")
+    until(lambda: not served.server.connections, "all connections are closed")
     until(lambda: sockets() <= before, f"no more than {before} sockets are open")
 
 
-def test_answers_of_many_threads_through_a_proxy_that_cuts_are_their_own(served):
+def test_each_of_many_threads_gets_its_own_answers_despite_cut_connections(served):
     over = threading.Event()
 
     def cut() -> None:

@@ -9,52 +9,51 @@ import msgspec
 
 from rallypoint import errors, events
 from rallypoint.events import Event
-from rallypoint.observe.lines import FIELDS
-from rallypoint.observe.metrics.table import MOST_RUNS, Metric, Shown
+from rallypoint.observe.event_json import FIELDS
+from rallypoint.observe.metrics.table import MAX_RUNS, Exporter, Metric
 from tests.tidy.sources import modules
 
 METRICS_HEAD = f"""# Metrics
 
-Prometheus reads them at `/metrics`: of a server with `rallypoint serve --metrics [ADDR:]PORT` (and at the address of
-its web page), of any process with `rallypoint.observe.metrics`, which needs the extra `dashboard`. Alerts, and how to
-handle them, are in [operations.md](operations.md); example rules are in
+Prometheus reads them at `/metrics`: those of a server with `rallypoint serve --metrics [ADDR:]PORT` (and where its web
+page is served), those of any other process with `rallypoint.observe.metrics`, which needs the extra `dashboard`. What
+to alert on, and how to react, is in [operations.md](operations.md); example rules are in
 [examples/prometheus](../examples/prometheus/alerts.yml).
 
-Counters are plain additions, and sums are computed only when the metrics are read: a server that is not scraped has no
-cost for them.
+Metrics cost a server a few additions for each event. Everything else is computed on a scrape.
 
-**The number of series** does not depend on the number of nodes. Labels have the listed values, except `run`: a process
-shows its first {MOST_RUNS} runs by name, and the sum of all others under the empty run
-id. So sums over all runs are correct, a server with ten thousand runs shows about {10 * MOST_RUNS:,} series of runs and
-not a hundred thousand, and a run does not change between name and sum. A run that has ended is no longer shown. If run
-ids are new for every job, their names would accumulate over months: `--metrics-runs 0` shows all runs as one.
+**The number of series** does not depend on the number of nodes. Labels have the values listed below, except for `run`:
+a process exposes the first {MAX_RUNS} runs by their ids, and adds up all others under the empty run id. So sums over
+all runs are right, a server with ten thousand runs exposes about {10 * MAX_RUNS:,} series of runs instead of a hundred
+thousand, and a run keeps its series as long as it exists. If every job has a new run id, run ids accumulate in
+Prometheus over months: `--metrics-runs 0` adds up all runs.
 
 The usual metrics of a process (`process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and
-so on) are shown, too.
+so on) are exposed, too.
 """
 SECTIONS = {
-    Shown.SERVER: ("Server", "Of an embedded server; for etcd, see its own `/metrics`."),
-    Shown.DATA: ("Data of a server", "Only with `--data`."),
-    Shown.RUN: (
+    Exporter.SERVER: ("The server", "Of an embedded server; for etcd, see its own `/metrics`."),
+    Exporter.DATA: ("The data of a server", "Only with `--data`."),
+    Exporter.RUN: (
         "Runs",
-        "Of a server: the runs that it coordinates. Of a process that follows runs, on any backend: the followed runs.",
+        "From a server: the runs that it coordinates. From a process that follows runs, on any backend: those runs.",
     ),
-    Shown.DECISIONS: (
+    Exporter.DECISIONS: (
         "Decisions",
-        "Counted once, by the coordinator: in the server, or on other backends in the elected node. Sums over all "
-        "processes are correct.",
+        "Counted once, by the process that decides: the server, or on other backends the elected node. Sums over all "
+        "processes are right.",
     ),
-    Shown.NODE: ("Node", "Of one node: `NodeMetrics`."),
+    Exporter.NODE: ("A node", "Of one node: `NodeMetrics`."),
 }
 
 
 def metrics_page(table: tuple[Metric, ...]) -> str:
     """docs/metrics.md."""
     text = METRICS_HEAD
-    for shown, (title, words) in SECTIONS.items():
+    for exporter, (title, words) in SECTIONS.items():
         text += f"\n## {title}\n\n{words}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n"
         for one in table:
-            if one.shown is shown:
+            if one.exporter is exporter:
                 labels = "; ".join(f"`{label}`: {values}" for label, values in one.labels.items())
                 text += f"| `{one.name}` | {one.kind.value} | {labels} | {one.meaning} |\n"
     return text

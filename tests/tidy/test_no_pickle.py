@@ -21,10 +21,10 @@ WALL_CLOCKS = frozenset(
 # reason; a decision is not. "module:" is the top of the module.
 WALL_CLOCK_ALLOWED: dict[str, str] = {
     "rallypoint.dashboard.feeds:wall": "when something was shown, for people",
-    "rallypoint.cli.show:wall": "what people are shown, and read in records",
+    "rallypoint.cli.render:wall_clock": "what people are shown, and read in records",
     "rallypoint.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
     "rallypoint.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
-    "rallypoint.launcher.preflight:leave_note": "a time in a note that people read",
+    "rallypoint.launcher.preflight:write_note": "a time in a note that people read",
     "rallypoint.launcher.supervisor:Supervisor.__init__": "when a run was closed, for people",
     "rallypoint.server.server:Server.__init__": "times in records that people read, and the first revision",
     "rallypoint.server.server:first_revision": "a first revision that no earlier life of the server has reached; if a "

@@ -21,10 +21,9 @@ PURE = (
     "rallypoint.rendezvous.records",
     "rallypoint.rendezvous.view",
     "rallypoint.launcher.policy",
-    "rallypoint.integrations.hosts",
     "rallypoint.integrations.schedulers.*",
     "rallypoint.observe.report",
-    "rallypoint.observe.scene",
+    "rallypoint.observe.report_builder",
     "rallypoint.dashboard.timeline",
     "rallypoint.dashboard.versioned",
 )

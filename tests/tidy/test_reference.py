@@ -4,7 +4,7 @@ import inspect
 
 from rallypoint import errors, events
 from rallypoint.events import Event
-from rallypoint.observe.lines import FIELDS
+from rallypoint.observe.event_json import FIELDS
 from rallypoint.observe.metrics.table import TABLE
 from tests.tidy.reference import advice_of, elsewhere, errors_page, event_sections, events_page, fields_of, metrics_page
 

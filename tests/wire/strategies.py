@@ -1,4 +1,4 @@
-"""What Hypothesis draws for the wire: messages of all types, and conversations made of them."""
+"""Hypothesis strategies for the wire: messages of all types, and frames of them."""
 
 from typing import get_args
 

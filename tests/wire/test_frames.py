@@ -1,4 +1,4 @@
-"""Framing: the same payloads however the bytes are cut, limits before anything is kept, strangers at first sight."""
+"""Framing: payloads for any split of the bytes, limits, and detection of other protocols."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ from tests.wire.strategies import client_frames, hellos
 
 HELLO = encoder.encode(Hello(oldest=1, newest=1, client="c", run="run"))
 PAYLOADS = [HELLO, b"", b"x", bytes(300), b"\x00\x00\x00\x05", GREETING, bytes(range(256))]
-CONVERSATION = GREETING + b"".join(map(frame, PAYLOADS))
+SENT = GREETING + b"".join(map(frame, PAYLOADS))
 
 
 def payloads_of(*pieces: bytes, limit: int = DEFAULT_LIMIT) -> list[bytes]:
@@ -29,33 +29,33 @@ def payloads_of(*pieces: bytes, limit: int = DEFAULT_LIMIT) -> list[bytes]:
     return [payload for piece in pieces for payload in framer.feed(piece)]
 
 
-# --- cuts -------------------------------------------------------------------------------------------------------------
+# --- splits -----------------------------------------------------------------------------------------------------------
 
 
-def test_conversation_is_the_same_wherever_it_is_cut_in_two():
-    for cut in range(len(CONVERSATION) + 1):
-        assert payloads_of(CONVERSATION[:cut], CONVERSATION[cut:]) == PAYLOADS, cut
+def test_payloads_do_not_depend_on_where_the_data_is_split_in_two():
+    for cut in range(len(SENT) + 1):
+        assert payloads_of(SENT[:cut], SENT[cut:]) == PAYLOADS, cut
 
 
-def test_conversation_is_the_same_byte_by_byte():
-    assert payloads_of(*(bytes([byte]) for byte in CONVERSATION)) == PAYLOADS
+def test_payloads_are_the_same_if_fed_byte_by_byte():
+    assert payloads_of(*(bytes([byte]) for byte in SENT)) == PAYLOADS
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 11, 64, 255])
-def test_conversation_is_the_same_in_pieces_of_any_size(size):
-    pieces = [CONVERSATION[at : at + size] for at in range(0, len(CONVERSATION), size)]
+def test_payloads_are_the_same_in_pieces_of_any_size(size):
+    pieces = [SENT[at : at + size] for at in range(0, len(SENT), size)]
     assert payloads_of(*pieces) == PAYLOADS
 
 
 @given(hellos, st.lists(client_frames, max_size=4), st.lists(st.integers(0, 2_000), max_size=10))
-def test_conversation_of_any_messages_is_the_same_with_any_cuts(hello, frames, cuts):
+def test_payloads_of_random_messages_are_the_same_with_random_splits(hello, frames, cuts):
     payloads = [encoder.encode(hello), *map(encoder.encode, frames)]
     sent = GREETING + b"".join(map(frame, payloads))
     edges = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     assert payloads_of(*(sent[a:b] for a, b in pairwise(edges))) == payloads
 
 
-def test_payload_comes_with_its_last_byte_and_not_before():
+def test_payload_is_returned_with_its_last_byte_and_not_before():
     framer = Framer()
     sent = GREETING + frame(HELLO)
     for byte in sent[:-1]:
@@ -64,7 +64,7 @@ def test_payload_comes_with_its_last_byte_and_not_before():
     assert list(framer.feed(b"")) == []
 
 
-def test_reader_that_stops_in_the_middle_gets_the_rest_with_the_next_bytes():
+def test_caller_that_stops_iterating_gets_the_remaining_payloads_with_the_next_bytes():
     framer = Framer(DEFAULT_LIMIT)
     reading = framer.feed(GREETING + frame(b"1") + frame(b"2"))
     assert next(reading) == b"1"
@@ -76,7 +76,7 @@ def test_reader_that_stops_in_the_middle_gets_the_rest_with_the_next_bytes():
 
 
 @pytest.mark.parametrize("limit", [0, 1, HELLO_LIMIT, HELLO_LIMIT + 1])
-def test_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(limit):
+def test_frame_of_exactly_the_limit_is_accepted_and_a_longer_one_is_not(limit):
     assert payloads_of(GREETING + frame(bytes(limit)), limit=limit) == [bytes(limit)]
     with pytest.raises(FrameTooLarge) as caught:
         payloads_of(GREETING + frame(bytes(limit + 1)), limit=limit)
@@ -84,18 +84,18 @@ def test_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(limit):
     assert str(caught.value) == f"a frame of {limit + 1} bytes is longer than the limit of {limit}"
 
 
-def test_frame_that_is_too_long_is_refused_by_its_header_alone():
+def test_frame_that_is_too_long_is_refused_after_its_header():
     with pytest.raises(FrameTooLarge):
         payloads_of(GREETING, b"\xff\xff\xff\xff")
 
 
-def test_first_frame_is_limited_to_a_hello_unless_told_otherwise():
+def test_default_limit_is_that_of_a_hello():
     assert Framer().limit == HELLO_LIMIT
     with pytest.raises(FrameTooLarge):
         list(Framer().feed(GREETING + (HELLO_LIMIT + 1).to_bytes(HEADER_BYTES, "big")))
 
 
-def test_limit_that_is_raised_after_the_hello_counts_for_what_came_with_it():
+def test_limit_that_is_raised_after_the_hello_applies_to_frames_in_the_same_bytes():
     framer = Framer(len(HELLO))
     taken = []
     for payload in framer.feed(GREETING + frame(HELLO) + frame(bytes(5_000))):
@@ -104,7 +104,7 @@ def test_limit_that_is_raised_after_the_hello_counts_for_what_came_with_it():
     assert taken == [len(HELLO), 5_000]
 
 
-def test_limit_is_looked_at_for_each_frame():
+def test_limit_is_checked_for_each_frame():
     framer = Framer(10)
     taken = []
     with pytest.raises(FrameTooLarge):
@@ -112,11 +112,11 @@ def test_limit_is_looked_at_for_each_frame():
     assert taken == [b"short"]
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- other protocols --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", range(len(GREETING)))
-def test_stranger_is_known_by_the_first_byte_that_differs(keep):
+def test_other_protocol_is_detected_at_the_first_byte_that_differs(keep):
     sent = GREETING[:keep] + bytes([GREETING[keep] ^ 1])
     framer = Framer()
     for byte in sent[:-1]:
@@ -127,13 +127,13 @@ def test_stranger_is_known_by_the_first_byte_that_differs(keep):
 
 
 @given(st.binary(min_size=1, max_size=500).filter(lambda data: not GREETING.startswith(data[: len(GREETING)])))
-def test_random_bytes_are_a_stranger_and_only_their_beginning_is_kept(data):
+def test_random_bytes_are_another_protocol_and_only_their_beginning_is_kept(data):
     with pytest.raises(NotRallypoint) as caught:
         list(Framer().feed(data))
     assert caught.value.first == data[:200]
 
 
-def test_greeting_begins_as_no_text_does():
+def test_greeting_starts_with_a_byte_that_is_no_text():
     assert not GREETING[:1].isascii()
     with pytest.raises(UnicodeDecodeError):
         GREETING.decode()

@@ -1,4 +1,4 @@
-"""Messages: all of them come out as they went in, those of a newer version can be read, and nothing else can."""
+"""Messages: round trips, messages of newer versions, and damaged ones."""
 
 from contextlib import suppress
 
@@ -45,11 +45,11 @@ MORE = ["of a newer version", {"a": [1, None]}, 3.5, b"bytes"]
 
 
 def longer(message: object) -> bytes:
-    """A message with fields at its end that this version does not know."""
+    """A message with additional fields at its end, as of a newer version."""
     return msgspec.msgpack.encode([*msgspec.msgpack.decode(encoder.encode(message)), *MORE])
 
 
-def test_every_message_type_is_drawn_by_these_tests():
+def test_strategies_cover_every_message_type():
     assert types_of(ClientMessage) == CLIENT_MESSAGES.keys()
     assert types_of(ServerMessage) == SERVER_MESSAGES.keys()
 
@@ -58,48 +58,48 @@ def test_every_message_type_is_drawn_by_these_tests():
 
 
 @given(hellos)
-def test_hello_comes_out_as_it_went_in(hello):
+def test_hello_round_trips(hello):
     assert hello_decoder.decode(encoder.encode(hello)) == hello
 
 
 @given(welcomes | refusals)
-def test_first_word_of_the_server_comes_out_as_it_went_in(word):
-    assert welcome_decoder.decode(encoder.encode(word)) == word
+def test_first_frame_of_the_server_round_trips(answer):
+    assert welcome_decoder.decode(encoder.encode(answer)) == answer
 
 
 @pytest.mark.parametrize("kind", CLIENT_MESSAGES, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-def test_each_client_message_comes_out_as_it_went_in(kind, data):
+def test_each_client_message_round_trips(kind, data):
     sent = ClientFrame(data.draw(numbers), (data.draw(CLIENT_MESSAGES[kind]),))
     assert client_decoder.decode(encoder.encode(sent)) == sent
 
 
 @pytest.mark.parametrize("kind", SERVER_MESSAGES, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-def test_each_server_message_comes_out_as_it_went_in(kind, data):
+def test_each_server_message_round_trips(kind, data):
     sent = (data.draw(SERVER_MESSAGES[kind]),)
     assert server_decoder.decode(encoder.encode(sent)) == sent
 
 
 @given(server_frames)
-def test_messages_that_were_encoded_one_by_one_come_out_as_they_went_in(sent):
+def test_messages_that_were_encoded_separately_round_trip(sent):
     assert server_decoder.decode(packed([encoder.encode(message) for message in sent])) == tuple(sent)
 
 
 @given(client_frames, server_frames)
-def test_frames_of_many_messages_come_out_as_they_went_in(client_frame, server_frame):
+def test_frames_of_many_messages_round_trip(client_frame, server_frame):
     assert client_decoder.decode(encoder.encode(client_frame)) == client_frame
     assert server_decoder.decode(encoder.encode(server_frame)) == server_frame
 
 
 @given(numbers, batches)
-def test_push_that_was_encoded_once_is_the_same_as_one_that_was_not(watch, batch):
+def test_push_of_an_encoded_batch_equals_a_push_of_the_batch(watch, batch):
     raw = PushRaw(watch, msgspec.Raw(encoder.encode(batch)))
     assert encoder.encode([raw]) == encoder.encode([Push(watch, batch)])
     assert server_decoder.decode(encoder.encode([raw])) == (Push(watch, batch),)
 
 
-# --- versions one apart -----------------------------------------------------------------------------------------------
+# --- newer versions ---------------------------------------------------------------------------------------------------
 
 
 @given(hellos)
@@ -108,8 +108,8 @@ def test_hello_with_fields_of_a_newer_version_is_read(hello):
 
 
 @given(welcomes | refusals)
-def test_first_word_of_a_newer_server_is_read(word):
-    assert welcome_decoder.decode(longer(word)) == word
+def test_first_frame_of_a_newer_server_is_read(answer):
+    assert welcome_decoder.decode(longer(answer)) == answer
 
 
 @given(st.one_of(*CLIENT_MESSAGES.values()))
@@ -123,18 +123,18 @@ def test_server_message_with_fields_of_a_newer_version_is_read(message):
     assert server_decoder.decode(msgspec.msgpack.encode([msgspec.Raw(longer(message))])) == (message,)
 
 
-def test_refusal_for_a_reason_of_a_newer_version_is_read_and_final():
-    word = welcome_decoder.decode(msgspec.msgpack.encode([2, "moon phase", "come back at full moon"]))
-    assert word == Refused(RefusalCode.MALFORMED, "come back at full moon")
-    assert word.code is not RefusalCode.BUSY
+def test_unknown_refusal_code_is_read_and_not_retried():
+    refused = welcome_decoder.decode(msgspec.msgpack.encode([2, "moon phase", "come back at full moon"]))
+    assert refused == Refused(RefusalCode.MALFORMED, "come back at full moon")
+    assert refused.code is not RefusalCode.BUSY
 
 
-def test_shortest_first_words_have_defaults_for_the_rest():
+def test_minimal_first_frames_get_default_values():
     assert hello_decoder.decode(msgspec.msgpack.encode([1, 1, "c"])) == Hello(1, 1, "c")
     assert welcome_decoder.decode(msgspec.msgpack.encode([1, 1, "gen"])) == Welcome(1, "gen")
 
 
-# --- what is none of it -----------------------------------------------------------------------------------------------
+# --- damaged messages -------------------------------------------------------------------------------------------------
 
 DECODERS = {
     "hello": hello_decoder,
@@ -146,14 +146,14 @@ DECODERS = {
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @given(data=st.binary(max_size=200))
-def test_random_payload_is_read_or_refused_and_nothing_else(decoder, data):
+def test_random_payload_is_decoded_or_raises_decode_error(decoder, data):
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         DECODERS[decoder].decode(data)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @given(sent=st.one_of(hellos, welcomes, refusals, client_frames, server_frames), data=st.data())
-def test_damaged_message_is_read_or_refused_and_nothing_else(decoder, sent, data):
+def test_damaged_message_is_decoded_or_raises_decode_error(decoder, sent, data):
     payload = bytearray(encoder.encode(sent))
     for _ in range(data.draw(st.integers(0, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
@@ -163,14 +163,14 @@ def test_damaged_message_is_read_or_refused_and_nothing_else(decoder, sent, data
 
 
 @pytest.mark.parametrize("wrong", [[10, 1], [0], ["Do", 1], [1], [1, "x", []]])
-def test_message_of_no_known_type_is_refused(wrong):
+def test_message_with_an_unknown_tag_is_refused(wrong):
     with pytest.raises(msgspec.ValidationError):
         client_decoder.decode(msgspec.msgpack.encode([0, [wrong]]))
     with pytest.raises(msgspec.ValidationError):
         server_decoder.decode(msgspec.msgpack.encode([wrong]))
 
 
-def test_the_numbers_of_messages_stay_what_they_are():
+def test_tags_of_messages_do_not_change():
     def tags(union):
         return {kind.__name__: kind.__struct_config__.tag for kind in types_of(union)}
 

@@ -1,16 +1,16 @@
 """The backend contract: a linearizable, revisioned key-value store with leases and watches. Narrow on purpose.
 
-Everything above (the algorithm, the store, the tools) is written against this and nothing else; etcd v3 maps onto it
-one to one. What a backend promises:
+The layers above (rendezvous, store, tools) use this interface only; etcd v3 maps onto it one to one. It must hold
+storage only, nothing of ranks, joins or rounds. A backend guarantees:
 
 - Reads and writes are linearizable. Every change has a revision; all changes of one transaction have the same one.
 - A refused transaction is a value, not an error.
-- A watch is one ordered, gap-free stream; each batch is everything of one revision that the watch covers. Different
+- A watch is one ordered, gap-free stream. A batch contains all changes of one revision that the watch covers. Different
   watches have no order between them.
-- A lease is judged by the backend's own clock alone. When it ends, its keys go in one revision.
-- An error says what may be assumed (`Unavailable`, `OutcomeUnknown`, `Rejected`), and every call ends in bounded time.
+- Leases expire by the backend's own clock only. When a lease ends, its keys are deleted in one revision.
+- Errors say what the caller may assume (`Unavailable`, `OutcomeUnknown`, `Rejected`). Every call ends in bounded time.
 
-The conformance suite in `rallypoint.testing.conformance` checks all of it on any implementation.
+The conformance suite in `rallypoint.testing.conformance` checks these guarantees on any implementation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rallypoint.backends.lost import Lost
+from rallypoint.backends.loss_signal import LossSignal
 from rallypoint.errors import BackendError
 from rallypoint.events import Event
 from rallypoint.kv.types import AddResult, Batch, BranchOp, Compare, Item, Op, Range, Result, TxnResult
@@ -28,12 +28,12 @@ from rallypoint.kv.types import AddResult, Batch, BranchOp, Compare, Item, Op, R
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may hold. Whoever writes more splits it, and never splits what must be atomic."""
+    """The limits of one request. A caller splits larger ones, but never a transaction that must be atomic."""
 
     max_txn_ops: int = 128
-    """Compares, or operations of a branch, whichever are more."""
+    """The most compares, and the most operations of a branch."""
     max_txn_bytes: int = 1_000_000
-    """All values of a transaction together."""
+    """The total size of the values of a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
-    """What a backend says of itself, for people."""
+    """The state of a backend, for display."""
 
     backend: str
     endpoint: str
@@ -65,15 +65,15 @@ class BackendStatus:
 class Watch(ABC):
     """A stream of batches. Iterate it; `cancel()` ends the iteration at once and is idempotent.
 
-    Raises `HistoryGone` from the iteration when the revisions to go on from are no longer kept: scan again. Losing the
-    connection is not an error here: the backend resumes by itself, without gap or repetition.
+    The iteration raises `HistoryGone` if the next revisions are no longer kept: scan again. A lost connection is not an
+    error here: the backend resumes the watch without gap or repetition.
     """
 
     is_idle: bool = False
-    """Nothing is `ready()`, as whoever asked last was told: one need not ask before one is called."""
+    """The last call of `ready()` returned None, and nothing has arrived since: calling it again is useless."""
 
     is_over: bool = False
-    """It was cancelled, by whoever has it or with its backend. Told at least by those that `follow()`."""
+    """The watch was cancelled, by its user or with its backend. Watches that cannot `follow()` need not set it."""
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         return self
@@ -83,13 +83,13 @@ class Watch(ABC):
 
     @abstractmethod
     def ready(self) -> Batch | None:
-        """The next batch if it is here already: lets a reader take many at once without waiting."""
+        """The next batch if it has arrived, else None. A reader can take several batches without waiting."""
 
     def follow(self, on_ready: Callable[[], None]) -> bool:
-        """Begin, and be called whenever a batch is `ready()`, so that nobody has to wait for it; False: iterate it.
+        """Start the watch and call `on_ready` when a batch is `ready()`; False: not supported, iterate the watch.
 
-        When the watch fails, `on_ready` is called too, and `ready()` raises what the iteration would have raised. The
-        callback must not raise.
+        `on_ready` is also called when the watch fails: then `ready()` raises the error that the iteration would raise.
+        The callback must not raise.
         """
         return False
 
@@ -98,72 +98,74 @@ class Watch(ABC):
 
 
 class Session(ABC):
-    """A lease that is kept alive by this process until it is closed or lost."""
+    """A lease that this process renews until the session is closed or lost."""
 
     lease: int
     ttl_s: float
-    lost: Lost
-    """Await it, or ask it: when, and why, this process can no longer count on the lease. Never later than the backend
-    thinks so. Closing is not losing."""
+    lost: LossSignal
+    """Set, with the reason, when this process can no longer rely on the lease; never later than the backend ends it.
+    `close` does not set it."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop renewing and end the lease. Does not raise; if the backend cannot be reached, time ends the lease."""
+        """Stop renewing and end the lease. Does not raise; if the backend is unreachable, the lease expires."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Stop renewing without a word: what a dead process does."""
+        """Stop renewing without ending the lease, as if the process had died."""
 
-    def wait_for_word(self, waits: bool) -> None:  # noqa: B027
-        """Whether nothing depends on it that this process notices a loss by itself: it is not in a round.
+    def set_local_expiry(self, enabled: bool) -> None:  # noqa: B027
+        """Whether this process's own clock ends the session too (the default), or only the backend does.
 
-        Then a session whose renewals are only answered late is not lost before the backend says so, where one does.
+        Disable it while nothing relies on noticing a loss without the backend. Then late answers to renewals do not end
+        a session that the backend still has. Without effect if the backend does not report expired sessions.
         """
 
 
-class Late(Exception):
-    """The deadline of a direct request has passed; whether it was executed is not known."""
+class DeadlineExceeded(Exception):
+    """The deadline of a direct request has passed. The request may have been executed."""
 
 
 class Direct(Protocol):
-    """Requests that block the thread that makes them, without an event loop. For any thread."""
+    """Blocking requests without an event loop, from any thread."""
 
     limits: Limits
 
     @property
     def is_usable(self) -> bool:
-        """Whether this thread may ask: it is of no use in a fork, and must not block the event loop."""
+        """Whether this thread may use it: not in a forked child, and not on the event loop."""
 
     def execute(self, op: Op, deadline: float) -> Result:
-        """Get it executed once. Late at the deadline (of the monotonic clock), and the errors of the contract."""
+        """Execute once. DeadlineExceeded at `deadline` (monotonic clock), or the errors of the contract."""
 
     def await_keys(
-        self, keys: Sequence[str], until: float, deadline: float, given_up: Callable[[], object] | None = None
+        self, keys: Sequence[str], until: float, deadline: float, is_cancelled: Callable[[], object] | None = None
     ) -> Result:
-        """A TxnResult with a GotItem for each key, once all exist; at `until` or before it, as they are then.
+        """Wait until all keys exist, at most until `until`; the result is a TxnResult with a GotItem for each key.
 
-        Unavailable soon after `given_up`, which is asked now and then, says anything.
+        It may return before `until` although keys are missing. `is_cancelled` is polled: Unavailable soon after it
+        returns a true value.
         """
 
 
 class Backend(ABC):
-    """A connection to where the keys of a run live. All methods may raise the three errors of the contract."""
+    """A connection to the storage of a run. All methods may raise the three errors of the contract."""
 
     name: str
     limits: Limits = Limits()
     has_coordinator: bool = False
-    """Whether the backend itself runs the coordinator of each run; if not, the nodes elect one of theirs."""
+    """Whether the backend runs the coordinator of each run; if not, the nodes elect one among themselves."""
 
     renews_runs: bool = False
-    """Whether the backend itself renews the leases of a run while sessions of it live; if not, the nodes do."""
+    """Whether the backend renews the leases of a run while the run has sessions; if not, the nodes do."""
 
     makes_run: bool = True
-    """Whether this process is to make the run if it does not exist; if not, another one is about to. May become true
-    with a session that was opened."""
+    """Whether this process is to make the run if it does not exist; if not, another process is about to. It may become
+    true when a session is opened."""
 
-    gives_way_s: tuple[float, float] = (2.0, 4.0)
-    """How long, at random, one that is not to make the run waits for it before it makes it all the same. Who is elected
-    does not wait: where the nodes elect a coordinator, that one makes it."""
+    make_run_delay_s: tuple[float, float] = (2.0, 4.0)
+    """A process with `makes_run` false waits for the run, for a random time between these, before it makes the run
+    itself. An elected coordinator does not wait."""
 
     @abstractmethod
     async def get(self, key: str) -> Got: ...
@@ -175,35 +177,35 @@ class Backend(ABC):
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
     ) -> TxnResult:
-        """If all compares hold do `then`, else `otherwise`; with no `otherwise`, a refusal reads what was compared.
+        """Execute `then` if all compares hold, else `otherwise`, by default: read the keys that were compared.
 
-        Raises `LeaseGone` if a put names a lease that has ended; then nothing was written.
+        Raises `LeaseGone` if a put names a lease that has ended; then nothing is written.
         """
 
     @abstractmethod
     async def add(self, key: str, amount: int, *, compares: Sequence[Compare] = (), lease: int = 0) -> AddResult:
-        """Atomic increment of a decimal number, executed once even if it had to be sent twice."""
+        """Atomic increment of a decimal number. Executed once, even if the request is sent again."""
 
     @abstractmethod
     def watch(self, prefix: str, after_revision: int) -> Watch:
-        """Everything that changes under `prefix` after a revision. The watch is asked for when it is iterated."""
+        """All changes under `prefix` after a revision. The watch starts when it is iterated or followed."""
 
     async def scan_and_watch(self, prefixes: Sequence[str]) -> tuple[TxnResult, list[Watch]]:
-        """What is under the prefixes (one `GotRange` each) at one revision, and watches that go on from there."""
+        """The keys under the prefixes (one `GotRange` each) at one revision, and watches that start after it."""
         result = await self.txn((), list(map(Range, prefixes)))
         return result, [self.watch(prefix, result.revision) for prefix in prefixes]
 
     @abstractmethod
     async def grant(self, ttl_s: float) -> int:
-        """A lease that nobody renews by itself."""
+        """Grant a lease, which is not renewed automatically."""
 
     @abstractmethod
     async def keep_alive(self, lease: int) -> bool:
-        """Renew a lease once, whoever made it; False if it has ended."""
+        """Renew any lease once; False if it has ended."""
 
     @abstractmethod
     async def revoke(self, lease: int) -> None:
-        """End a lease; one that has ended already is fine."""
+        """End a lease. Idempotent."""
 
     @abstractmethod
     async def open_session(
@@ -217,32 +219,34 @@ class Backend(ABC):
         """A lease that is renewed every `interval_s` (default: a third of the time to live).
 
         A renewal that fails or takes longer than `renew_timeout_s` (default: half the interval) counts as missed:
-        `on_missed` is told why, the first time and again after each time to live that none succeeds. It must not raise.
+        `on_missed` gets the reason, the first time and again after each time to live without a success. It must not
+        raise.
         """
 
-    def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:  # noqa: B027 - most need not
-        """Tell when the backend becomes unreachable (with the cause), and reachable again or `makes_run` (None), if it
-        knows.
+    def on_reachability(self, listener: Callable[[BackendError | None], None]) -> None:  # noqa: B027 - optional
+        """Call `listener` with the cause when the backend becomes unreachable, and with None when it is reachable again
+        or `makes_run` becomes true.
 
-        One that holds a connection knows before anybody asks for anything. The listener must not raise.
+        A backend with a connection reports this without a request. The listener must not raise.
         """
 
-    def claim_by(self, make: Callable[[], bytes]) -> None:  # noqa: B027 - most never forget
-        """For a backend that may lose its memory: `make` says where the run stood, just before sessions are lost."""
+    def on_data_loss(self, make_claim: Callable[[], bytes]) -> None:  # noqa: B027 - most keep their data
+        """`make_claim` describes the state of the run to a server that was restarted without its data. It is called
+        just before the sessions are lost."""
 
-    def tell_by(self, emit: Callable[[Event], None]) -> None:  # noqa: B027 - most have nothing to tell
-        """Where events of the backend itself go. Said before it is first used."""
+    def on_event(self, emit: Callable[[Event], None]) -> None:  # noqa: B027 - most emit no events
+        """Where the backend emits its own events. Call it before the first use."""
 
     def direct(self) -> Direct | None:
-        """A way to make requests that needs no event loop, if there is one. May be called from any thread."""
+        """Blocking requests without the event loop, if the backend has them. May be called from any thread."""
         return None
 
     @abstractmethod
     async def status(self) -> BackendStatus: ...
 
-    def hurry(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Whoever closes it next does not want to wait for others."""
+    def shorten_close(self) -> None:  # noqa: B027 - most wait for no other process
+        """The next `close` must not wait for other processes."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the connection. Sessions and watches of it end here; leases that were not closed end by time."""
+        """Close the connection. Its sessions and watches end; leases that were not ended expire."""

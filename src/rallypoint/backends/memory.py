@@ -1,9 +1,9 @@
 """Backend `memory`: the engine in this process. For threads, tests and simulation.
 
-A `MemoryServer` is the engine with its watches, shared by any number of `MemoryBackend` connections, which may live on
-different event loops and threads: a lock guards the engine, and batches are handed to a watch on its own loop. Time is
-the monotonic time of the loop that calls. Every loop that watches has a timer for the next lease to end, so that its
-watches are told even if the loop that granted the lease is gone.
+A `MemoryServer` is the engine with its watches, shared by any number of `MemoryBackend` connections on different event
+loops and threads: a lock guards the engine, and a watch is woken on its own loop. Nothing here may block while it holds
+the lock. Time is the monotonic time of the calling loop. Every loop with watches has a timer for the next lease to
+expire, so that its watches get the deletions even if the loop that granted the lease is gone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WATCH_BUFFER = 4_096
 
 
 class MemoryServer:
-    """An engine that several backends of this process share. Lives as long as somebody holds it."""
+    """An engine that several backends of this process share."""
 
     def __init__(self, history: int = DEFAULT_HISTORY) -> None:
         self.engine = Engine(history)
@@ -42,20 +42,20 @@ class MemoryServer:
         self._watches: dict[int, MemoryWatch] = {}
         self._watch_ids = count(1)
         self._timers: dict[asyncio.AbstractEventLoop, tuple[float, asyncio.TimerHandle] | None] = {}
-        """When each loop's timer is due, and the timer. Not every loop's timers can be asked."""
+        """By loop: when the timer is due, and the timer. Not every event loop supports `TimerHandle.when`."""
 
     def apply(self, op: Op) -> Result:
-        """Execute at the calling loop's time, tell the watches, and see to it that leases end on time."""
+        """Execute at the calling loop's time, notify the watches, and set the timers for leases."""
         loop = asyncio.get_running_loop()
         with self._lock:
             outcome = self.engine.apply(op, loop.time())
-            self._tell(outcome.events)
+            self._notify(outcome.events)
         if isinstance(op, Grant):
             self._arm_all()
         return outcome.result
 
     def start(self, watch: MemoryWatch, after_revision: int) -> None:
-        """Register a watch and hand it what it missed. HistoryGone if the history does not reach back that far."""
+        """Register a watch and deliver its backlog. HistoryGone if the history does not reach back that far."""
         with self._lock:
             watch_id = next(self._watch_ids)
             started = self.engine.watch(watch_id, watch.prefix, after_revision)
@@ -69,23 +69,23 @@ class MemoryServer:
         self._arm(asyncio.get_running_loop())
 
     def drop(self, watch_id: int) -> None:
-        """Unregister a watch. The lock may be held by the caller's thread only through `_tell`."""
+        """Unregister a watch. The caller holds the lock."""
         self._watches.pop(watch_id, None)
         self.engine.unwatch(watch_id)
 
     def cancel(self, watch_id: int) -> None:
-        """Unregister a watch from outside."""
+        """Unregister a watch. The caller does not hold the lock."""
         with self._lock:
             self.drop(watch_id)
 
-    def _tell(self, events: Sequence[WatchEvent]) -> None:
+    def _notify(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
             watch = self._watches.get(event.watch)
             if watch is not None and not watch.push(event.batch):
                 self.drop(event.watch)
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        """See to it that `loop`, which is the running one, ticks when the next lease ends."""
+        """Set the timer of `loop`, the running one, for the next lease to expire."""
         with self._lock:
             deadline = self.engine.next_deadline()
             timer = self._timers.setdefault(loop, None)
@@ -96,7 +96,7 @@ class MemoryServer:
             self._timers[loop] = deadline, loop.call_at(deadline, self._tick)
 
     def _arm_all(self) -> None:
-        """A lease was granted: every loop that watches and would tick too late is to look again."""
+        """After a grant: every loop with watches whose timer is too late sets it again."""
         with self._lock:
             deadline = self.engine.next_deadline()
             for loop, timer in list(self._timers.items()):
@@ -108,13 +108,13 @@ class MemoryServer:
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         with self._lock:
-            self._timers[loop] = None  # it has run, if by a hair too early
+            self._timers[loop] = None  # it has fired, perhaps slightly early
         self.apply(Tick())
         self._arm(loop)
 
 
 class MemoryWatch(Watch):
-    """Buffers a bounded number of batches; one that falls behind is unregistered and starts again where it was."""
+    """Buffers a bounded number of batches. On overflow it is unregistered, and registers again after its last batch."""
 
     def __init__(self, server: MemoryServer, prefix: str, after_revision: int) -> None:
         self.prefix = prefix
@@ -127,12 +127,12 @@ class MemoryWatch(Watch):
         self._cancelled = False
 
     def registered(self, watch_id: int, backlog: Sequence[Batch]) -> None:
-        """Note the registration and take what was missed, however much it is (the server's lock is held)."""
+        """Store the registration and the whole backlog. The caller holds the server's lock."""
         self._id = watch_id
         self._buffer.extend(backlog)
 
     def push(self, batch: Batch) -> bool:
-        """Take a batch (the server's lock is held); False: the buffer is full and the watch falls behind."""
+        """Take a batch; False: the buffer is full. The caller holds the server's lock."""
         if len(self._buffer) >= WATCH_BUFFER:
             self._id = None
             return False
@@ -184,7 +184,7 @@ class MemoryBackend(OpBackend):
     def __init__(self, server: MemoryServer, endpoint: str = "") -> None:
         self._server = server
         self._endpoint = endpoint
-        # Weak, so that what has ended is forgotten; in order, so that closing always does the same.
+        # Weak references, in order: closing is deterministic in the simulator.
         self._watches: WeakKeyDictionary[MemoryWatch, None] = WeakKeyDictionary()
         self._sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
         self._closed = False
@@ -225,7 +225,7 @@ class MemoryBackend(OpBackend):
     async def execute(self, op: Op) -> Result:
         self._check_open()
         result = self._server.apply(op)
-        await asyncio.sleep(0)  # a caller in a loop must not keep the others from running
+        await asyncio.sleep(0)  # a caller in a loop must not starve other tasks
         return result
 
     def _check_open(self) -> None:
@@ -234,6 +234,6 @@ class MemoryBackend(OpBackend):
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
-    """Run a callback on another thread's loop, unless that has been closed."""
+    """Run a callback on another thread's loop, unless it is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *args)

@@ -1,6 +1,7 @@
-"""A backend whose store is our engine, wherever that runs: the contract's calls as operations of the engine.
+"""Backends on top of the engine in `kv`: the calls of the contract as operations of the engine.
 
-A subclass says how an operation gets to the engine and its result back; what the calls mean is said here, once.
+A subclass transports an operation to the engine and its result back. The meaning of the calls is defined only here; a
+subclass must not add to it.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ R = TypeVar("R")
 
 
 class OpBackend(Backend):
-    """The contract on top of `execute`. Watches, status and closing are the subclass's own."""
+    """Implements the contract with `execute`. The subclass implements watches, status and closing."""
 
     @abstractmethod
     async def execute(self, op: Op) -> Result:
-        """Get the operation executed once. Raises Unavailable, or OutcomeUnknown if the operation changes anything."""
+        """Execute the operation once. Raises Unavailable, or OutcomeUnknown if the operation changes data."""
 
     async def get(self, key: str) -> Got:
         result = await self._txn(Txn((), (Get(key),)))
@@ -100,7 +101,7 @@ class OpBackend(Backend):
 
     @staticmethod
     def checked(result: R) -> R:
-        """The result, unless it is a failure: then the contract's error."""
+        """Return the result; raise the error of the contract if it is a failure."""
         if isinstance(result, Failure):
             if result.code is FailureCode.LEASE_GONE:
                 raise LeaseGone(result.message, lease=result.lease)
@@ -116,9 +117,9 @@ _READS = (Get, Range)
 
 
 def changes_something(op: Op) -> bool:
-    """Whether executing it twice, or not at all, could make a difference to anybody."""
+    """Whether the operation changes data, other than the expiry of a lease."""
     if isinstance(op, Txn):
-        for step in op.then:  # asked for every request, and generators cost more
+        for step in op.then:  # called for every request: faster than a generator expression
             if not isinstance(step, _READS):
                 return True
         return any(not isinstance(step, _READS) for step in op.otherwise) if op.otherwise else False

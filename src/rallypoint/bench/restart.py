@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from rallypoint.backends.session import FIRST_DRAWN
+from rallypoint.backends.session import FIRST_RANDOM_LEASE
 from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.backends.tcp.dial import dial
 from rallypoint.bench.plan import (
@@ -74,10 +74,12 @@ def restart(case: Case) -> Iterator[Sample | Progress]:
 def _entries(sessions: int, keys: int) -> list[Entry]:
     """The requests that fill the store: a lease for each session, then keys under the leases in turn."""
     clients = [f"{number:024x}" for number in range(sessions)]
-    entries = [Entry(Grant(TTL_S, FIRST_DRAWN + number), Origin(client, 1)) for number, client in enumerate(clients)]
+    entries = [
+        Entry(Grant(TTL_S, FIRST_RANDOM_LEASE + number), Origin(client, 1)) for number, client in enumerate(clients)
+    ]
     for number in range(keys):
         session, turn = number % sessions, number // sessions
-        put = Put(_key(number), VALUE, FIRST_DRAWN + session)
+        put = Put(_key(number), VALUE, FIRST_RANDOM_LEASE + session)
         entries.append(Entry(Txn((), (put,)), Origin(clients[session], turn + 2, turn + 1)))
     return entries
 

@@ -27,7 +27,7 @@ from rallypoint.bench.plan import (
 )
 from rallypoint.bench.rallypoint_side import HOST
 from rallypoint.bench.sides import Implementation
-from rallypoint.observe.opening import opened, read_place
+from rallypoint.observe.target import open_backend, read_backend_target
 
 TIMEOUT_S = 30.0
 AFTER_S = 0.3
@@ -103,5 +103,5 @@ def _counters(setup: Setup) -> Counters:
 
 
 async def _status(port: int) -> dict[str, str]:
-    async with opened(read_place(f"tcp://{HOST}:{port}"), TIMEOUT_S) as backend:
+    async with open_backend(read_backend_target(f"tcp://{HOST}:{port}"), TIMEOUT_S) as backend:
         return dict((await backend.status()).details)

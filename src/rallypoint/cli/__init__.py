@@ -1,6 +1,6 @@
 """The `rallypoint` command.
 
-Shell completion and `--help` import this module, so it must stay quick to import: what only one command needs (rich, a
+Shell completion and `--help` import this module, so the import must stay fast: what only one command needs (rich, a
 backend, the server) is imported inside that command.
 """
 
@@ -9,11 +9,11 @@ import difflib
 import click
 
 from rallypoint._version import __version__
-from rallypoint.cli.acting import close, drain, reopen
 from rallypoint.cli.bench import bench
 from rallypoint.cli.dashboard import dashboard
 from rallypoint.cli.doctor import doctor
-from rallypoint.cli.looking import events, history, ls, status, watch, why
+from rallypoint.cli.inspect_commands import events, history, ls, status, watch, why
+from rallypoint.cli.operator_commands import close, drain, reopen
 from rallypoint.cli.run import run
 from rallypoint.cli.serve import serve
 from rallypoint.cli.sim import sim
@@ -21,7 +21,7 @@ from rallypoint.cli.store import store
 
 
 class SuggestingGroup(click.Group):
-    """A group whose answer to an unknown command names the nearest known one."""
+    """A group whose error about an unknown command suggests the most similar one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -45,8 +45,8 @@ class SuggestingGroup(click.Group):
 def main(ctx: click.Context) -> None:
     """Rendezvous for elastic distributed jobs.
 
-    Rallypoint gathers the nodes of a distributed job, agrees on who is in and who has which rank, and notices when that
-    stops being true.
+    Rallypoint gathers the nodes of a distributed job, agrees on the members and their ranks, and notices when a member
+    is lost or a new node waits.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -1,7 +1,7 @@
-"""What the operating commands have in common: their arguments, how they run, and how they fail.
+"""Shared by the inspect and operator commands: options, running a coroutine, errors as messages and exit codes.
 
-Exit codes: 0 done; 1 something is wrong (a check failed, a record cannot be read); 2 a wrong call; 3 there is no such
-run, node, round or key; 4 the backend was not reached; 5 it refused (token, version, not Rallypoint); 130 Ctrl-C.
+Exit codes: 0 success; 1 something is wrong (a check failed, a record cannot be read); 2 wrong usage; 3 no such run,
+node, round or key; 4 the backend cannot be reached; 5 it refused (token, version, not Rallypoint); 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from rallypoint.backends.contract import Backend
-    from rallypoint.observe.opening import Target
+    from rallypoint.observe.target import Target
 
 T = TypeVar("T")
 
@@ -27,11 +27,11 @@ TIMEOUT_S = 10.0
 
 
 class Failed(click.ClickException):
-    """A command that did not work: a sentence that says what to do, and the exit code."""
+    """The failure of a command: a message that says what to do, and the exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the error
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it on the class, and reads it from the instance
 
 
 class OptionValue(click.ParamType):  # type: ignore[type-arg]
@@ -46,11 +46,11 @@ class OptionValue(click.ParamType):  # type: ignore[type-arg]
         return name, content
 
 
-def common(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that every command with a URL has."""
+def common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of every command that takes a URL."""
     for option in reversed(
         (
-            click.option("--json", "as_json", is_flag=True, help="JSON for programs instead of text for people."),
+            click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text."),
             click.option(
                 "--timeout",
                 "timeout_s",
@@ -58,16 +58,18 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
                 default=TIMEOUT_S,
                 show_default=True,
                 metavar="SECONDS",
-                help="How long the backend may take to answer.",
+                help="How long to wait for an answer of the backend.",
             ),
-            click.option("--token-file", metavar="FILE", help="The file with the server's token, as token_file=FILE."),
+            click.option(
+                "--token-file", metavar="FILE", help="The file with the server's token; the same as -o token_file=FILE."
+            ),
             click.option(
                 "-o",
                 "--option",
                 "options",
                 type=OptionValue(),
                 multiple=True,
-                help="An option of the URL, for example tls_ca=FILE; wins over the URL. May be repeated.",
+                help="An option of the URL, for example tls_ca=FILE. It overrides the URL. May be repeated.",
             ),
         )
     ):
@@ -76,17 +78,19 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def target_of(url: str, timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> Target:
-    """The run that a command is about. Ends the command with code 2 if the URL is not acceptable."""
-    from rallypoint.observe.opening import read_target
+    """The run that a command is about. Ends the command with code 2 if the URL is not valid."""
+    from rallypoint.observe.target import read_target
 
     return _checked(lambda: read_target(url, **_overrides(timeout_s, token_file, options)))
 
 
-def place_of(url: str, timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> Target:
-    """The server or cluster that a command is about, as `target_of`."""
-    from rallypoint.observe.opening import read_place
+def backend_target_of(
+    url: str, timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]
+) -> Target:
+    """The server or cluster that a command is about. Ends the command as `target_of`."""
+    from rallypoint.observe.target import read_backend_target
 
-    return _checked(lambda: read_place(url, **_overrides(timeout_s, token_file, options)))
+    return _checked(lambda: read_backend_target(url, **_overrides(timeout_s, token_file, options)))
 
 
 def _overrides(timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> dict[str, object]:
@@ -105,8 +109,8 @@ def _checked(make: Callable[[], Target]) -> Target:
         raise Failed(str(error), 2) from None
 
 
-def run(main: Coroutine[Any, Any, T], where: str) -> T:
-    """What the coroutine gives; its errors become sentences and exit codes."""
+def run_command(main: Coroutine[Any, Any, T], where: str) -> T:
+    """Run the coroutine and return its result. Its errors end the command with a message and an exit code."""
     from rallypoint.errors import (
         OutcomeUnknown,
         RallypointError,
@@ -116,7 +120,7 @@ def run(main: Coroutine[Any, Any, T], where: str) -> T:
         SettingsError,
         Unavailable,
     )
-    from rallypoint.observe.operating import NoSuchKey, NoSuchRun
+    from rallypoint.observe.operator_actions import NoSuchKey, NoSuchRun
 
     try:
         return asyncio.run(main)
@@ -130,7 +134,7 @@ def run(main: Coroutine[Any, Any, T], where: str) -> T:
         hint = f"Is it running there, and can this machine reach it? `rallypoint doctor` with {where} finds out"
         raise Failed(f"{error}. {hint}", UNREACHED) from None
     except OutcomeUnknown as error:
-        raise Failed(f"{error}: look with `rallypoint status` whether it has", UNREACHED) from None
+        raise Failed(f"{error}: check with `rallypoint status` whether it has", UNREACHED) from None
     except (Rejected, RendezvousConnectionError) as error:
         raise Failed(str(error), REFUSED) from None
     except RallypointError as error:
@@ -139,15 +143,15 @@ def run(main: Coroutine[Any, Any, T], where: str) -> T:
 
 @asynccontextmanager
 async def backend_of(target: Target, timeout_s: float) -> AsyncIterator[Backend]:
-    """The backend of a target. Opening it does not wait until it can be reached."""
-    from rallypoint.observe.opening import opened
+    """The backend of a target. Opening it does not wait until the backend can be reached."""
+    from rallypoint.observe.target import open_backend
 
-    async with opened(target, timeout_s) as backend:
+    async with open_backend(target, timeout_s) as backend:
         yield backend
 
 
 async def within(limit_s: float, work: Coroutine[Any, Any, T], where: str) -> T:
-    """A result in bounded time. Unavailable if the other side is there and does not answer."""
+    """The result of the coroutine. Unavailable if it takes longer than the limit."""
     from rallypoint.errors import Unavailable
 
     try:
@@ -155,32 +159,32 @@ async def within(limit_s: float, work: Coroutine[Any, Any, T], where: str) -> T:
             return await work
     except TimeoutError:
         raise Unavailable(
-            f"no answer from {where} within {limit_s:g} s: it is paused or overloaded, it is something else that waits "
-            f"for other words, or something on the way drops what is sent"
+            f"no answer from {where} within {limit_s:g} s: it is paused or overloaded, it is a different kind of "
+            f"server, or the network drops packets"
         ) from None
 
 
 def print_json(value: object) -> None:
-    """One document, for programs."""
+    """Print the value as one JSON document."""
     import msgspec
 
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def operator_name() -> str:
-    """Who runs this command: user@host:pid."""
+    """The operator as recorded in the run: user@host:pid."""
     import getpass
     import os
     import socket
 
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # an id without a name, as in many containers
+    except (KeyError, OSError):  # a user id without a name, as in many containers
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
 
 def confirm(question: str, is_sure: bool) -> None:
-    """Ask on a terminal, unless told not to; anything but yes ends the command."""
+    """Ask for confirmation on a terminal, unless `is_sure`. Any answer but yes ends the command."""
     if not is_sure and sys.stdin.isatty() and sys.stdout.isatty():
         click.confirm(question, abort=True)

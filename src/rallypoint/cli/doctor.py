@@ -1,4 +1,4 @@
-"""`rallypoint doctor`: what is wrong between this machine and a run."""
+"""`rallypoint doctor`: finds out what is wrong between this machine and a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rallypoint.cli.common import WRONG, print_json, run
+from rallypoint.cli.common import WRONG, print_json, run_command
 
 if TYPE_CHECKING:
     from rallypoint.observe.doctor import Check
@@ -18,7 +18,7 @@ STEP_S = 3.0
     epilog="Example: rallypoint doctor 'tcp://head:29400/my-run?min_nodes=2&token_file=/etc/rallypoint/token'"
 )
 @click.argument("url", metavar="URL")
-@click.option("--json", "as_json", is_flag=True, help="JSON for programs instead of text for people.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -26,25 +26,25 @@ STEP_S = 3.0
     default=STEP_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long one step may take.",
+    help="The time limit of one step.",
 )
 def doctor(url: str, as_json: bool, timeout_s: float) -> None:
-    """Find out why a node does not get in: run it on the node's machine, with the node's whole URL.
+    """Find out why a node cannot join. Run it on the node's machine, with the node's whole URL.
 
-    Checks the URL, the name, the connection, who listens, versions, TLS, the token, the run and its settings, the limit
-    on open files, and what Slurm, Kubernetes or MPI say about this process, each with a verdict and what to do. It
-    compares no clocks. The exit code is 1 if a check failed.
+    Checks the URL, the host name, the connection, the server, versions, TLS, the token, the run and its settings, the
+    limit on open files, and what Slurm, Kubernetes or MPI tell this process. Each check has a verdict and advice. No
+    clocks are compared. The exit code is 1 if a check failed.
     """
-    checks = run(_diagnose(url, timeout_s, as_json), url)
-    is_well = not any(check.is_bad for check in checks)
+    checks = run_command(_diagnose(url, timeout_s, as_json), url)
+    all_passed = not any(check.is_bad for check in checks)
     if as_json:
-        print_json({"schema": 1, "url": url, "ok": is_well, "checks": checks})
-    if not is_well:
+        print_json({"schema": 1, "url": url, "ok": all_passed, "checks": checks})
+    if not all_passed:
         raise SystemExit(WRONG)
 
 
 async def _diagnose(url: str, timeout_s: float, as_json: bool) -> list[Check]:
-    from rallypoint.cli.show import check_line, console
+    from rallypoint.cli.render import check_line, console
     from rallypoint.observe.doctor import diagnose
 
     out, checks = console(), []

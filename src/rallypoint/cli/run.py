@@ -1,4 +1,4 @@
-"""`rallypoint run`: start the workers of this node, and look after them as nodes come and go."""
+"""`rallypoint run`: starts the workers of this node, and restarts them as nodes come and go."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rallypoint.cli.common import Failed
-from rallypoint.cli.run_settings import FLAGS, Found, Values, collect, job_of, settings_of, wants_a_host
+from rallypoint.cli.run_settings import FLAGS, SettingValue, Values, collect, job_of, needs_detection, settings_of
 from rallypoint.cli.serve_observing import metrics_address
 
 if TYPE_CHECKING:
     from rallypoint.aio import AsyncHandler
     from rallypoint.events import Sink
-    from rallypoint.launcher.output import Console
+    from rallypoint.launcher.console import Console
     from rallypoint.launcher.supervisor import Job
     from rallypoint.settings import Settings
 
@@ -32,7 +32,7 @@ Examples:
 
 
 class RunCommand(click.Command):
-    """Remembers whether `--` stood before the program."""
+    """A command that records whether `--` was given before the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before = list(args)
@@ -61,26 +61,26 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     },
 )
 @_flags
-@click.option("--show-config", is_flag=True, help="Show every setting and where it came from, and do nothing else.")
+@click.option("--show-config", is_flag=True, help="Only print every setting and where it comes from.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGS]...")
 @click.pass_context
 def run(context: click.Context, /, show_config: bool, program: tuple[str, ...], **given: Any) -> None:
     """Run a program on this node as part of an elastic run, with torchrun's flags.
 
-    Joins the run, starts --nproc-per-node workers with RANK, WORLD_SIZE, MASTER_ADDR and the like, and watches them.
-    When a node is lost or added, or a worker fails, all nodes stop their workers, re-form, and start them again.
-    PROGRAM is a Python script, or after -- any program. Every flag can also be given as RALLYPOINT_FLAG or, as for
-    torchrun, PET_FLAG.
+    Joins the run, starts --nproc-per-node workers with RANK, WORLD_SIZE, MASTER_ADDR and so on, and supervises them.
+    When a node is lost or added, or a worker fails, all nodes stop their workers, form a new round, and start them
+    again. PROGRAM is a Python script, or after -- any program. Every flag can also be set by the environment variable
+    RALLYPOINT_FLAG or, as for torchrun, PET_FLAG.
 
-    The exit code is 0 when all nodes have finished, the worker's own when one failed and there are no restarts, 80 when
-    the restarts are used up, 81 when the run was closed, 82 when time was over, 83 when the preflight failed.
+    The exit code is 0 if all nodes have finished, the worker's own if one failed and the run has no restarts, 80 if the
+    restarts are used up, 81 if the run was closed, 82 after a time-out, 83 if the preflight check failed.
     """
     from rallypoint.errors import SettingsError
 
     flags = {flag.name: _as_text(given[flag.key]) for flag in FLAGS}
     try:
         values = collect(flags, os.environ, {})
-        if wants_a_host(values):
+        if needs_detection(values):
             values = collect(flags, os.environ, _detected(os.environ))
         settings = settings_of(values)
         job = job_of(values, _argv(values, program, context.meta[SEPARATED], show_config))
@@ -96,31 +96,34 @@ def _as_text(value: str | bool | None) -> str | None:
     return {True: "true", False: "false"}.get(value) if isinstance(value, bool) else value
 
 
-def _detected(environ: Mapping[str, str]) -> dict[str, Found]:
-    """What the host says of itself (Slurm, Kubernetes, MPI)."""
-    from rallypoint.integrations.here import detect_here
+def _detected(environ: Mapping[str, str]) -> dict[str, SettingValue]:
+    """The settings that the scheduler of this process provides (Slurm, Kubernetes, MPI)."""
+    from rallypoint.integrations.detect_scheduler import detect_scheduler
 
-    host = detect_here(environ)
+    host = detect_scheduler(environ)
     if host is None:
         return {}
     sizes = None if host.nodes is None else f"{host.nodes}:{host.nodes}"
     rank = None if host.node_rank is None else str(host.node_rank)
-    said = {"rdzv-endpoint": host.endpoint, "nnodes": sizes, "node-rank": rank, "rdzv-id": host.run_id}
+    detected = {"rdzv-endpoint": host.endpoint, "nnodes": sizes, "node-rank": rank, "rdzv-id": host.run_id}
     source = f"detected: {host.source}"
-    return {name: Found(value, source) for name, value in said.items() if value is not None}
+    return {name: SettingValue(value, source) for name, value in detected.items() if value is not None}
 
 
-def _argv(values: Values, program: tuple[str, ...], is_separated: bool, may_be_missing: bool) -> tuple[str, ...]:
-    """The command of a worker, as torchrun would run it; after `--`, what is no Python script is run as it is."""
+def _argv(values: Values, program: tuple[str, ...], is_separated: bool, is_optional: bool) -> tuple[str, ...]:
+    """The command of a worker, as torchrun would run it.
+
+    After `--`, a program that is not a Python script is run as it is.
+    """
     if not program:
-        if may_be_missing:
+        if is_optional:
             return ()
         raise click.UsageError(
             "the program is missing: rallypoint run [FLAGS] script.py, or rallypoint run [FLAGS] -- CMD"
         )
     if values.is_on("no-python"):
         if values.is_on("module"):
-            raise click.UsageError("--module is a Python module, and --no-python says that it is not Python")
+            raise click.UsageError("--module and --no-python exclude each other: a module is Python")
         return program
     if values.is_on("module"):
         return (sys.executable, "-u", "-m", *program)
@@ -144,56 +147,56 @@ def _launch(values: Values, settings: Settings, job: Job) -> int:
     import asyncio
 
     from rallypoint.errors import RallypointError
-    from rallypoint.launcher.output import Console, fill_standard_streams
+    from rallypoint.launcher.console import Console, fill_standard_streams
 
     fill_standard_streams()
     console = Console()
     try:
-        with _heard(values) as heard:
-            return asyncio.run(_run(settings, job, console, heard))
+        with _observers(values) as observers:
+            return asyncio.run(_run(settings, job, console, observers))
     except RallypointError as error:
         raise Failed(str(error), 2) from None
     finally:
         console.close()
 
 
-async def _run(settings: Settings, job: Job, console: Console, heard: Heard) -> int:
+async def _run(settings: Settings, job: Job, console: Console, observers: Observers) -> int:
     from rallypoint.launcher.supervisor import Supervisor
 
-    supervisor = Supervisor(settings, job, console, heard.sinks)
-    heard.attend(supervisor.handler)
+    supervisor = Supervisor(settings, job, console, observers.sinks)
+    observers.attend(supervisor.handler)
     return await supervisor.run()
 
 
 @dataclass(slots=True)
-class Heard:
-    """Who hears the events of this node beside the launcher, and is shown its handler."""
+class Observers:
+    """Further sinks for the events of this node, and a function that is called with its handler."""
 
     sinks: list[Sink] = field(default_factory=list)
     attend: Callable[[AsyncHandler], None] = field(default=lambda _: None)
 
 
 @contextmanager
-def _heard(values: Values) -> Iterator[Heard]:
-    """`--metrics` and `--events`. RallypointError if an address or a file cannot be used."""
+def _observers(values: Values) -> Iterator[Observers]:
+    """Set up `--metrics` and `--events`. RallypointError if an address or a file cannot be used."""
     metrics, file = values.found["metrics"].value, values.found["events"].value
-    heard = Heard()
+    observers = Observers()
     with ExitStack() as stack:
         if file is not None:
             from rallypoint.observe.sinks import JsonLines
 
             lines = JsonLines(file)
             stack.callback(lines.close)
-            heard.sinks.append(lines)
+            observers.sinks.append(lines)
         if metrics is not None:
             try:
                 from rallypoint.observe.metrics import NodeMetrics, serve_metrics
             except ImportError as error:
                 raise click.ClickException(f"--metrics cannot be served: {error}") from None
-            counted = NodeMetrics()
-            listener = serve_metrics(counted.registry, *metrics_address(metrics))
+            node_metrics = NodeMetrics()
+            listener = serve_metrics(node_metrics.registry, *metrics_address(metrics))
             stack.callback(listener.close)
             click.echo(f"shows metrics at http://{listener.address}/metrics", err=True)
-            heard.sinks.append(counted)
-            heard.attend = counted.attend
-        yield heard
+            observers.sinks.append(node_metrics)
+            observers.attend = node_metrics.attend
+        yield observers

@@ -1,7 +1,7 @@
-"""The settings of `rallypoint run`: what they are called, where each value came from, and what they amount to.
+"""The settings of `rallypoint run`: their names, where each value comes from, and the `Settings` and `Job` they make.
 
-A value is looked for in this order: the flag, `RALLYPOINT_<FLAG>`, `PET_<FLAG>` (torchrun's own names), what the host
-says (Slurm, Kubernetes, MPI), the default. A value that cannot be used is an error that names where it came from.
+The sources of a value, in order of precedence: the flag, `RALLYPOINT_<FLAG>`, `PET_<FLAG>` (torchrun's own names), the
+scheduler (Slurm, Kubernetes, MPI), the default. The error about an invalid value names its source.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Flag:
     name: str
     help: str
     metavar: str = ""
-    """Empty: it is a switch."""
+    """Empty: the flag is a switch."""
     default: str | None = None
     short: str | None = None
 
@@ -55,63 +55,62 @@ class Flag:
         return not self.metavar
 
     def variables(self) -> tuple[str, str]:
-        """The environment variables, the first being looked at first."""
+        """The environment variables for this setting, in order of precedence."""
         word = "MODULE" if self.name == "module" else self.key.upper()
         return f"RALLYPOINT_{word}", f"PET_{word}"
 
 
 FLAGS = (
     Flag("nnodes", "Number of nodes, or MIN:MAX for an elastic run.", "MIN[:MAX]", "1:1"),
-    Flag("nproc-per-node", "Workers on this node: a number, gpu, cpu, or auto (gpu if there are any).", "N", "1"),
+    Flag("nproc-per-node", "Workers on this node: a number, gpu, cpu, or auto (gpu if there is one).", "N", "1"),
     Flag(
         "rdzv-backend",
-        "Where the run lives: rallypoint, tcp or c10d (a server on one of the nodes, or `rallypoint serve`), "
-        "etcd, file, "
-        "static.",
+        "The backend of the run: rallypoint, tcp or c10d (a server on one of the nodes, or `rallypoint serve`), etcd, "
+        "file, static.",
         "NAME",
     ),
-    Flag("rdzv-endpoint", "Where its nodes meet: host[:port]; for etcd several, with commas.", "ENDPOINT"),
-    Flag("rdzv-id", "The id of the run: the same on all its nodes, and no other run's.", "ID"),
+    Flag("rdzv-endpoint", "The endpoint of the backend: host[:port]; for etcd several, with commas.", "ENDPOINT"),
+    Flag("rdzv-id", "The id of the run: the same on all its nodes, and different from all other runs.", "ID"),
     Flag("rdzv-conf", "Further options of the run, as in a URL: join_timeout=900,last_call_timeout=5.", "K=V,...", ""),
-    Flag("url", "All of that as one URL: tcp://head:29400/my-run?min_nodes=2&max_nodes=4.", "URL"),
-    Flag("standalone", "One node by itself, which needs no endpoint and no id."),
-    Flag("max-restarts", "Restarts after failed workers that the whole run has.", "N", "0"),
-    Flag("monitor-interval", "Accepted: nothing is polled, the end of a worker is noticed at once.", "SECONDS", "0.1"),
+    Flag("url", "Backend, endpoint, id and options as a URL: tcp://head:29400/my-run?min_nodes=2&max_nodes=4.", "URL"),
+    Flag("standalone", "Run on this node only, without an endpoint and an id."),
+    Flag("max-restarts", "How many restarts after failed workers the whole run has.", "N", "0"),
+    Flag("monitor-interval", "Ignored: the end of a worker is noticed at once, without polling.", "SECONDS", "0.1"),
     Flag("node-rank", "The rank that this node asks for.", "N"),
     Flag("master-addr", "With --rdzv-backend static: the host of rank 0.", "HOST"),
-    Flag("master-port", "With --rdzv-backend static: the port that rank 0 serves the run on.", "PORT"),
-    Flag("local-addr", "This node's address for the others; MASTER_ADDR when it is rank 0.", "ADDR"),
-    Flag("name", "This node's name; sticky ranks go by it.", "NAME"),
+    Flag("master-port", "With --rdzv-backend static: the port on which rank 0 serves the run.", "PORT"),
+    Flag("local-addr", "The address at which other nodes reach this one; MASTER_ADDR if it is rank 0.", "ADDR"),
+    Flag("name", "The name of this node. A node that comes back under its name gets its rank again.", "NAME"),
     Flag("role", "The role of this node's workers.", "NAME", "default"),
     Flag(
         "redirects",
-        "Write workers' output to files instead: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:3,1:1.",
+        "Write workers' output to files only: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:3,1:1.",
         "STD",
         "0",
         short="r",
     ),
-    Flag("tee", "Write workers' output to files, too; as --redirects.", "STD", "0", short="t"),
-    Flag("log-dir", "Where those files go; by itself, the same as with --tee 3.", "DIR"),
+    Flag("tee", "Write workers' output to the console and to files; values as for --redirects.", "STD", "0", short="t"),
+    Flag("log-dir", "The directory of these files. Without --redirects and --tee, it implies --tee 3.", "DIR"),
     Flag("module", "The program is a Python module.", short="m"),
     Flag("no-python", "The program is not a Python script: run it as it is."),
     Flag("preflight", "A shell command that must succeed before this node may join.", "CMD"),
-    Flag("preflight-timeout", "How long it may take.", "SECONDS", "300"),
-    Flag("grace-period", "What workers have between SIGTERM and SIGKILL.", "SECONDS", "15"),
+    Flag("preflight-timeout", "The time limit of the preflight command.", "SECONDS", "300"),
+    Flag("grace-period", "The time between SIGTERM and SIGKILL for workers.", "SECONDS", "15"),
     Flag(
         "metrics",
-        "Serve this node's metrics for Prometheus there, at /metrics; without an address: on loopback. Needs "
+        "Serve this node's metrics for Prometheus on this port, at /metrics; without ADDR on loopback. Needs "
         "rallypoint[dashboard].",
         "[ADDR:]PORT",
     ),
-    Flag("events", "Write every event of this node to this file, a JSON object a line; it is rotated.", "FILE"),
+    Flag("events", "Write every event of this node to this file, one JSON object a line. It is rotated.", "FILE"),
     Flag("exit-timeout", "How long a node that has finished waits for the others.", "SECONDS", "1800"),
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A value and where it came from; None: nobody gave one."""
+class SettingValue:
+    """A value and its source. None: the setting has no value."""
 
     value: str | None
     source: str
@@ -119,24 +118,24 @@ class Found:
 
 @dataclass(slots=True)
 class Values:
-    """Every setting as it was found."""
+    """The values of all settings, as text."""
 
-    found: dict[str, Found] = field(default_factory=dict)
+    found: dict[str, SettingValue] = field(default_factory=dict)
 
     def text(self, name: str) -> str | None:
         return self.found[name].value
 
     def source(self, name: str) -> str:
-        """For an error: `--nnodes 0 (flag)`."""
-        one = self.found[name]
-        return f"{name}={one.value!r} (from {one.source})"
+        """The setting with its value and source, for errors: `nnodes='0' (from flag)`."""
+        setting = self.found[name]
+        return f"{name}={setting.value!r} (from {setting.source})"
 
     def is_on(self, name: str) -> bool:
         value = self.text(name)
         return value is not None and self._read(name, lambda text: parse_bool(name, text))
 
-    def whole(self, name: str, least: int) -> int:
-        return self._read(name, lambda text: _whole(text, least))
+    def integer(self, name: str, least: int) -> int:
+        return self._read(name, lambda text: _integer(text, least))
 
     def seconds(self, name: str) -> float:
         return self._read(name, _seconds)
@@ -150,35 +149,37 @@ class Values:
             raise SettingsError(f"{self.source(name)}: {error}", option=name, value=text) from None
 
 
-def collect(given: Mapping[str, str | None], environ: Mapping[str, str], detected: Mapping[str, Found]) -> Values:
-    """Each setting from where it is first found. `given` are flags by name, `detected` what the host says."""
+def collect(
+    given: Mapping[str, str | None], environ: Mapping[str, str], detected: Mapping[str, SettingValue]
+) -> Values:
+    """The value of each setting from its first source. `given`: flags by name; `detected`: from the scheduler."""
     values = Values()
     for flag in FLAGS:
         flag_value = given.get(flag.name)
         variables = [name for name in flag.variables() if environ.get(name)]
         if flag_value is not None:
-            values.found[flag.name] = Found(flag_value, "flag")
+            values.found[flag.name] = SettingValue(flag_value, "flag")
         elif variables:
-            values.found[flag.name] = Found(environ[variables[0]], variables[0])
+            values.found[flag.name] = SettingValue(environ[variables[0]], variables[0])
         elif flag.name in detected:
             values.found[flag.name] = detected[flag.name]
         else:
-            values.found[flag.name] = Found(flag.default, "default")
+            values.found[flag.name] = SettingValue(flag.default, "default")
     return values
 
 
-def wants_a_host(values: Values) -> bool:
-    """Whether something is left that the host may say: it is not asked where everything was said."""
+def needs_detection(values: Values) -> bool:
+    """Whether a setting is missing that a scheduler may provide. If none is, the scheduler is not asked."""
     if values.is_on("standalone") or values.text("url") is not None:
         return False
     return any(values.found[name].source == "default" for name in ("nnodes", "rdzv-endpoint", "rdzv-id"))
 
 
-# --- what they amount to ----------------------------------------------------------------------------------------------
+# --- the run and the job ----------------------------------------------------------------------------------------------
 
 
 def settings_of(values: Values) -> Settings:
-    """The run, and this node's part in it. SettingsError if that does not fit together."""
+    """The settings of the run and of this node in it. SettingsError if values are missing or contradict each other."""
     from rallypoint.settings import Settings
 
     options = _options(values)
@@ -189,19 +190,19 @@ def settings_of(values: Values) -> Settings:
         parts = parse_url(url)
         for name in ("rdzv-backend", "rdzv-endpoint", "rdzv-id"):
             if values.found[name].source == "flag":
-                raise SettingsError(f"--url says it all: leave out --{name}, or the URL", option=name)
+                raise SettingsError(f"--url and --{name} exclude each other: omit one of them", option=name)
         _set_sizes(values, options, given_by_url="min_nodes" in parts.query or "min_workers" in parts.query)
         return Settings.from_url(url, **options)
     _set_sizes(values, options)
-    scheme, endpoint = _place(values, options)
+    scheme, endpoint = _scheme_and_endpoint(values, options)
     if scheme == "memory":
         return _standalone(values, options)
     run_id = values.text("rdzv-id")
     if run_id is None:
         if scheme != "static":
             raise SettingsError(
-                "--rdzv-id is missing: give the run an id that all its nodes share and no other run has, or "
-                "--standalone for one node by itself",
+                "--rdzv-id is missing: give the run an id that all its nodes share and no other run has, or use "
+                "--standalone to run on this node only",
                 option="rdzv-id",
             )
         run_id = "static"
@@ -209,7 +210,7 @@ def settings_of(values: Values) -> Settings:
 
 
 def _options(values: Values) -> dict[str, object]:
-    """What `--rdzv-conf` and the flags about this node say."""
+    """The options from `--rdzv-conf` and from the flags about this node."""
     options: dict[str, object] = {}
     for part in (values.text("rdzv-conf") or "").split(","):
         name, equals, value = part.strip().partition("=")
@@ -221,7 +222,7 @@ def _options(values: Values) -> dict[str, object]:
         if values.text(name):
             options[name.replace("-", "_")] = values.text(name)
     if values.text("node-rank") is not None:
-        options["node_rank"] = values.whole("node-rank", 0)
+        options["node_rank"] = values.integer("node-rank", 0)
         options.setdefault("ranks", "node_rank")
     return options
 
@@ -232,20 +233,19 @@ def _set_sizes(values: Values, options: dict[str, object], given_by_url: bool = 
     text = values.text("nnodes") or ""
     least, _, most = text.partition(":")
     try:
-        options["min_nodes"] = _whole(least, 1)
-        options["max_nodes"] = _whole(most or least, 1)
+        options["min_nodes"] = _integer(least, 1)
+        options["max_nodes"] = _integer(most or least, 1)
     except ValueError as error:
         raise SettingsError(f"{values.source('nnodes')}: {error}; give a number, or MIN:MAX", option="nnodes") from None
 
 
-def _place(values: Values, options: dict[str, object]) -> tuple[str, str]:
-    """Scheme and endpoint."""
+def _scheme_and_endpoint(values: Values, options: dict[str, object]) -> tuple[str, str]:
     backend, endpoint, master = (values.text(name) for name in ("rdzv-backend", "rdzv-endpoint", "master-addr"))
     if backend is None:
         backend = "static" if endpoint is None and master is not None else "rallypoint"
     if backend not in BACKENDS:
         raise SettingsError(
-            f"{values.source('rdzv-backend')}: there is no such backend; there are {', '.join(SCHEMES)}",
+            f"{values.source('rdzv-backend')}: there is no such backend; choose one of {', '.join(SCHEMES)}",
             option="rdzv-backend",
         )
     scheme = BACKENDS[backend]
@@ -259,7 +259,7 @@ def _place(values: Values, options: dict[str, object]) -> tuple[str, str]:
         if options.get("max_nodes") == 1 and scheme == "tcp":
             return "memory", ""
         raise SettingsError(
-            "--rdzv-endpoint is missing: give host:port of one of the nodes (it serves the run), or of "
+            "--rdzv-endpoint is missing: give host:port of one of the nodes, which then hosts the server, or of "
             "`rallypoint serve`",
             option="rdzv-endpoint",
         )
@@ -267,12 +267,12 @@ def _place(values: Values, options: dict[str, object]) -> tuple[str, str]:
 
 
 def _standalone(values: Values, options: dict[str, object]) -> Settings:
-    """One node, within this process: no port, no address, and an id that nobody else has."""
+    """The settings of a run within this process: no port, no address, and a unique id."""
     from rallypoint.settings import Settings
 
     nnodes = values.text("nnodes")
     if nnodes not in ("1", "1:1"):
-        raise SettingsError(f"{values.source('nnodes')}: --standalone is one node by itself", option="nnodes")
+        raise SettingsError(f"{values.source('nnodes')}: --standalone runs on one node only", option="nnodes")
     options |= {"min_nodes": 1, "max_nodes": 1}
     options.setdefault("local_addr", "127.0.0.1")
     run_id = values.text("rdzv-id") or f"standalone-{uuid.uuid4().hex[:12]}"
@@ -280,22 +280,22 @@ def _standalone(values: Values, options: dict[str, object]) -> Settings:
 
 
 def job_of(values: Values, argv: tuple[str, ...]) -> Job:
-    """What is to be run here."""
-    from rallypoint.launcher.logs import Choice, Std
+    """The program to run on this node, and how. SettingsError if a value is not valid."""
+    from rallypoint.launcher.logs import Std, StreamChoice
     from rallypoint.launcher.supervisor import Job
 
-    redirects = Choice.parse("redirects", values.text("redirects") or "0")
-    tee = Choice.parse("tee", values.text("tee") or "0")
+    redirects = StreamChoice.parse("redirects", values.text("redirects") or "0")
+    tee = StreamChoice.parse("tee", values.text("tee") or "0")
     log_dir = values.text("log-dir")
     if log_dir is not None and not redirects.is_any and not tee.is_any:
-        tee = Choice(Std.ALL)
+        tee = StreamChoice(Std.ALL)
     if log_dir is None and (redirects.is_any or tee.is_any):
-        raise SettingsError("--redirects and --tee write files: say where, with --log-dir", option="log-dir")
+        raise SettingsError("--redirects and --tee write files: give their directory, --log-dir", option="log-dir")
     values.seconds("monitor-interval")
     return Job(
         argv=argv,
         workers=worker_count(values),
-        max_restarts=values.whole("max-restarts", 0),
+        max_restarts=values.integer("max-restarts", 0),
         role=values.text("role") or "default",
         grace_s=values.seconds("grace-period"),
         exit_timeout_s=values.seconds("exit-timeout"),
@@ -308,18 +308,18 @@ def job_of(values: Values, argv: tuple[str, ...]) -> Job:
 
 
 def worker_count(values: Values) -> int:
-    """How many workers this node has."""
+    """The number of workers on this node."""
     text = (values.text("nproc-per-node") or "1").lower()
     if text in ("cpu", "gpu", "auto"):
         gpus = count_gpus() if text != "cpu" else 0
         if text == "gpu" and not gpus:
-            raise SettingsError(f"{values.source('nproc-per-node')}: this machine has no NVIDIA GPU that can be seen")
+            raise SettingsError(f"{values.source('nproc-per-node')}: this machine has no visible NVIDIA GPU")
         return gpus or len(os.sched_getaffinity(0))
-    return values.whole("nproc-per-node", 1)
+    return values.integer("nproc-per-node", 1)
 
 
 def count_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """GPUs that workers here would see: those that CUDA_VISIBLE_DEVICES leaves, else those that the driver has."""
+    """The number of GPUs that workers see: those in CUDA_VISIBLE_DEVICES if it is set, else those of the driver."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if re.fullmatch(r"\d+|(GPU|MIG)-.+", part.strip())])
@@ -329,7 +329,7 @@ def count_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/p
         return 0
 
 
-def _whole(text: str, least: int) -> int:
+def _integer(text: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:

@@ -111,7 +111,7 @@ def _attaching(observers: Observers, metrics: str | None, most_runs: int, stack:
     address = None if metrics is None else metrics_address(metrics)
 
     def attach(server: Server) -> None:
-        registry = server_registry(server, most_runs=most_runs)
+        registry = server_registry(server, max_runs=most_runs)
         observers.metrics = partial(exposition, registry)
         if address is not None:
             listener = serve_metrics(registry, *address)

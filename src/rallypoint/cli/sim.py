@@ -1,4 +1,4 @@
-"""`rallypoint sim`: run simulated worlds by their seeds, or see one again."""
+"""`rallypoint sim`: simulates worlds from their seeds, or replays one."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import click
 
 EXAMPLES = """\b
 Examples:
-  rallypoint sim --seeds 0:1000            run a thousand worlds on all cores
-  rallypoint sim --seed 4711               see one world and its last events
-  rallypoint sim --seed 4711 --shrink      reduce a failing world to the faults it needs
+  rallypoint sim --seeds 0:1000            simulate a thousand worlds on all cores
+  rallypoint sim --seed 4711               replay one world, and show its last events
+  rallypoint sim --seed 4711 --shrink      reduce a failing world to the faults that it needs
 """
 
 
 class SeedRange(click.ParamType):  # type: ignore[type-arg]
-    """`A:B`, the seeds from A up to but without B."""
+    """`A:B`: the seeds from A to B, without B."""
 
     name = "A:B"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> range:
         first, colon, last = str(value).partition(":")
         if not (colon and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-            self.fail(f"{value!r} is no range of seeds: give it as A:B with A < B, for example 0:1000", param, ctx)
+            self.fail(f"{value!r} is not a range of seeds: give A:B with A < B, for example 0:1000", param, ctx)
         return range(int(first), int(last))
 
 
-class Kept(click.ParamType):  # type: ignore[type-arg]
-    """Numbers of faults, separated by commas."""
+class FaultNumbers(click.ParamType):  # type: ignore[type-arg]
+    """The numbers of faults, separated by commas, or `none`."""
 
     name = "N,N,..."
 
@@ -37,18 +37,18 @@ class Kept(click.ParamType):  # type: ignore[type-arg]
             return frozenset()
         parts = str(value).split(",")
         if not all(part.isdecimal() for part in parts):
-            self.fail(f"{value!r} is no list of faults: give their numbers, for example 0,3,7", param, ctx)
+            self.fail(f"{value!r} is not a list of faults: give their numbers, for example 0,3,7", param, ctx)
         return frozenset(map(int, parts))
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--seeds", type=SeedRange(), help="Run all seeds of a range.")
-@click.option("--seed", type=click.IntRange(min=0), help="Run one seed, and show its last events.")
-@click.option("--keep", type=Kept(), help="With --seed: only these of its faults (as a reduced world is printed).")
-@click.option("--shrink", is_flag=True, help="Reduce a failing world to the faults it needs.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes to use (default: one a core).")
-@click.option("--register", is_flag=True, help="Worlds in which all that the nodes share is a compare-and-set cell.")
-@click.option("--all-marks", is_flag=True, help="Fail if a mark in a rare branch was never reached.")
+@click.option("--seeds", type=SeedRange(), help="Simulate all seeds of a range.")
+@click.option("--seed", type=click.IntRange(min=0), help="Simulate one seed, and show its last events.")
+@click.option("--keep", type=FaultNumbers(), help="With --seed: only these faults, as --shrink prints them.")
+@click.option("--shrink", is_flag=True, help="Reduce a failing world to the faults that it needs.")
+@click.option("--workers", type=click.IntRange(min=1), help="The number of processes (default: one for each core).")
+@click.option("--register", is_flag=True, help="Simulate nodes that share only a compare-and-set cell.")
+@click.option("--all-marks", is_flag=True, help="Fail if the mark of a rare branch was never reached.")
 def sim(
     seeds: range | None,
     seed: int | None,
@@ -58,9 +58,9 @@ def sim(
     register: bool,
     all_marks: bool,
 ) -> None:
-    """Simulate worlds of nodes on virtual time, with faults, and check every guarantee.
+    """Simulate nodes and faults in virtual time, and check every guarantee.
 
-    Everything about a world is drawn from its seed. The exit code is 1 if a guarantee was broken.
+    Everything in a simulated world is drawn from its seed. The exit code is 1 if a guarantee was broken.
     """
     if (seeds is None) == (seed is None):
         raise click.UsageError("give either --seeds A:B or --seed N")
@@ -133,7 +133,7 @@ def _many(seeds: range, workers: int | None, reduce: bool, register: bool, all_m
             progress.update(bar, advance=1, broken=len(total.broken))
             if verdict.broke:
                 click.echo(f"seed {verdict.seed} broke {verdict.broke}: {verdict.why}")
-                click.echo(f"  see it again: {replay_command(verdict.seed, register=register)}")
+                click.echo(f"  replay it: {replay_command(verdict.seed, register=register)}")
     for verdict in sorted(total.broken, key=lambda verdict: verdict.seed)[:1]:
         if reduce:
             _, kept, verdict = shrink(verdict.seed, register)
@@ -141,5 +141,5 @@ def _many(seeds: range, workers: int | None, reduce: bool, register: bool, all_m
         _show_events(verdict.notes)
     click.echo(f"{total.in_words()}; {time.monotonic() - started_at:.0f} s")
     if total.missed:
-        click.echo(f"marks that no world has reached: {', '.join(total.missed)}")
+        click.echo(f"marks that no world reached: {', '.join(total.missed)}")
     return 1 if total.broken or (all_marks and total.missed) else 0

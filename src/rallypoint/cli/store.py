@@ -1,4 +1,4 @@
-"""`rallypoint store`: the key-value store of a round, from outside."""
+"""`rallypoint store`: reads and writes the key-value store of a round."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rallypoint._plain import one_line
-from rallypoint.cli.common import NO_SUCH, Failed, backend_of, common, print_json, run, target_of, within
+from rallypoint.cli.common import (
+    NO_SUCH,
+    Failed,
+    backend_of,
+    common_options,
+    print_json,
+    run_command,
+    target_of,
+    within,
+)
 
 if TYPE_CHECKING:
-    from rallypoint.observe.opening import Target
+    from rallypoint.observe.target import Target
 
 URL = click.argument("url", metavar="URL")
 KEY = click.argument("key", metavar="KEY")
-ROUND = click.option("--round", "number", type=click.IntRange(min=1), help="Another round than the current one.")
+ROUND = click.option("--round", "number", type=click.IntRange(min=1), help="The number of a round; default: current.")
 EXAMPLES = """\b
 Examples:
   rallypoint store ls tcp://head:29400/my-run
@@ -26,9 +35,9 @@ Examples:
 
 @click.group(epilog=EXAMPLES)
 def store() -> None:
-    """Look into the store of a run's round, or write there.
+    """Read and write the key-value store of a run's round.
 
-    The members' keys of the current round; only the round before it is still kept.
+    It holds the members' keys of the current round. Of earlier rounds, only the last one is kept.
     """
 
 
@@ -36,9 +45,9 @@ def store() -> None:
 @URL
 @KEY
 @ROUND
-@common
+@common_options
 def get(url: str, key: str, number: int | None, as_json: bool, timeout_s: float, **how: Any) -> None:
-    """Print the value of a key, byte for byte. The exit code is 3 if there is none; it does not wait."""
+    """Print the value of a key, byte for byte. Does not wait: the exit code is 3 if there is no such key."""
     target = target_of(url, timeout_s, **how)
 
     async def ask() -> tuple[int, bytes | None]:
@@ -46,7 +55,7 @@ def get(url: str, key: str, number: int | None, as_json: bool, timeout_s: float,
             found = await within(timeout_s, _store(backend, target, number), target.where)
             return found.number, await within(timeout_s, found.get(key), target.where)
 
-    current, value = run(ask(), target.where)
+    current, value = run_command(ask(), target.where)
     if value is None:
         raise Failed(f"round {current} of run {target.settings.run_id!r} has no key {key!r} in its store", NO_SUCH)
     if as_json:
@@ -59,9 +68,9 @@ def get(url: str, key: str, number: int | None, as_json: bool, timeout_s: float,
 @URL
 @KEY
 @click.argument("value", metavar="VALUE")
-@common
+@common_options
 def set_(url: str, key: str, value: str, as_json: bool, timeout_s: float, **how: Any) -> None:
-    """Write a key of the current round; VALUE - reads it from stdin. Refused if the round is over meanwhile."""
+    """Write a key of the current round. VALUE - reads the value from stdin. Fails if the round has just ended."""
     target = target_of(url, timeout_s, **how)
     content = sys.stdin.buffer.read() if value == "-" else value.encode()
 
@@ -71,7 +80,7 @@ def set_(url: str, key: str, value: str, as_json: bool, timeout_s: float, **how:
             await within(timeout_s, found.set(key, content), target.where)
             return int(found.number)
 
-    number = run(write(), target.where)
+    number = run_command(write(), target.where)
     if as_json:
         print_json({"schema": 1, "round": number, "key": key, "bytes": len(content)})
     else:
@@ -81,7 +90,7 @@ def set_(url: str, key: str, value: str, as_json: bool, timeout_s: float, **how:
 @store.command(name="ls", epilog="Example: rallypoint store ls tcp://head:29400/my-run")
 @URL
 @ROUND
-@common
+@common_options
 def ls(url: str, number: int | None, as_json: bool, timeout_s: float, **how: Any) -> None:
     """List the keys of a round's store, with the sizes of their values."""
     target = target_of(url, timeout_s, **how)
@@ -92,7 +101,7 @@ def ls(url: str, number: int | None, as_json: bool, timeout_s: float, **how: Any
             items = await within(timeout_s, found.items(), target.where)
             return found.number, [(key, len(item.value), item.version) for key, item in items]
 
-    current, keys = run(ask(), target.where)
+    current, keys = run_command(ask(), target.where)
     if as_json:
         listed = [{"key": key, "bytes": size, "version": version} for key, size, version in keys]
         print_json({"schema": 1, "round": current, "keys": listed})
@@ -106,9 +115,9 @@ def ls(url: str, number: int | None, as_json: bool, timeout_s: float, **how: Any
 @store.command(name="watch", epilog="Example: rallypoint store watch tcp://head:29400/my-run progress")
 @URL
 @KEY
-@common
+@common_options
 def watch(url: str, key: str, as_json: bool, timeout_s: float, **how: Any) -> None:
-    """Print a key of the current round now and after every change, a line each, until Ctrl-C."""
+    """Print the value of a key of the current round, now and after every change, one line each, until Ctrl-C."""
     target = target_of(url, timeout_s, **how)
 
     async def follow() -> None:
@@ -124,17 +133,17 @@ def watch(url: str, key: str, as_json: bool, timeout_s: float, **how: Any) -> No
                 else:
                     _print_bytes(value)
 
-    run(follow(), target.where)
+    run_command(follow(), target.where)
 
 
 async def _store(backend: Any, target: Target, number: int | None) -> Any:
-    from rallypoint.observe.operating import RoundStore
+    from rallypoint.observe.operator_actions import RoundStore
 
     return await RoundStore.of(backend, target, number)
 
 
 def _shown(value: bytes | None) -> dict[str, object]:
-    """As text where it is text, as base64 where it is not."""
+    """The value for JSON: as text if it is valid UTF-8, else as base64."""
     import base64
 
     if value is None:
@@ -146,7 +155,7 @@ def _shown(value: bytes | None) -> dict[str, object]:
 
 
 def _print_bytes(value: bytes) -> None:
-    """As it is to a program; with a line end to a person."""
+    """Write the bytes unchanged to stdout, followed by a line end."""
     sys.stdout.flush()
     sys.stdout.buffer.write(value)
     sys.stdout.buffer.write(b"\n")

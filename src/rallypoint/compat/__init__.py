@@ -1,5 +1,5 @@
-"""Names that users import already, with the same meaning here.
+"""The names of other packages, with the same meaning, so that users need to change only the import.
 
-`rallypoint.compat.rendezvous` mirrors `torch.distributed.elastic.rendezvous`: change the import and go on. It does not
-need torch, except where torch's own things are asked for.
+`rallypoint.compat.rendezvous` mirrors `torch.distributed.elastic.rendezvous`. It needs torch only for functions that
+return objects of torch.
 """

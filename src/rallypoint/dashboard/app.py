@@ -23,7 +23,7 @@ from rallypoint.dashboard.feeds import Feeds, TooManyRuns, wall
 from rallypoint.dashboard.http_security import HttpSecurity, is_same_origin
 from rallypoint.dashboard.streams import EventStream
 from rallypoint.errors import OutcomeUnknown, Rejected, RendezvousStateError, SettingsError, Unavailable
-from rallypoint.observe.operating import NoSuchKey, NoSuchRun, Operator
+from rallypoint.observe.operator_actions import NoSuchKey, NoSuchRun, Operator
 
 Metrics: TypeAlias = Callable[[], Awaitable[tuple[bytes, str]]]
 """The text of the metrics and its content type. OSError, TimeoutError."""

@@ -23,10 +23,10 @@ from rallypoint.dashboard.run_view import RunView
 from rallypoint.dashboard.source import OPEN_S, RunSource
 from rallypoint.dashboard.versioned import Versioned
 from rallypoint.errors import BackendError, RallypointError, RendezvousStateError
-from rallypoint.observe.follower import Follower, look
-from rallypoint.observe.happenings import Happenings
-from rallypoint.observe.listing import Listed, list_runs
-from rallypoint.observe.opening import Target
+from rallypoint.observe.follower import Follower, read_report
+from rallypoint.observe.listing import RunSummary, list_runs
+from rallypoint.observe.run_events import RunEvents
+from rallypoint.observe.target import Target
 from rallypoint.rendezvous.records import RosterRecord, decode
 
 BATCH_S = 0.25
@@ -195,13 +195,13 @@ async def keep_following(source: RunSource, target: Target, view: RunView) -> As
             async with source.open(target) as backend:
                 if not view.exists:
                     await _add_previous_round(backend, target, view)
-                happenings = Happenings()
+                run_events = RunEvents()
                 follower = Follower(
-                    backend, target.keys, source.where, pause_s=BATCH_S, quiet_s=QUIET_S, on_changes=happenings.take
+                    backend, target.keys, source.where, pause_s=BATCH_S, quiet_s=QUIET_S, on_changes=run_events.take
                 )
                 async for report in follower:
                     backoff.reset()
-                    events, happenings.events = happenings.events, []
+                    events, run_events.events = run_events.events, []
                     if view.update(report, events, follower.trouble, wall()):
                         yield
         except RallypointError as error:
@@ -212,7 +212,7 @@ async def keep_following(source: RunSource, target: Target, view: RunView) -> As
 
 async def _add_previous_round(backend: Backend, target: Target, view: RunView) -> None:
     """Show the members of the round before the current one, if the run still knows them."""
-    report = await look(backend, target.keys, target.where)
+    report = await read_report(backend, target.keys, target.where)
     over = [past for past in report.rounds if past.lasted_s is not None]
     if not over:
         return
@@ -236,7 +236,7 @@ class RunListUpdate(msgspec.Struct, omit_defaults=True, kw_only=True):
     now: float
     full: bool = False
     trouble: str = ""
-    runs: list[Listed] = []
+    runs: list[RunSummary] = []
     gone: list[str] = []
 
 
@@ -246,10 +246,10 @@ class RunList:
     def __init__(self, only: str | None) -> None:
         self.version = 0
         self._only = only
-        self._runs: Versioned[str, Listed] = Versioned()
+        self._runs: Versioned[str, RunSummary] = Versioned()
         self._trouble = ""
 
-    def update(self, runs: list[Listed], trouble: str = "") -> bool:
+    def update(self, runs: list[RunSummary], trouble: str = "") -> bool:
         """Whether anything has changed."""
         version, changed = self.version + 1, self.version == 0 or trouble != self._trouble
         self._trouble = trouble

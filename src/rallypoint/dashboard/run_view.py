@@ -16,8 +16,8 @@ from rallypoint.dashboard.timeline import State, Timeline
 from rallypoint.dashboard.versioned import Versioned
 from rallypoint.events import Event, JoinStarted, NodeDrained, NodeLeft, NodeLost, WaitingFor
 from rallypoint.observe.explain import explain
-from rallypoint.observe.happenings import recorded
 from rallypoint.observe.report import Drain, NodeReport, Phase, Report, Standing
+from rallypoint.observe.run_events import recorded_events
 
 MOST_LINES = 200
 FEW = 5
@@ -230,7 +230,7 @@ def _ways_out(events: Iterable[Event]) -> dict[str, State]:
 
 
 def _recorded_lines(report: Report) -> list[Line]:
-    past = [_line(one.event, one.at) for one in recorded(report)]
+    past = [_line(one.event, one.at) for one in recorded_events(report)]
     return sorted(past, key=lambda line: line.at or 0.0)
 
 

@@ -22,7 +22,7 @@ import msgspec
 from rallypoint.backends.contract import Backend
 from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.backends.tcp.connection import ClientConnection
-from rallypoint.observe.opening import Target
+from rallypoint.observe.target import Target
 from rallypoint.server.admission.refusals import Refusal
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import msgspec
 
 from rallypoint.backends.contract import Backend
 from rallypoint.errors import SettingsError
-from rallypoint.observe.opening import ANY_RUN, Target, opened, read_place, read_target
+from rallypoint.observe.target import ANY_RUN, Target, open_backend, read_backend_target, read_target
 from rallypoint.rendezvous.keys import RunKeys
 
 OPEN_S = 10.0
@@ -57,7 +57,7 @@ def behind(url: str, **options: object) -> RunSource:
     names_run = _names_run(url)
     if not names_run and url.strip().lower().startswith("file:"):
         raise SettingsError("with file:// each run is a file of its own: give the URL of one run")
-    place = read_target(url, **options) if names_run else read_place(url, **options)
+    place = read_target(url, **options) if names_run else read_backend_target(url, **options)
     only = place.settings.run_id if names_run else None
 
     def target(wanted: str) -> Target:
@@ -68,7 +68,7 @@ def behind(url: str, **options: object) -> RunSource:
         settings = msgspec.structs.replace(place.settings, run_id=checked)
         return Target(settings, RunKeys(settings.etcd_prefix, checked), place.given)
 
-    return RunSource(place.where, only, target, lambda target: opened(target, OPEN_S))
+    return RunSource(place.where, only, target, lambda target: open_backend(target, OPEN_S))
 
 
 def _names_run(url: str) -> bool:

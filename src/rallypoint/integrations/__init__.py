@@ -1,4 +1,4 @@
-"""Rallypoint inside other people's launchers and frameworks. Nothing here is imported unless somebody asks for it.
+"""Rallypoint inside other launchers and frameworks. Nothing here is imported unless it is used.
 
-`rallypoint.integrations.torchrun` needs torch, `rallypoint.integrations.jax` needs jax; everything else works without.
+`rallypoint.integrations.torchrun` needs torch, `rallypoint.integrations.jax` needs jax; everything else needs neither.
 """

@@ -1,9 +1,9 @@
-"""JAX: `jax.distributed` gets its coordinator, the number of processes and this one's number from a round.
+"""JAX: initializes `jax.distributed` with the coordinator address, process count and process id from a round.
 
     world = rallypoint.integrations.jax.initialize("tcp://head:29400/my-run?min_nodes=4")
 
-Each process that calls it is one node of the run. A group of JAX cannot be changed while it lives: it belongs to one
-round, and `world.changed` says when that is no longer whole. Then end the process and start it again.
+Each process that calls it is one node of the run. A JAX group cannot be changed while it exists: it belongs to one
+round, and `world.changed` says when that round has lost a member or nodes wait. Then end the process and restart it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from rallypoint.urls import format_endpoint
 
 _lock = threading.Lock()
 _handler: Handler | None = None
-"""The node of this process: its session has to last for as long as the group does, whoever keeps the world."""
+"""The node of this process. Kept here because its session must last as long as the group, even if the caller drops the
+world."""
 
 
 def initialize(
@@ -33,13 +34,13 @@ def initialize(
     jax_options: dict[str, Any] | None = None,
     **options: object,
 ) -> World:
-    """Join the run, wait for a round, and make its members the processes of one JAX job. Blocks for both.
+    """Join the run, and make the members of its next round the processes of one JAX job. Blocks.
 
-    Call it before anything else of JAX is used. `options` come on top of the URL's; `jax_options` go to
-    `jax.distributed.initialize` as they are (`local_device_ids`, `initialization_timeout`, ...).
+    Call it before any other use of JAX. `options` override those of the URL; `jax_options` are passed to
+    `jax.distributed.initialize` unchanged (`local_device_ids`, `initialization_timeout`, ...).
 
-    Raises what `next_rendezvous` raises; RendezvousError if this process is in a group already; ModuleNotFoundError if
-    there is no jax, before anything was joined; and what JAX raises, in which case the run was left again.
+    Raises what `next_rendezvous` raises; RendezvousError if this process is in a group already; ModuleNotFoundError
+    without jax, before joining; and what JAX raises, after leaving the run again.
     """
     global _handler
     distributed = _distributed()
@@ -47,16 +48,15 @@ def initialize(
     with _lock:
         if _handler is not None or distributed.is_initialized():
             raise RendezvousError(
-                "jax.distributed is initialized in this process already: call "
-                "rallypoint.integrations.jax.shutdown(), or "
-                "jax.distributed.shutdown() if it was done by other means, before"
+                "jax.distributed is already initialized in this process: call rallypoint.integrations.jax.shutdown() "
+                "first, or jax.distributed.shutdown() if it was not initialized by Rallypoint"
             )
         handler = _handler = Handler(settings, sinks=sinks)
     try:
         world = handler.next_rendezvous()
         place = world.bootstrap_store_info
-        # Nothing is left for JAX to find out: what its own detection would add (on Slurm: one device a process, by the
-        # number of the task) is wrong for one process a node.
+        # JAX's own cluster detection is turned off: on Slurm it would give each process one device, by its task number,
+        # which is wrong for one process a node.
         given = {"cluster_detection_method": "deactivate", **(jax_options or {})}
         distributed.initialize(
             coordinator_address=format_endpoint(place.master_addr, place.master_port),
@@ -71,9 +71,9 @@ def initialize(
 
 
 def shutdown(reason: str = "the work with JAX is done") -> None:
-    """Take the group of JAX apart, which waits for its other processes, then leave the run. Never closes the run.
+    """Shut down the JAX group, which waits for its other processes, then leave the run. Never closes the run.
 
-    Idempotent. The process may initialize again if JAX has no backend yet.
+    Idempotent. The process may initialize again unless JAX has created a backend.
     """
     if _handler is None:
         return
@@ -95,16 +95,15 @@ def _leave(reason: str) -> None:
 
 
 def _distributed() -> ModuleType:
-    """`jax.distributed`. ModuleNotFoundError with what to do if there is none."""
+    """`jax.distributed`. Without jax, a ModuleNotFoundError that says how to install it."""
     try:
         import jax
     except ModuleNotFoundError as error:
         if error.name != "jax":
             raise
         raise ModuleNotFoundError(
-            "rallypoint.integrations.jax needs jax, which is not installed here: pip install 'rallypoint[jax]', "
-            "or the build "
-            "of jax for your accelerator",
+            "rallypoint.integrations.jax needs jax, which is not installed: pip install 'rallypoint[jax]', or the "
+            "build of jax for your accelerator",
             name="jax",
         ) from None
     module: ModuleType = jax.distributed

@@ -1,4 +1,7 @@
-"""What torchrun loads when it starts, whichever backend it is to use: it must import neither torch nor much of ours."""
+"""The entry point that torchrun loads at every start, whichever backend it uses.
+
+It must stay quick to import: no torch, and nothing else of Rallypoint.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from typing import Any
 
 
 def torchrun() -> Callable[[Any], Any]:
-    """The entry of the group `torchrun.handlers`: the creator of handlers for `--rdzv-backend=rallypoint`."""
+    """The entry point of the group `torchrun.handlers`: returns the handler creator of `--rdzv-backend=rallypoint`."""
     return _create
 
 
 def _create(params: Any) -> Any:
-    from rallypoint.integrations.torchrun import create_handler  # with torch, and only if it is this backend
+    from rallypoint.integrations.torchrun import create_handler  # imports torch
 
     return create_handler(params)

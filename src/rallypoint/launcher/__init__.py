@@ -1,5 +1,5 @@
-"""The launcher: starts the workers of one node and looks after them, round after round.
+"""The launcher: starts and supervises the workers of one node, round after round.
 
-`policy` decides (pure); `supervisor` does what it says, with `crew` for the processes and `book` for what the launchers
-of a run agree on. Nothing below this layer knows that there are workers.
+`policy` decides (pure) and `supervisor` carries the decisions out, with `worker_group` for the processes and
+`restart_budget` for the state that the launchers of a run share. No layer below this one knows about workers.
 """

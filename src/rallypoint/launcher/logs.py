@@ -1,4 +1,4 @@
-"""Where the output of each worker goes: to the console, to a file, or to both. torchrun's `--redirects` and `--tee`."""
+"""Where each worker's output goes: to the console, to a file, or to both, as torchrun's `--redirects` and `--tee`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rallypoint.errors import SettingsError
 
 
 class Std(enum.IntFlag):
-    """Which of a worker's streams."""
+    """A choice of a worker's output streams, with torchrun's numbers."""
 
     NONE = 0
     OUT = 1
@@ -20,8 +20,8 @@ class Std(enum.IntFlag):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """For all workers, or for each by its local rank (the others: none)."""
+class StreamChoice:
+    """The chosen streams: the same ones for all workers, or by local rank (workers not in the list: none)."""
 
     everywhere: Std = Std.NONE
     by_rank: tuple[tuple[int, Std], ...] = ()
@@ -34,8 +34,8 @@ class Choice:
         return self.everywhere is not Std.NONE or any(std is not Std.NONE for _, std in self.by_rank)
 
     @classmethod
-    def parse(cls, name: str, text: str) -> Choice:
-        """`3` for all workers, or `0:1,1:2` by local rank. SettingsError for anything else."""
+    def parse(cls, name: str, text: str) -> StreamChoice:
+        """From `3` (all workers) or `0:1,1:2` (by local rank). SettingsError for anything else."""
         try:
             if ":" not in text:
                 return cls(_std(text))
@@ -43,14 +43,14 @@ class Choice:
             return cls(by_rank=tuple((int(rank), _std(std)) for rank, _, std in pairs))
         except ValueError:
             raise SettingsError(
-                f"{name}={text!r} is not understood: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all "
-                f"workers, or by local rank as in 0:3,1:1",
+                f"{name}={text!r} is not valid: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, "
+                f"or a choice by local rank such as 0:3,1:1",
                 option=name,
                 value=text,
             ) from None
 
 
-NOWHERE = Choice()
+NO_STREAMS = StreamChoice()
 
 
 def _std(text: str) -> Std:
@@ -61,25 +61,28 @@ def _std(text: str) -> Std:
 
 
 @dataclass(frozen=True, slots=True)
-class Logs:
-    """The files of one round on one node."""
+class WorkerLogs:
+    """The log files of one round on one node. `directory` None: there are none."""
 
     directory: Path | None
-    redirects: Choice = NOWHERE
-    tee: Choice = NOWHERE
+    redirects: StreamChoice = NO_STREAMS
+    tee: StreamChoice = NO_STREAMS
 
-    def path(self, local_rank: int, to: int) -> Path | None:
-        """The file that a worker's stream (1 or 2) goes to; None: none."""
-        std = Std(to)
+    def path(self, local_rank: int, stream: int) -> Path | None:
+        """The file for a worker's stream (1: stdout, 2: stderr), or None."""
+        std = Std(stream)
         if self.directory is None or not (self.redirects.of(local_rank) | self.tee.of(local_rank)) & std:
             return None
-        return self.directory / str(local_rank) / ("stdout.log" if to == 1 else "stderr.log")
+        return self.directory / str(local_rank) / ("stdout.log" if stream == 1 else "stderr.log")
 
-    def open(self, local_rank: int, to: int) -> tuple[bool, int | None]:
-        """Whether the stream is shown, and the file it goes to. OSError if that cannot be made."""
-        path = self.path(local_rank, to)
+    def open(self, local_rank: int, stream: int) -> tuple[bool, int | None]:
+        """Whether the stream is shown on the console, and the file descriptor of its file, if it has one.
+
+        OSError if the file cannot be opened.
+        """
+        path = self.path(local_rank, stream)
         if path is None:
             return True, None
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        return bool(self.tee.of(local_rank) & Std(to)), file
+        return bool(self.tee.of(local_rank) & Std(stream)), file

@@ -1,8 +1,8 @@
-"""Whether anybody can have taken a node's place while its backend was away.
+"""Whether other nodes can have formed a round while this node could not reach its backend.
 
-A node that has heard nothing for its session's time to live must take its session for lost: the others may have formed
-a round without it. But where the endpoint's own machine says that nobody listens, nobody has decided anything: its
-workers may go on until somebody does.
+A node that has heard nothing for its session's time to live must assume that its session is lost: the others may have
+formed a round without it. But if the endpoint's own machine refuses connections, no server is running, so nothing was
+decided, and the workers may go on until a server is back.
 """
 
 from __future__ import annotations
@@ -14,36 +14,37 @@ from rallypoint.backends.resolver_threads import resolve
 from rallypoint.settings import Settings
 from rallypoint.urls import DEFAULT_PORTS, parse_endpoint
 
-LOOK_S = 2.0
-AGAIN_S = 0.5
+PROBE_S = 2.0
+PROBE_AGAIN_S = 0.5
 
 
-async def nobody_serves(settings: Settings) -> bool:
-    """Whether every address of the endpoint refuses connections. False if that is not known, or it is no such backend.
+async def endpoint_is_down(settings: Settings) -> bool:
+    """Whether every address of the endpoint refuses connections. False if that is not known.
 
-    Silence is no answer: a machine that is cut off hears nothing either.
+    A time-out counts as not known: a machine that is cut off from the network hears nothing either. Backends without
+    an embedded server are never down in this sense.
     """
     if settings.scheme not in ("tcp", "static"):
         return False
     loop = asyncio.get_running_loop()
     host, port = parse_endpoint(settings.endpoints[0], DEFAULT_PORTS[settings.scheme])
     try:
-        async with asyncio.timeout(LOOK_S):
-            found = await resolve(host, port)
-            for family, kind, protocol, _, address in found:
-                with socket.socket(family, kind, protocol) as one:
-                    one.setblocking(False)
+        async with asyncio.timeout(PROBE_S):
+            addresses = await resolve(host, port)
+            for family, kind, protocol, _, address in addresses:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setblocking(False)
                     try:
-                        await loop.sock_connect(one, address)
+                        await loop.sock_connect(probe, address)
                     except ConnectionRefusedError:
                         continue
                     return False
     except (OSError, TimeoutError):
         return False
-    return bool(found)
+    return bool(addresses)
 
 
-async def wait_for_somebody(settings: Settings) -> None:
-    """Until somebody serves the endpoint, or it is not known any more whether anybody does."""
-    while await nobody_serves(settings):  # noqa: ASYNC110 - it is not ours to tell
-        await asyncio.sleep(AGAIN_S)
+async def wait_while_endpoint_is_down(settings: Settings) -> None:
+    """Wait until the endpoint accepts connections, or until it is no longer certain that it refuses them."""
+    while await endpoint_is_down(settings):  # noqa: ASYNC110 - another machine decides, there is no event to wait for
+        await asyncio.sleep(PROBE_AGAIN_S)

@@ -1,16 +1,17 @@
-"""What a launcher does next: `Policy.handle(event) -> instructions`. Pure: no clock, no process, no network.
+"""The decisions of a launcher: `Policy.handle(event) -> instructions`. Pure: no clock, no process, no network.
 
-One `Policy` is one node's part in one run, from its first join to its exit code. The events are facts that somebody
-saw; the instructions are done by others, in the order given, and their outcome comes back as an event.
+One `Policy` is one node's part in one run, from its first join to its exit code. Events are facts that the supervisor
+observed. It carries out the instructions in the order given, and reports their results as events.
 
-What it keeps:
+Invariants:
 
-- Workers run only between `Start` and the `Stopped` that answers: nothing is started twice, nothing is joined while
-  workers are left.
-- A failed worker costs the run one restart, whatever number of workers and nodes notice it: it is counted per round.
-- Whoever is told to go leaves the round first (the others need not time out), and stops its workers then.
-- A node that has finished waits for the others; if the round ends otherwise, it takes part in the next one.
-- There is one end: after `End` there are no more instructions.
+- Workers run only between `Start` and the `Stopped` that follows it: workers are never started twice, and the launcher
+  does not join while workers are left.
+- Restarts are counted per round: a failure costs the run one restart, however many workers fail and nodes notice it.
+- A launcher that is asked to go leaves the round first, so that the others need not time out, and then stops its
+  workers.
+- A node that has finished waits for the others. If the round ends without `FINISH`, the node joins the next round.
+- After `End` there are no more instructions.
 """
 
 from __future__ import annotations
@@ -27,36 +28,38 @@ NOT_REACHED = 4
 REFUSED = 5
 FINISHED = "its workers have finished"
 LAST_SIGNAL = 64
-"""On Linux; a code beyond is a program's own, such as 255 for exit(-1)."""
+"""The highest signal number of Linux: a code above 128 + 64 is a program's own, such as 255 for exit(-1)."""
 
 
-class Fate(enum.Enum):
-    """What becomes of a round, as its launchers agree on it in the round's store. The first word counts, but for
-    `AGAIN` and `FAILED` of somebody whose worker failed: those replace `FINISH`."""
+class RoundOutcome(enum.Enum):
+    """The outcome of a round, on which its launchers agree in the round's store (`round_outcome.py`).
+
+    The first proposal wins, except that the `RESTART` or `FAILED` of a launcher whose worker failed replaces `FINISH`.
+    """
 
     FINISH = "finish"
-    """A node's workers have all finished: the round is not given up for nodes that would like to join."""
-    AGAIN = "again"
-    """Everybody re-joins."""
+    """All workers of a node have finished: the round no longer ends early to admit waiting nodes."""
+    RESTART = "restart"
+    """All nodes re-join."""
     FAILED = "failed"
-    """The run is over; the code says how."""
+    """The run is over, with a code."""
 
 
-class Why(enum.Enum):
-    """Why a member should look up, as far as a launcher cares."""
+class ChangeCause(enum.Enum):
+    """Why the round changed, as far as a launcher distinguishes causes."""
 
-    GONE = "gone"
-    """A member is lost, the round is over, or this node's own session is: there is nothing to work in any more."""
+    BROKEN = "broken"
+    """A member was lost, the round is over, or this node's session has ended: the workers cannot go on."""
     WAITING = "waiting"
     DRAIN = "drain"
 
 
-class NoEntry(enum.Enum):
-    """Why a join ended without a place."""
+class JoinEndReason(enum.Enum):
+    """Why a join ended without a place in a round."""
 
     CLOSED = "closed"
-    LET_GO = "let go"
-    """A spare of a run that ended, or asked to go: no failure."""
+    RELEASED = "released"
+    """The node was a spare of a run that ended, or was asked to go. Not a failure."""
     TIMED_OUT = "timed out"
     NOT_REACHED = "not reached"
     REFUSED = "refused"
@@ -67,25 +70,24 @@ class NoEntry(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """This node has a place in a round."""
+    """This node is a member of a round and will start `workers` workers."""
 
     round: int
     workers: int
-    """How many workers it starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinEnded:
-    """The join ended without a place. `outcome` is the run's own, if it has ended and this node had a part in it."""
+    """The join ended without a place. `outcome` is the exit code of a run that has ended and that this node was in."""
 
-    kind: NoEntry
+    reason: JoinEndReason
     why: str
     outcome: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """The workers of a round could not be started, because the round did not last."""
+    """The workers could not be started, because the round ended first."""
 
     round: int
     why: str
@@ -93,7 +95,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker has ended; a signal is 128 + its number."""
+    """A worker has ended. The code of a worker killed by a signal is 128 + the signal's number."""
 
     round: int
     local_rank: int
@@ -103,23 +105,23 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """None of the round's workers is left, nor of their children."""
+    """No process of the round's workers is left, including their children."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """The round is not what it was."""
+class RoundChanged:
+    """The current round has changed."""
 
     round: int
-    what: Why
+    cause: ChangeCause
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """The answer to `Spend`: whether the run may go on, and its exit code if not."""
+class RestartDecided:
+    """The answer to `SpendRestart`: whether the run may go on, and its exit code if not."""
 
     round: int
     allowed: bool
@@ -128,40 +130,50 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Fated:
-    """What becomes of the round: an answer to `Propose`, or somebody else's word."""
+class OutcomeDecided:
+    """The outcome of the round that is now in force: the answer to `Propose`, or another launcher's proposal."""
 
     round: int
-    fate: Fate
+    outcome: RoundOutcome
     why: str
     code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AllFinished:
-    """Every node of the round has finished."""
+    """All nodes of the round have finished."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
-    """The others did not finish in time; `why` names them."""
+class OthersUnfinished:
+    """Other nodes did not finish in time; `why` names them."""
 
     round: int
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """This launcher got a signal."""
+class SignalReceived:
+    """This launcher received a signal."""
 
     number: int
     name: str
 
 
 Event: TypeAlias = (
-    Entered | JoinEnded | StartFailed | Exited | Stopped | Changed | Spent | Fated | AllFinished | Unfinished | Told
+    Entered
+    | JoinEnded
+    | StartFailed
+    | Exited
+    | Stopped
+    | RoundChanged
+    | RestartDecided
+    | OutcomeDecided
+    | AllFinished
+    | OthersUnfinished
+    | SignalReceived
 )
 
 # --- instructions -----------------------------------------------------------------------------------------------------
@@ -169,7 +181,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Leave the round, if in one, and ask for a place in the next."""
+    """Leave the current round, if there is one, and join the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +193,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the round's workers, with their grace period (at once if not `gently`), and say when none is left."""
+    """Stop the round's workers, with their grace period (without it if not `gently`). `Stopped` follows."""
 
     round: int
     why: str
@@ -189,27 +201,27 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Spend:
-    """Count a restart of the run for this round, and tell the others."""
+class SpendRestart:
+    """Count a restart of the run for this round, and tell the other launchers. `RestartDecided` follows."""
 
     round: int
     why: str
     code: int
-    """The worker's."""
+    """The failed worker's exit code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Say what should become of the round; the answer is what does."""
+    """Propose an outcome of the round. `OutcomeDecided` follows, with the outcome in force."""
 
     round: int
-    fate: Fate
+    outcome: RoundOutcome
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitOthers:
-    """Wait until every node of the round has finished."""
+    """Wait until all nodes of the round have finished. `AllFinished` or `OthersUnfinished` follows."""
 
     round: int
 
@@ -221,7 +233,7 @@ class CloseFinished:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave the run, at once, with the reason for the others; `early`: while they work, so that they re-join."""
+    """Leave the run at once, with a reason for the others. `early`: they still work, so ask them to re-join."""
 
     why: str
     early: bool = False
@@ -229,59 +241,59 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The launcher ends with this code."""
+    """End the launcher with this exit code."""
 
     code: int
     why: str
 
 
-Instruction: TypeAlias = Join | Start | Stop | Spend | Propose | AwaitOthers | CloseFinished | Leave | End
+Instruction: TypeAlias = Join | Start | Stop | SpendRestart | Propose | AwaitOthers | CloseFinished | Leave | End
 
-# --- the machine ------------------------------------------------------------------------------------------------------
+# --- the state machine ------------------------------------------------------------------------------------------------
 
 
 class Phase(enum.Enum):
-    """Where a launcher stands."""
+    """The phase of a launcher."""
 
     JOINING = "joining"
     RUNNING = "running"
     STOPPING = "stopping"
-    """Workers end, or a restart is being counted; `_next` says what follows."""
+    """Workers are being stopped, or a restart is being counted; then `_next` follows."""
     FINISHING = "finishing"
-    """All workers have ended with 0."""
+    """All workers have exited with 0."""
     ENDED = "ended"
 
 
 class Policy:
-    """One launcher's decisions. `begin()` first."""
+    """The state of one launcher. Call `begin()` first."""
 
     def __init__(self) -> None:
         self.phase = Phase.JOINING
         self.round = 0
         self._running: set[int] = set()
-        """Local ranks that have not ended."""
-        self._are_left = False
-        """Whether there may be processes: from `Start` until `Stopped`."""
-        self._spending = False
+        """Local ranks of the workers that have not ended."""
+        self._has_processes = False
+        """Whether there may be processes of workers: true from `Start` until `Stopped`."""
+        self._is_spending = False
         self._is_awaiting = False
         self._next: Join | End = Join()
-        self._was_told = False
+        self._was_signalled = False
 
     def begin(self) -> list[Instruction]:
-        """What to do first."""
+        """The first instructions."""
         return [Join()]
 
     def handle(self, event: Event) -> list[Instruction]:
-        """What to do now. An event of a round that is over says nothing any more."""
+        """The instructions that follow from an event. Events of an earlier round are ignored."""
         if self.phase is Phase.ENDED:
             return []
         match event:
             case Entered():
                 return self._enter(event)
             case JoinEnded():
-                return self._end(*_of_no_entry(event)) if self.phase is Phase.JOINING else []
-            case Told():
-                return self._told(event)
+                return self._end(_code_of(event), event.why) if self.phase is Phase.JOINING else []
+            case SignalReceived():
+                return self._signalled(event)
         if event.round != self.round or self.phase is Phase.JOINING:
             return []
         match event:
@@ -291,17 +303,17 @@ class Policy:
                 return self._stop(Join(), why) if self.phase is Phase.RUNNING else []
             case Stopped():
                 return self._stopped()
-            case Changed():
+            case RoundChanged():
                 return self._changed(event)
-            case Spent():
-                return self._spent(event)
-            case Fated():
-                return self._fated(event)
+            case RestartDecided():
+                return self._restart_decided(event)
+            case OutcomeDecided():
+                return self._outcome_decided(event)
             case AllFinished():
                 if not self._is_awaiting:
                     return []
                 return [CloseFinished(), *self._end(0, "all nodes have finished")]
-            case Unfinished(why=why):
+            case OthersUnfinished(why=why):
                 return self._end(TIMED_OUT, why) if self._is_awaiting else []
             case _:
                 assert_never(event)
@@ -313,7 +325,7 @@ class Policy:
             return []
         self.phase, self.round = Phase.RUNNING, event.round
         self._running = set(range(event.workers))
-        self._are_left, self._spending, self._is_awaiting = True, False, False
+        self._has_processes, self._is_spending, self._is_awaiting = True, False, False
         return [Start(event.round)]
 
     def _exited(self, event: Exited) -> list[Instruction]:
@@ -322,79 +334,79 @@ class Policy:
             return []
         if event.code != 0:
             why = f"the worker of rank {event.rank} {ended(event.code)}"
-            self._spending = True
-            return [*self._stop(Join(), why), Spend(self.round, why, event.code)]
+            self._is_spending = True
+            return [*self._stop(Join(), why), SpendRestart(self.round, why, event.code)]
         if self._running:
             return []
         self.phase = Phase.FINISHING
-        return [Stop(self.round, FINISHED)]  # whatever processes they have left behind
+        return [Stop(self.round, FINISHED)]  # they may have left child processes behind
 
     def _stopped(self) -> list[Instruction]:
-        if not self._are_left:
-            return []  # known already: they had ended by themselves when they were to be stopped
-        self._are_left = False
+        if not self._has_processes:
+            return []  # a second `Stopped`: the workers had ended by themselves when they were to be stopped
+        self._has_processes = False
         self._running.clear()
         if self.phase is Phase.FINISHING:
-            return [Propose(self.round, Fate.FINISH, FINISHED)]
+            return [Propose(self.round, RoundOutcome.FINISH, FINISHED)]
         return self._go_on()
 
-    def _changed(self, event: Changed) -> list[Instruction]:
-        if event.what is Why.DRAIN:
-            if self._is_going:
+    def _changed(self, event: RoundChanged) -> list[Instruction]:
+        if event.cause is ChangeCause.DRAIN:
+            if self._is_ending:
                 return []
             return [Leave(event.why, early=True), *self._stop(End(0, event.why), event.why)]
         if self.phase is Phase.STOPPING:
-            return []  # what follows is a join, or the end, already
-        if event.what is Why.WAITING:
-            return [Propose(self.round, Fate.AGAIN, event.why)] if self.phase is Phase.RUNNING else []
+            return []  # a join or the end follows anyway
+        if event.cause is ChangeCause.WAITING:
+            return [Propose(self.round, RoundOutcome.RESTART, event.why)] if self.phase is Phase.RUNNING else []
         return self._stop(Join(), event.why)
 
-    def _fated(self, event: Fated) -> list[Instruction]:
-        if self._is_going:
+    def _outcome_decided(self, event: OutcomeDecided) -> list[Instruction]:
+        if self._is_ending:
             return []
-        match event.fate:
-            case Fate.FINISH:
-                if self.phase is not Phase.FINISHING or self._is_awaiting or self._are_left:
-                    return []  # if it has to do with us, it comes again as the answer to our own word
+        match event.outcome:
+            case RoundOutcome.FINISH:
+                if self.phase is not Phase.FINISHING or self._is_awaiting or self._has_processes:
+                    return []  # once this node has finished, it proposes FINISH itself and gets this as the answer
                 self._is_awaiting = True
                 return [AwaitOthers(self.round)]
-            case Fate.AGAIN:
+            case RoundOutcome.RESTART:
                 return self._stop(Join(), event.why) if self.phase is not Phase.STOPPING else []
-            case Fate.FAILED:
+            case RoundOutcome.FAILED:
                 return self._stop(End(event.code, event.why), event.why)
 
-    def _spent(self, event: Spent) -> list[Instruction]:
-        self._spending = False
-        if not event.allowed and not self._is_going:
+    def _restart_decided(self, event: RestartDecided) -> list[Instruction]:
+        self._is_spending = False
+        if not event.allowed and not self._is_ending:
             self._next = End(event.code, event.why)
         return self._go_on()
 
-    def _told(self, event: Told) -> list[Instruction]:
-        why = f"{event.name}: told to stop"
-        if self._was_told:  # impatience
-            return [Stop(self.round, why, gently=False)] if self._are_left else self._end(128 + event.number, why)
-        self._was_told = True
-        self._spending = False  # nobody waits for that any more
+    def _signalled(self, event: SignalReceived) -> list[Instruction]:
+        why = f"stopped by {event.name}"
+        if self._was_signalled:  # the second signal ends the grace period
+            return [Stop(self.round, why, gently=False)] if self._has_processes else self._end(128 + event.number, why)
+        self._was_signalled = True
+        self._is_spending = False  # the answer no longer matters
         return [Leave(why, early=True), *self._stop(End(128 + event.number, why), why)]
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
     @property
-    def _is_going(self) -> bool:
-        """Whether the end is decided."""
+    def _is_ending(self) -> bool:
+        """Whether the end of the launcher has been decided."""
         return self.phase is Phase.STOPPING and isinstance(self._next, End)
 
     def _stop(self, then: Join | End, why: str) -> list[Instruction]:
-        """Stop what is left, then go on with that."""
+        """Stop the workers that are left; `then` follows."""
         was_stopping = self.phase in (Phase.STOPPING, Phase.FINISHING)
         self.phase, self._next, self._is_awaiting = Phase.STOPPING, then, False
-        if not self._are_left:
+        if not self._has_processes:
             return self._go_on()
         return [] if was_stopping else [Stop(self.round, why)]
 
     def _go_on(self) -> list[Instruction]:
-        """What follows once all has stopped and is counted."""
-        if self.phase is not Phase.STOPPING or self._are_left or self._spending:
+        """Join or end, once no process is left and no restart is being counted."""
+        if self.phase is not Phase.STOPPING or self._has_processes or self._is_spending:
             return []
         if isinstance(self._next, End):
             return self._end(self._next.code, self._next.why)
@@ -411,15 +423,16 @@ def ended(code: int) -> str:
     return f"was killed by signal {code - 128}" if 128 < code <= 128 + LAST_SIGNAL else f"exited with {code}"
 
 
-def _of_no_entry(event: JoinEnded) -> tuple[int, str]:
-    match event.kind:
-        case NoEntry.CLOSED:
-            return (CLOSED if event.outcome is None else event.outcome), event.why
-        case NoEntry.LET_GO:
-            return 0, event.why
-        case NoEntry.TIMED_OUT:
-            return TIMED_OUT, event.why
-        case NoEntry.NOT_REACHED:
-            return NOT_REACHED, event.why
-        case NoEntry.REFUSED:
-            return REFUSED, event.why
+def _code_of(event: JoinEnded) -> int:
+    """The exit code of a launcher whose join ended."""
+    match event.reason:
+        case JoinEndReason.CLOSED:
+            return CLOSED if event.outcome is None else event.outcome
+        case JoinEndReason.RELEASED:
+            return 0
+        case JoinEndReason.TIMED_OUT:
+            return TIMED_OUT
+        case JoinEndReason.NOT_REACHED:
+            return NOT_REACHED
+        case JoinEndReason.REFUSED:
+            return REFUSED

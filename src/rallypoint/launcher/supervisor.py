@@ -1,7 +1,7 @@
-"""Does what the policy says: joins, starts and stops workers, counts restarts, waits for the others, ends.
+"""Carries out the policy's instructions: joins, starts and stops workers, counts restarts, waits for other nodes, ends.
 
-One task takes the events, one after another, and does what follows from each. Whatever takes long is a task of its own
-that reports by an event, so that a signal or a loss is never kept waiting.
+One task handles the events in order and carries out the instructions that follow from each. Whatever takes long runs in
+a task of its own and reports its result as an event, so that a signal or a loss is handled at once.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from rallypoint.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from rallypoint.launcher import fate, guard, policy
-from rallypoint.launcher.book import Book, Verdict
-from rallypoint.launcher.crew import Crew, Worker
-from rallypoint.launcher.environment import Surroundings, worker_environment
-from rallypoint.launcher.logs import NOWHERE, Choice, Logs
-from rallypoint.launcher.outage import nobody_serves, wait_for_somebody
-from rallypoint.launcher.output import Console
-from rallypoint.launcher.plan import Plan, Share, agree
-from rallypoint.launcher.policy import Fate, NoEntry, Why
-from rallypoint.launcher.preflight import wait_until_fit
+from rallypoint.launcher import policy, round_outcome, worker_guardian
+from rallypoint.launcher.console import Console
+from rallypoint.launcher.environment import RoundContext, worker_environment
+from rallypoint.launcher.logs import NO_STREAMS, StreamChoice, WorkerLogs
+from rallypoint.launcher.outage import endpoint_is_down, wait_while_endpoint_is_down
+from rallypoint.launcher.policy import ChangeCause, JoinEndReason, RoundOutcome
+from rallypoint.launcher.preflight import wait_until_passed
+from rallypoint.launcher.restart_budget import RestartBudget, Verdict
+from rallypoint.launcher.round_outcome import Proposal
+from rallypoint.launcher.worker_group import Worker, WorkerGroup
+from rallypoint.launcher.worker_ranks import NodeShare, RankPlan, agree
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause
 from rallypoint.rendezvous.run_config import RunConfig
@@ -51,17 +52,17 @@ from rallypoint.static import SCHEME as STATIC
 from rallypoint.static import handler_for
 
 LEAVE_S = 3.0
-"""What is spent on leaving before the workers are stopped; then the lease does it."""
-GOODBYE_S = 1.0
-NAME_THEM_S = 5.0
-"""How often those who are waited for at the end are named."""
-NAMED = 5
-_WHATS = {Cause.DRAIN: Why.DRAIN, Cause.WAITING: Why.WAITING}
+"""The time limit for leaving before the workers are stopped. Beyond it, the others notice when the lease ends."""
+LAST_PROPOSAL_S = 1.0
+NAME_MISSING_S = 5.0
+"""How often the nodes that are missing at the exit barrier are named."""
+MAX_NAMED = 5
+_CHANGE_CAUSES = {Cause.DRAIN: ChangeCause.DRAIN, Cause.WAITING: ChangeCause.WAITING}
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be run on this node, whatever the run is."""
+    """The program to run on this node, and how."""
 
     argv: tuple[str, ...]
     workers: int
@@ -72,12 +73,12 @@ class Job:
     preflight: str | None = None
     preflight_timeout_s: float = 300.0
     log_dir: Path | None = None
-    redirects: Choice = NOWHERE
-    tee: Choice = NOWHERE
+    redirects: StreamChoice = NO_STREAMS
+    tee: StreamChoice = NO_STREAMS
 
 
 class Supervisor:
-    """One launcher. `run()` once."""
+    """One launcher. Call `run()` once."""
 
     def __init__(self, settings: Settings, job: Job, console: Console, sinks: Sequence[events.Sink] = ()) -> None:
         self._settings = settings
@@ -86,11 +87,11 @@ class Supervisor:
         self._policy = policy.Policy()
         self._events: asyncio.Queue[policy.Event] = asyncio.Queue()
         self._backend: Backend | None = None
-        self.handler = handler_for(settings, sinks=[self._hear, *sinks], opener=self._open)
+        self.handler = handler_for(settings, sinks=[self._on_event, *sinks], opener=self._open)
         self._name = self.handler.name
         keys = RunKeys(settings.etcd_prefix, settings.run_id)
-        self._book = Book(
-            self._reachability,
+        self._budget = RestartBudget(
+            self._opened_backend,
             keys,
             lambda backend: RunConfig(backend, keys, settings, self._name, lambda: secrets.token_hex(8), time.time),
             by=self._name,
@@ -99,70 +100,71 @@ class Supervisor:
             wall=time.time,
         )
         self._world: AsyncWorld | None = None
-        self._crew: Crew | None = None
+        self._workers: WorkerGroup | None = None
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._had_part = False
-        """Whether this launcher was ever in the run, or waited for a place in it."""
+        self._took_part = False
+        """Whether this node was ever a member of the run, or waited for a place in it."""
         self._waits_for: str | None = None
         self._has_warned = False
-        self._was_told = False
+        self._was_signalled = False
 
     async def run(self) -> int:
-        """The exit code, once everything has ended and nothing is left of it."""
-        guard.prctl(guard.PR_SET_CHILD_SUBREAPER, 1)
+        """Run to the end. Returns the exit code once no process is left."""
+        worker_guardian.prctl(worker_guardian.PR_SET_CHILD_SUBREAPER, 1)
         loop = asyncio.get_running_loop()
         numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
             numbers.append(signal.SIGHUP)
         for number in numbers:
-            loop.add_signal_handler(number, self._tell, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
-            code = await self._unfit()
-            return await self._obey() if code is None else code
+            code = await self._preflight()
+            return await self._follow_policy() if code is None else code
         finally:
-            await self._let_go()
+            await self._shut_down()
             for number in numbers:
                 loop.remove_signal_handler(number)
 
-    async def _unfit(self) -> int | None:
-        """The exit code if this node may not join."""
+    async def _preflight(self) -> int | None:
+        """Run the preflight check. Returns the exit code if this node must not join."""
         if self._job.preflight is None:
             return None
         env = {**os.environ, "RALLYPOINT_RUN_ID": self._settings.run_id, "RALLYPOINT_NODE": self._name}
         limit_s = self._job.preflight_timeout_s
         checking = asyncio.create_task(
-            wait_until_fit(self._job.preflight, self._settings, self._name, env, limit_s, self._console),
+            wait_until_passed(self._job.preflight, self._settings, self._name, env, limit_s, self._console),
             name="preflight",
         )
-        told = asyncio.create_task(self._events.get(), name="signal")
-        await asyncio.wait({checking, told}, return_when=asyncio.FIRST_COMPLETED)
-        if told.done():
+        signalled = asyncio.create_task(self._events.get(), name="signal")
+        await asyncio.wait({checking, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if signalled.done():
             checking.cancel()
             with suppress(asyncio.CancelledError):
                 await checking
-            event = told.result()
-            assert isinstance(event, policy.Told)
+            event = signalled.result()
+            assert isinstance(event, policy.SignalReceived)
             return 128 + event.number
-        told.cancel()
+        signalled.cancel()
         why = checking.result()
         if why is None:
             return None
         self._console.say(f"this node did not join: {why}")
         return policy.HELD_BACK
 
-    async def _obey(self) -> int:
+    async def _follow_policy(self) -> int:
+        """Handle events until the policy ends. Returns the exit code."""
         instructions = self._policy.begin()
         while True:
             for instruction in instructions:
                 if isinstance(instruction, policy.End):
                     self._console.wait_for(None)
-                    self._console.say(f"ends with code {instruction.code}: {instruction.why}")
+                    self._console.say(f"exiting with code {instruction.code}: {instruction.why}")
                     return instruction.code
-                await self._do(instruction)
+                await self._carry_out(instruction)
             instructions = self._policy.handle(await self._events.get())
 
-    async def _do(self, instruction: policy.Instruction) -> None:
+    async def _carry_out(self, instruction: policy.Instruction) -> None:
         match instruction:
             case policy.Join():
                 self._task(self._join(), "join")
@@ -170,18 +172,18 @@ class Supervisor:
                 self._starting = self._task(self._start(number), "start")
             case policy.Stop(round=number, why=why, gently=gently):
                 await self._stop(number, why, gently)
-            case policy.Spend():
+            case policy.SpendRestart():
                 self._task(self._spend(instruction), "spend")
-            case policy.Propose(round=number, fate=wanted, why=why):
-                self._task(self._propose(number, fate.Word(fate=wanted, why=f"{self._name}: {why}")), "propose")
+            case policy.Propose(round=number, outcome=outcome, why=why):
+                self._task(self._propose(number, Proposal(outcome=outcome, why=f"{self._name}: {why}")), "propose")
             case policy.AwaitOthers(round=number):
                 self._task(self._await_others(number), "exit barrier")
             case policy.CloseFinished():
-                await self._within(self._settings.close_timeout_s, self._book.finish(), "the run could not be closed")
+                await self._within(self._settings.close_timeout_s, self._budget.finish(), "the run could not be closed")
             case policy.Leave(why=why, early=early):
                 if early and self._world is not None:
-                    await self._say_goodbye(self._world, why)
-                await self._within(LEAVE_S, self.handler.leave(why), "the others could not be told")
+                    await self._propose_restart(self._world, why)
+                await self._within(LEAVE_S, self.handler.leave(why), "leaving the run failed")
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -193,48 +195,48 @@ class Supervisor:
             world = await self.handler.next_rendezvous()
         except RendezvousError as error:
             self._wait_for(None)
-            self._post(await self._not_in(error))
+            self._post(await self._join_ended(error))
             return
         self._wait_for(None)
-        self._had_part = True
+        self._took_part = True
         self._world = world
         self._post(policy.Entered(world.round, self._job.workers))
         world.changed.add_listener(lambda cause, why: self._changed(world.round, cause, why))
 
-    async def _not_in(self, error: RendezvousError) -> policy.JoinEnded:
+    async def _join_ended(self, error: RendezvousError) -> policy.JoinEnded:
         why = str(error)
         match error:
             case RendezvousClosedError():
                 ended = None
-                if self._had_part:
+                if self._took_part:
                     with suppress(RendezvousError, BackendError, TimeoutError):
                         async with asyncio.timeout(self._settings.close_timeout_s):
-                            ended = await self._book.outcome()
+                            ended = await self._budget.outcome()
                 if ended is not None:
-                    return policy.JoinEnded(NoEntry.CLOSED, f"the run has ended: {ended.why}", ended.outcome)
-                return policy.JoinEnded(NoEntry.CLOSED, why)
+                    return policy.JoinEnded(JoinEndReason.CLOSED, f"the run has ended: {ended.why}", ended.outcome)
+                return policy.JoinEnded(JoinEndReason.CLOSED, why)
             case RendezvousGracefulExitError():
-                return policy.JoinEnded(NoEntry.LET_GO, why)
+                return policy.JoinEnded(JoinEndReason.RELEASED, why)
             case RendezvousTimeoutError():
-                return policy.JoinEnded(NoEntry.TIMED_OUT, why)
+                return policy.JoinEnded(JoinEndReason.TIMED_OUT, why)
             case RendezvousConnectionError():
                 is_refused = isinstance(error.__cause__, Rejected)
-                return policy.JoinEnded(NoEntry.REFUSED if is_refused else NoEntry.NOT_REACHED, why)
+                return policy.JoinEnded(JoinEndReason.REFUSED if is_refused else JoinEndReason.NOT_REACHED, why)
             case _:
-                return policy.JoinEnded(NoEntry.REFUSED, why)
+                return policy.JoinEnded(JoinEndReason.REFUSED, why)
 
     def _changed(self, number: int, cause: Cause, why: str) -> None:
-        event = policy.Changed(number, _WHATS.get(cause, Why.GONE), why)
+        event = policy.RoundChanged(number, _CHANGE_CAUSES.get(cause, ChangeCause.BROKEN), why)
         if cause is Cause.SESSION_LOST:
             self._task(self._after_outage(event), "outage")
         else:
             self._post(event)
 
-    async def _after_outage(self, event: policy.Changed) -> None:
-        """Losing the control plane stops no running job: as long as nobody decides, the workers go on."""
-        if await nobody_serves(self._settings):
-            self._console.say(f"nobody serves {self._settings.where}: the workers go on until somebody does")
-            await wait_for_somebody(self._settings)
+    async def _after_outage(self, event: policy.RoundChanged) -> None:
+        """Losing the control plane stops no running job: while no server runs, the workers go on."""
+        if await endpoint_is_down(self._settings):
+            self._console.say(f"no server is running at {self._settings.where}: the workers go on until one is")
+            await wait_while_endpoint_is_down(self._settings)
         self._post(event)
 
     # --- workers ------------------------------------------------------------------------------------------------------
@@ -247,33 +249,33 @@ class Supervisor:
         except (StoreError, BackendError, RendezvousError) as error:
             self._post(policy.StartFailed(number, str(error)))
             return
-        crew = self._crew = self._make_crew(world, plan)
-        self._follow_fate(world)
+        workers = self._workers = self._make_workers(world, plan)
+        self._follow_outcome(world)
         try:
-            await crew.start()
+            await workers.start()
         except OSError as error:
-            self._crew = None
+            self._workers = None
             self._console.say(f"no worker could be started: {error}")
-            self._post(policy.Exited(number, 0, plan.place(world.rank).rank, guard.NOT_EXECUTABLE))
+            self._post(policy.Exited(number, 0, plan.ranks_of(world.rank).rank, worker_guardian.NOT_EXECUTABLE))
 
-    async def _agree(self, world: AsyncWorld) -> Plan:
+    async def _agree(self, world: AsyncWorld) -> RankPlan:
         used, limit = 0, self._job.max_restarts
         if world.rank == 0:
-            record = await self._book.begin()
+            record = await self._budget.begin()
             used, limit = record.used, record.limit
-        share = Share(self._job.workers, self._job.role)
+        share = NodeShare(self._job.workers, self._job.role)
         plan = await agree(world.store, share, used, limit, self._settings.read_timeout_s)
         if plan.max_restarts != self._job.max_restarts and not self._has_warned:
             self._has_warned = True
             self._console.say(
-                f"the run has {plan.max_restarts} restarts, as the node that began it said; "
-                f"--max-restarts {self._job.max_restarts} of this node does not count"
+                f"--max-restarts {self._job.max_restarts} of this node is ignored: the node that started the run set "
+                f"{plan.max_restarts}"
             )
         return plan
 
-    def _make_crew(self, world: AsyncWorld, plan: Plan) -> Crew:
+    def _make_workers(self, world: AsyncWorld, plan: RankPlan) -> WorkerGroup:
         settings, job, number = self._settings, self._job, world.round
-        around = Surroundings(
+        context = RoundContext(
             run_id=settings.run_id,
             run_url=f"{settings.where}/{quote(settings.run_id, safe='')}",
             node_name=self._name,
@@ -285,9 +287,9 @@ class Supervisor:
             master_port=world.bootstrap_store_info.master_port,
             plan=plan,
         )
-        first = plan.place(world.rank).rank
+        first = plan.ranks_of(world.rank).rank
         workers = [
-            Worker(local, first + local, job.argv, worker_environment(os.environ, around, local))
+            Worker(local, first + local, job.argv, worker_environment(os.environ, context, local))
             for local in range(job.workers)
         ]
         last = first + job.workers - 1
@@ -296,79 +298,80 @@ class Supervisor:
         directory = None
         if job.log_dir is not None:
             directory = job.log_dir / quote(settings.run_id, safe="") / quote(self._name, safe="") / f"round_{number}"
-        return Crew(
+        return WorkerGroup(
             workers,
             self._console,
-            Logs(directory, job.redirects, job.tee),
+            WorkerLogs(directory, job.redirects, job.tee),
             on_exit=lambda local, code: self._post(policy.Exited(number, local, first + local, code)),
             on_empty=lambda: self._emptied(number),
         )
 
     def _emptied(self, number: int) -> None:
-        self._crew = None
+        self._workers = None
         self._post(policy.Stopped(number))
 
     async def _stop(self, number: int, why: str, gently: bool) -> None:
-        if self._crew is None and self._starting is not None:
+        if self._workers is None and self._starting is not None:
             self._starting.cancel()
         if self._starting is not None:
             with suppress(asyncio.CancelledError):
                 await self._starting
             self._starting = None
-        if self._crew is None:
+        if self._workers is None:
             self._post(policy.Stopped(number))
         elif gently:
             if why != policy.FINISHED:
-                self._console.say(f"stops the workers: {why}")
-            self._crew.stop(self._job.grace_s)
+                self._console.say(f"stopping the workers: {why}")
+            self._workers.stop(self._job.grace_s)
         else:
-            self._crew.kill()
+            self._workers.kill()
 
-    # --- what the launchers of a round tell each other ----------------------------------------------------------------
+    # --- the outcome of the round, on which the launchers agree -------------------------------------------------------
 
-    def _follow_fate(self, world: AsyncWorld) -> None:
+    def _follow_outcome(self, world: AsyncWorld) -> None:
         async def follow() -> None:
             with suppress(StoreError):
-                async for word in fate.words(world.store):
-                    self._post(policy.Fated(world.round, word.fate, word.why, word.code))
+                async for held in round_outcome.follow(world.store):
+                    self._post(policy.OutcomeDecided(world.round, held.outcome, held.why, held.code))
 
-        self._task(follow(), f"fate of round {world.round}")
+        self._task(follow(), f"outcome of round {world.round}")
 
-    async def _propose(self, number: int, word: fate.Word) -> None:
+    async def _propose(self, number: int, proposal: Proposal) -> None:
         world = self._world
         assert world is not None
         try:
-            held = await fate.propose(world.store, word)
+            held = await round_outcome.propose(world.store, proposal)
         except StoreError as error:
-            self._post(policy.Changed(number, Why.GONE, str(error)))
+            self._post(policy.RoundChanged(number, ChangeCause.BROKEN, str(error)))
         else:
-            self._post(policy.Fated(number, held.fate, held.why, held.code))
+            self._post(policy.OutcomeDecided(number, held.outcome, held.why, held.code))
 
-    async def _spend(self, spend: policy.Spend) -> None:
-        """Count it, then tell the others before this node leaves the round: that is faster than noticing a loss."""
+    async def _spend(self, spend: policy.SpendRestart) -> None:
+        """Count the restart, then tell the others before this node leaves: that is faster than noticing a loss."""
         world = self._world
         assert world is not None
         limit_s = self._settings.join_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                verdict = await self._book.spend(spend.round, f"{self._name}: {spend.why}", spend.code)
-                wanted = Fate.AGAIN if verdict.allowed else Fate.FAILED
-                with suppress(StoreError):  # no member any more: then the others know that, too
-                    await fate.overrule(world.store, fate.Word(fate=wanted, why=verdict.why, code=verdict.code))
+                verdict = await self._budget.spend(spend.round, f"{self._name}: {spend.why}", spend.code)
+                outcome = RoundOutcome.RESTART if verdict.allowed else RoundOutcome.FAILED
+                with suppress(StoreError):  # this node is no longer a member, and the others know it
+                    proposal = Proposal(outcome=outcome, why=verdict.why, code=verdict.code)
+                    await round_outcome.overrule(world.store, proposal)
         except (TimeoutError, RendezvousError, BackendError) as error:
             trouble = str(error) or f"no answer within {limit_s:g} s"
             verdict = Verdict(False, policy.NOT_REACHED, f"{spend.why}, and a restart could not be counted: {trouble}")
-        self._post(policy.Spent(spend.round, verdict.allowed, verdict.code, verdict.why))
+        self._post(policy.RestartDecided(spend.round, verdict.allowed, verdict.code, verdict.why))
 
-    async def _say_goodbye(self, world: AsyncWorld, why: str) -> None:
-        """Tell the others of the round why this node leaves it. If that cannot be, they see that it is gone."""
-        word = fate.Word(fate=Fate.AGAIN, why=f"{self._name} leaves: {why}")
+    async def _propose_restart(self, world: AsyncWorld, why: str) -> None:
+        """Tell the other members why this node leaves the round. If that fails, they notice that it has left."""
+        proposal = Proposal(outcome=RoundOutcome.RESTART, why=f"{self._name} leaves: {why}")
         with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(GOODBYE_S):
-                await fate.overrule(world.store, word)
+            async with asyncio.timeout(LAST_PROPOSAL_S):
+                await round_outcome.overrule(world.store, proposal)
 
     async def _await_others(self, number: int) -> None:
-        """The exit barrier. Whoever is missing is named meanwhile, and at the end of the patience."""
+        """The exit barrier. Names the missing nodes while it waits, and again when it gives up."""
         world = self._world
         assert world is not None
         loop, limit_s = asyncio.get_running_loop(), self._job.exit_timeout_s
@@ -377,20 +380,20 @@ class Supervisor:
         while True:
             left_s = deadline - loop.time()
             try:
-                await world.store.barrier("rallypoint.run/exit", max(0.05, min(NAME_THEM_S, left_s)))
+                await world.store.barrier("rallypoint.run/exit", max(0.05, min(NAME_MISSING_S, left_s)))
                 self._post(policy.AllFinished(number))
                 return
             except StoreTimeoutError as error:
                 with suppress(RendezvousError):
                     names = names or [member.name for member in await world.members()]
-                who = _listed([_named(names, rank) for rank in error.missing if isinstance(rank, int)])
+                missing = _listed([_named(names, rank) for rank in error.missing if isinstance(rank, int)])
                 if loop.time() >= deadline:
-                    why = f"this node has finished; not within {limit_s:g} s: {who or error}"
-                    self._post(policy.Unfinished(number, why))
+                    why = f"this node has finished; not finished within {limit_s:g} s: {missing or error}"
+                    self._post(policy.OthersUnfinished(number, why))
                     return
-                self._wait_for(f"this node has finished, and waits for {who or error}")
+                self._wait_for(f"this node has finished; not finished yet: {missing or error}")
             except StoreError as error:
-                self._post(policy.Changed(number, Why.GONE, str(error)))
+                self._post(policy.RoundChanged(number, ChangeCause.BROKEN, str(error)))
                 return
 
     # --- helpers ------------------------------------------------------------------------------------------------------
@@ -398,26 +401,26 @@ class Supervisor:
     def _post(self, event: policy.Event) -> None:
         self._events.put_nowait(event)
 
-    def _tell(self, number: signal.Signals) -> None:
-        self._was_told = True
-        self._post(policy.Told(int(number), number.name))
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._was_signalled = True
+        self._post(policy.SignalReceived(int(number), number.name))
 
     async def _open(self, settings: Settings) -> Backend:
         self._backend = await backend_opener(settings.scheme)(settings)
         return self._backend
 
-    def _reachability(self) -> Backend:
+    def _opened_backend(self) -> Backend:
         if self._backend is None:
             raise RendezvousError(f"{self._settings.where} was not opened")
         return self._backend
 
-    def _hear(self, event: events.Event) -> None:
+    def _on_event(self, event: events.Event) -> None:
         match event:
             case events.WaitingFor(reason=reason):
-                self._had_part = True
+                self._took_part = True
                 self._wait_for(reason)
             case events.JoinFailed():
-                pass  # said at the end
+                pass  # the exit message has the reason
             case events.BackendUnreachable():
                 self._console.wait_for(event.text())
             case events.BackendReachable():
@@ -425,10 +428,10 @@ class Supervisor:
             case _ if event.level >= events.SessionLost.level:
                 self._console.say(event.text())
 
-    def _wait_for(self, what: str | None) -> None:
-        """What the run waits for; an outage is shown instead, as long as it lasts."""
-        self._waits_for = what
-        self._console.wait_for(what)
+    def _wait_for(self, reason: str | None) -> None:
+        """Show what the run waits for. During an outage, `_on_event` shows the outage instead."""
+        self._waits_for = reason
+        self._console.wait_for(reason)
 
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -442,10 +445,10 @@ class Supervisor:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"the launcher's task {task.get_name()!r} failed", "exception": error, "task": task}
             )
-            self._post(policy.Told(1, f"a fault in the launcher ({error!r})"))
+            self._post(policy.SignalReceived(1, f"a defect in the launcher ({error!r})"))
 
     def _cancel_round(self) -> None:
-        """Whatever belongs to the round before."""
+        """Cancel all tasks of the previous round."""
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 
@@ -456,34 +459,34 @@ class Supervisor:
         except (TimeoutError, RendezvousError, BackendError) as error:
             self._console.say(f"{trouble}: {str(error) or f'no answer within {limit_s:g} s'}")
 
-    async def _let_go(self) -> None:
+    async def _shut_down(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._crew is not None:
-            self._crew.kill()
-            await self._crew.wait_empty()
-        # A node that serves the run itself stays until the others have gone; one that was told to go, not so long.
-        # Whoever is told once more goes at once.
-        limit_s = self._job.grace_s if self._was_told else self._settings.close_timeout_s + LEAVE_S
+        if self._workers is not None:
+            self._workers.kill()
+            await self._workers.wait_empty()
+        # Closing the handler of a node that hosts the run's server waits until the others have gone. After a signal,
+        # the limit for that is shorter, and another signal ends it at once.
+        limit_s = self._job.grace_s if self._was_signalled else self._settings.close_timeout_s + LEAVE_S
         closing = asyncio.create_task(self.handler.aclose(), name="close")
-        told = asyncio.create_task(self._hear_signal(), name="signal")
-        await asyncio.wait({closing, told}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
+        signalled = asyncio.create_task(self._wait_signal(), name="signal")
+        await asyncio.wait({closing, signalled}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
         closing.cancel()
         with suppress(asyncio.CancelledError):
             await closing
 
-    async def _hear_signal(self) -> None:
-        while not isinstance(await self._events.get(), policy.Told):
+    async def _wait_signal(self) -> None:
+        while not isinstance(await self._events.get(), policy.SignalReceived):
             pass
 
 
 def _named(names: list[str], rank: int) -> str:
-    """A node of the round; its rank has to do where the names could not be read."""
+    """A node of the round, by its name if that is known and by its rank."""
     return f"{names[rank]} (node {rank})" if rank < len(names) else f"node {rank}"
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")

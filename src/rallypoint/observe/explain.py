@@ -1,7 +1,7 @@
-"""Why a run stands where it stands, in one paragraph: `explain(report)`. Pure.
+"""Explains the state of a run in one paragraph: `explain(report)`. Pure.
 
-What the run waits for is said in the coordinator's own sentence, closing, draining and refusals in those of the nodes'
-own errors: nothing here says the same thing in other words. What is added is who is missing, and what to do.
+The waiting reason is the coordinator's own sentence; closing, draining and refusals are worded as in the nodes' errors:
+nothing here says the same thing in other words. This module adds the missing nodes and advice for the operator.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rallypoint.rendezvous.records import ClosedRecord, DrainRecord
 from rallypoint.rendezvous.run_config import Differences, closed_sentence, differences_sentence, drain_sentence
 from rallypoint.rendezvous.view import FEW
 
-NOTHING = "Nothing has to be done"
-SAME_SETTINGS = "Give all nodes the same settings, or the others another run id"
-MEND = "Mend what the preflight found there, or start other nodes instead"
+NO_ACTION = "No action is needed"
+SAME_SETTINGS = "Give all nodes the same settings, or use another run id for those that differ"
+FIX_PREFLIGHT = "Fix what the preflight check found there, or start other nodes instead"
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`facts` say how it stands, the first of them what is waited for; `advice` what to do."""
+    """`facts` describe the state, the waiting reason first; `advice` says what to do."""
 
     facts: tuple[str, ...]
     advice: tuple[str, ...]
@@ -34,36 +34,35 @@ class Explanation:
 
 
 def explain(report: Report, given: Mapping[str, int | str] | None = None) -> Explanation:
-    """The answer to "why is it stuck?". `given` are shared settings of a node that somebody wonders about."""
+    """The answer to "why is it stuck?". `given`: shared settings of a node, to check whether it would be admitted."""
     if not report.exists:
         return Explanation(
             (f"Run {report.run_id!r} does not exist on {report.where}: no node has joined it, or all have gone.",),
             (
-                f"Start its nodes with {report.where}/{report.run_id}?min_nodes=..., or see with `rallypoint "
-                f"ls` whether "
-                f"it has another id.",
+                f"Start its nodes with {report.where}/{report.run_id}?min_nodes=..., or check with `rallypoint ls` "
+                f"whether it has another id.",
             ),
         )
-    facts = [_sentence(_standing(report))]
-    facts += [_sentence(fact) for fact in _further(report)]
+    facts = [_sentence(_state(report))]
+    facts += [_sentence(fact) for fact in _further_facts(report)]
     advice = _advice(report)
     if mismatch := mismatch_sentence(report, given or {}):
         facts.append(_sentence(mismatch))
-        advice = [SAME_SETTINGS, *(text for text in advice if text != SAME_SETTINGS and not text.startswith(NOTHING))]
+        advice = [SAME_SETTINGS, *(text for text in advice if text != SAME_SETTINGS and not text.startswith(NO_ACTION))]
     return Explanation(tuple(facts), tuple(_sentence(text) for text in advice))
 
 
-def _standing(report: Report) -> str:
+def _state(report: Report) -> str:
     name = f"run {report.run_id!r}"
     if report.unreadable:
         key, why = next(iter(report.unreadable.items()))
-        return f"{name} cannot go on: {why if key in why else f'{key}: {why}'}"
+        return f"{name} cannot continue: {why if key in why else f'{key}: {why}'}"
     if report.phase is Phase.CLOSED:
         return _closed(report)
     if report.phase is Phase.ACTIVE and report.round is not None:
         number, present, size = report.round.number, report.round.present, report.round.size
         return f"{name}: {active_sentence(number, present, size) if report.is_closed else report.reason}"
-    return f"{name} waits: {report.reason or 'its coordinator has said nothing yet'}"
+    return f"{name} is waiting: {report.reason or 'its coordinator has given no reason yet'}"
 
 
 def _closed(report: Report) -> str:
@@ -73,16 +72,16 @@ def _closed(report: Report) -> str:
     return closed_sentence(report.run_id, record, config.timing["reopen_after_s"] if config is not None else 0.0)
 
 
-def _further(report: Report) -> list[str]:
-    """What the first sentence does not say."""
+def _further_facts(report: Report) -> list[str]:
+    """The facts that the first sentence does not contain."""
     facts = []
     if report.phase is Phase.ACTIVE and report.is_closed:
         facts.append(f"{_closed(report)}; the current round goes on until its members leave")
     if report.coordinator is None:
-        facts.append("nobody decides at present: its coordinator is gone, and no node has taken over yet")
+        facts.append("the run has no coordinator at present: the last one has gone, and no node has taken over yet")
     missing = [name for name in report.missing if not _names(report.reason, name)]
     if missing and report.round is not None:
-        facts.append(f"not there any more, of round {report.round.number}: {_listed(missing)}")
+        facts.append(f"members of round {report.round.number} that have gone: {_listed(missing)}")
     facts += [
         f"held back for {held.hold_s:g} s: {held.name} ({held.why})"
         for held in report.held
@@ -93,12 +92,12 @@ def _further(report: Report) -> list[str]:
         facts.append(f"{node.name}: {drain_sentence(DrainRecord(by=node.drain.by, why=node.drain.why))}")
     facts += [refusal_sentence(refusal) for refusal in report.refused[:FEW]]
     if len(report.refused) > FEW:
-        facts.append(f"{len(report.refused) - FEW} more were refused")
+        facts.append(f"{len(report.refused) - FEW} more nodes were refused")
     return facts
 
 
 def mismatch_sentence(report: Report, given: Mapping[str, int | str]) -> str:
-    """What would keep out a node with these settings; empty: nothing."""
+    """Why a node with these settings would be refused; empty if it would not be."""
     shared = report.config.shared if report.config is not None else {}
     different: Differences = {
         name: (value, shared[name]) for name, value in given.items() if name in shared and shared[name] != value
@@ -107,45 +106,45 @@ def mismatch_sentence(report: Report, given: Mapping[str, int | str]) -> str:
 
 
 def refusal_sentence(refusal: Refusal) -> str:
-    """What became of a node that was not let in."""
+    """That a node was refused or is held back, and why."""
     return f"{refusal.name} {'was refused' if refusal.differences else 'is held back'}: {refusal.why}"
 
 
 def _advice(report: Report) -> list[str]:
     if report.unreadable:
-        return []  # the reason says what to do
+        return []  # the reason contains the advice
     counts, least = report.counts, report.shared("min_nodes")
     if report.phase is Phase.CLOSED:
         return ["Reopen it with `rallypoint reopen`, or use another run id"]
     if report.phase is Phase.FORMING:
         pending = [node.name for node in report.standing(Standing.CONFIRMING)]
-        who = f"; still to confirm: {_listed(pending)}" if pending else ""
-        return [f"{NOTHING}: its members confirm the round within moments, or it forms without those that do not{who}"]
+        rest = f"; still to confirm: {_listed(pending)}" if pending else ""
+        return [f"{NO_ACTION}: the round forms with the members that confirm it in time{rest}"]
     if report.phase is Phase.GATHERING:
         return _gathering(report, counts.joining + counts.confirmed + counts.confirming, least)
     if report.is_closed:
-        return ["Nobody can join it any more: reopen it with `rallypoint reopen` if that is not meant"]
+        return ["No node can join it any more: if that is not intended, reopen it with `rallypoint reopen`"]
     if counts.gone:
         return _after_a_loss(report, least)
     if counts.waiting and counts.member + counts.waiting < least:
-        return [f"Start {_nodes(least - counts.member - counts.waiting)} more: the round after this needs {least}"]
+        return [f"Start {_nodes(least - counts.member - counts.waiting)} more: the next round needs {least}"]
     if counts.waiting:
         return [
-            f"{NOTHING} if the members re-join when they are told (`world.changed`, `num_nodes_waiting()`): "
+            f"{NO_ACTION} if the members re-join when they are notified (`world.changed`, `num_nodes_waiting()`): "
             f"the waiting nodes enter with the next round"
         ]
     if counts.spare:
-        return [f"{NOTHING}: a spare takes the place of a member that goes. For a larger round, raise max_nodes"]
+        return [f"{NO_ACTION}: a spare takes the place of a member that goes. For a larger round, raise max_nodes"]
     if counts.held_back:
-        return [f"{NOTHING}: a node that is held back is admitted when its time is over. See why it was lost so often"]
-    return _about_refused(report) or [f"{NOTHING}: the round is whole"]
+        return [f"{NO_ACTION}: a node is held back for a limited time. Find out why it was lost so often"]
+    return _about_refused(report) or [f"{NO_ACTION}: the round is complete"]
 
 
 def _about_refused(report: Report) -> list[str]:
-    """What to do for nodes that are not let in, or do not let themselves in."""
+    """Advice about nodes that were refused, or whose preflight check failed."""
     has_other_settings = any(one.differences for one in report.refused)
-    is_unfit = any(not one.differences for one in report.refused)
-    return [SAME_SETTINGS] * has_other_settings + [MEND] * is_unfit
+    has_failed_preflight = any(not one.differences for one in report.refused)
+    return [SAME_SETTINGS] * has_other_settings + [FIX_PREFLIGHT] * has_failed_preflight
 
 
 def _gathering(report: Report, joined: int, least: int) -> list[str]:
@@ -153,11 +152,11 @@ def _gathering(report: Report, joined: int, least: int) -> list[str]:
     lacking = least - joined
     if lacking > 0 and not report.refused:
         advice.append(
-            f"Start {_nodes(lacking)} more with the same URL, or look at their logs if they should be here already: "
-            f"a node that cannot reach {report.where} says so (`rallypoint doctor` on its machine says why)"
+            f"Start {_nodes(lacking)} more with the same URL. If they were started already, look at their logs: a node "
+            f"that cannot reach {report.where} says so, and `rallypoint doctor` on its machine finds out why"
         )
     elif lacking <= 0:
-        advice.append(f"{NOTHING}: the round forms by itself, at the latest when the last call is over")
+        advice.append(f"{NO_ACTION}: the round forms by itself, at the latest when the last call is over")
     return advice
 
 
@@ -167,7 +166,7 @@ def _after_a_loss(report: Report, least: int) -> list[str]:
     is_one = counts.member == 1
     advice = [
         f"The {_nodes(counts.member)} still in the round {'has' if is_one else 'have'} to re-join: "
-        f"{'it has' if is_one else 'they have'} been told (`world.changed`, `num_nodes_waiting()`)"
+        f"{'it has' if is_one else 'they have'} been notified (`world.changed`, `num_nodes_waiting()`)"
     ]
     if left < least:
         advice.append(f"Start {_nodes(least - left)} more: the next round needs {least}")
@@ -175,7 +174,7 @@ def _after_a_loss(report: Report, least: int) -> list[str]:
 
 
 def _names(sentence: str, name: str) -> bool:
-    """Whether a sentence names a node: as a word of its own."""
+    """Whether a sentence contains the name of a node as a whole word."""
     return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", sentence) is not None
 
 
@@ -189,6 +188,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """As a sentence of a paragraph."""
+    """The text with a capital letter and a full stop."""
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

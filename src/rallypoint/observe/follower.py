@@ -1,7 +1,7 @@
-"""A run as it changes: one look, then whatever is pushed. Takes no session and renews nothing.
+"""Follows a run: one scan, then the changes that a watch pushes. Opens no session and renews nothing.
 
-`look` reads a run once. `Follower` goes on: it yields a new report after every change, several at once if they arrive
-together, so that a reader who is slow gets fewer and never old ones. Taking in a change costs O(1).
+`read_report` reads a run once. `Follower` yields a new report after every change. Changes that arrive together make one
+report, so that a slow reader gets fewer reports and never outdated ones. Applying a change costs O(1).
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from rallypoint.backends.contract import Backend, Watch
 from rallypoint.errors import BackendError, HistoryGone, Rejected
 from rallypoint.kv.types import Batch, Change, GotRange, Range
 from rallypoint.observe.report import Report
-from rallypoint.observe.scene import Scene
+from rallypoint.observe.report_builder import ReportBuilder
 from rallypoint.rendezvous.keys import RunKeys
 
-MOST_QUIETS = 8
-RESTS = 4
-"""With a quiet time, a reader that has taken what was there rests for such a part of it: few wakes for many changes."""
+MAX_QUIET_WAITS = 8
+READER_PAUSES = 4
+"""With `quiet_s`, a reader of a watch pauses for this fraction of it after each batch: fewer wakes for many changes."""
 
 
 def prefixes(keys: RunKeys) -> tuple[str, ...]:
-    """What a scene is drawn from."""
+    """The key prefixes that a report is built from."""
     return keys.control, keys.histories, keys.refusals
 
 
-async def look(backend: Backend, keys: RunKeys, where: str) -> Report:
-    """The run now. Raises the backend's errors."""
+async def read_report(backend: Backend, keys: RunKeys, where: str) -> Report:
+    """The current state of the run. Raises the backend's errors."""
     loop = asyncio.get_running_loop()
-    scene = Scene(keys, where, loop.time())
+    builder = ReportBuilder(keys, where, loop.time())
     result = await backend.txn((), [Range(prefix) for prefix in prefixes(keys)])
     found = [item for part in result.results if isinstance(part, GotRange) for item in part.items]
-    scene.load(found, result.revision, loop.time())
-    await _read_roster(backend, scene)
-    return scene.report()
+    builder.load(found, result.revision, loop.time())
+    await _read_roster(backend, builder)
+    return builder.report()
 
 
-async def _read_roster(backend: Backend, scene: Scene) -> None:
-    number = scene.wanted_roster
+async def _read_roster(backend: Backend, builder: ReportBuilder) -> None:
+    number = builder.wanted_roster
     if number is not None:
-        items = (await backend.scan(scene.keys.roster(number))).items
-        scene.set_roster(number, items, asyncio.get_running_loop().time())
+        items = (await backend.scan(builder.keys.roster(number))).items
+        builder.set_roster(number, items, asyncio.get_running_loop().time())
 
 
-def merged(batches: Sequence[Batch]) -> list[Batch]:
-    """One batch for all: the last change of every key, and of a key that was removed what it held last."""
+def merge_batches(batches: Sequence[Batch]) -> list[Batch]:
+    """One batch instead of several: the last change of each key and, if that is a removal, the one before it."""
     if len(batches) < 2:
         return list(batches)
     latest: dict[str, Change] = {}
@@ -69,13 +69,13 @@ def merged(batches: Sequence[Batch]) -> list[Batch]:
 
 
 class Follower:
-    """Iterate it once; `trouble` says why the backend cannot be reached at present ("" if it can).
+    """Iterate over it once. `trouble` says why the backend cannot be reached at present ("" if it can).
 
-    An error before the first report is raised; afterwards outages are lived through, and only what is rejected for good
-    is raised. `on_changes` is called with every batch once it is taken in, and with None after a scan that may have
-    skipped some. With `quiet_s` it waits after a change until nothing came for so long (MOST_QUIETS times at most) and
-    takes all of it in as one batch, without what was overwritten meanwhile: for those who look at large runs and need
-    not see every step.
+    An error before the first report is raised. After that, outages are survived and only `Rejected` is raised.
+    `on_changes` is called with the changes of every batch after it was applied, and with None after a scan, which may
+    have skipped changes. With `quiet_s`, the follower waits after a change until none has come for so long
+    (MAX_QUIET_WAITS times at most) and applies them as one merged batch: for observers of large runs that do not need
+    every step.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Follower:
         *,
         pause_s: float = 0.0,
         quiet_s: float = 0.0,
-        on_changes: Callable[[Scene, Sequence[Change] | None], None] | None = None,
+        on_changes: Callable[[ReportBuilder, Sequence[Change] | None], None] | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.trouble = ""
@@ -96,13 +96,13 @@ class Follower:
         self._quiet_s = quiet_s
         self._on_changes = on_changes or (lambda _, __: None)
         self._loop = asyncio.get_running_loop()
-        self._scene = Scene(keys, where, self._loop.time())
+        self._builder = ReportBuilder(keys, where, self._loop.time())
         self._batches: list[Batch] = []
         self._failed: BaseException | None = None
         self._woken = asyncio.Event()
         self._has_seen = False
         self._backoff = Backoff(rng or random.Random())
-        backend.listen(self._reached)
+        backend.on_reachability(self._reached)
 
     async def __aiter__(self) -> AsyncIterator[Report]:
         while True:
@@ -119,7 +119,7 @@ class Follower:
                 if not self._has_seen:
                     raise
                 self.trouble = str(error)
-                yield self._scene.report()
+                yield self._builder.report()
                 await self._backoff.sleep()
             finally:
                 for watch in watches:
@@ -128,9 +128,9 @@ class Follower:
     async def _scan(self) -> list[Watch]:
         result, watches = await self._backend.scan_and_watch(prefixes(self._keys))
         found = [item for part in result.results if isinstance(part, GotRange) for item in part.items]
-        self._scene.load(found, result.revision, self._loop.time())
-        await _read_roster(self._backend, self._scene)
-        self._on_changes(self._scene, None)
+        self._builder.load(found, result.revision, self._loop.time())
+        await _read_roster(self._backend, self._builder)
+        self._on_changes(self._builder, None)
         self._has_seen, self.trouble = True, ""
         self._backoff.reset()
         return watches
@@ -140,16 +140,16 @@ class Follower:
         readers = [asyncio.create_task(self._read(watch), name="follower of a run") for watch in watches]
         try:
             while True:
-                yield self._scene.report()
+                yield self._builder.report()
                 if self._pause_s:
                     await asyncio.sleep(self._pause_s)
                 await self._woken.wait()
                 if self._quiet_s:
-                    await self._let_settle()
+                    await self._wait_quiet()
                 self._woken.clear()
                 batches, self._batches = self._batches, []
                 if self._quiet_s:
-                    batches = merged(batches)
+                    batches = merge_batches(batches)
                 for batch in batches:
                     await self._apply(batch)
                 if self._failed is not None:
@@ -159,21 +159,21 @@ class Follower:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-    async def _let_settle(self) -> None:
-        for _ in range(MOST_QUIETS):
+    async def _wait_quiet(self) -> None:
+        for _ in range(MAX_QUIET_WAITS):
             seen = len(self._batches)
             await asyncio.sleep(self._quiet_s)
             if len(self._batches) == seen:
                 return
 
     async def _apply(self, batch: Batch) -> None:
-        self._scene.apply(batch.changes, batch.revision, self._loop.time())
-        await _read_roster(self._backend, self._scene)
-        self._on_changes(self._scene, batch.changes)
+        self._builder.apply(batch.changes, batch.revision, self._loop.time())
+        await _read_roster(self._backend, self._builder)
+        self._on_changes(self._builder, batch.changes)
 
     async def _read(self, watch: Watch) -> None:
-        """Collect batches until the watch fails; how it did is told by whoever takes them in."""
-        rest_s = self._quiet_s / RESTS
+        """Collect batches until the watch fails. `_follow` raises its error, after applying the batches."""
+        pause_s = self._quiet_s / READER_PAUSES
         try:
             async for batch in watch:
                 more: Batch | None = batch
@@ -181,8 +181,8 @@ class Follower:
                     self._batches.append(more)
                     more = watch.ready()
                 self._woken.set()
-                if rest_s:
-                    await asyncio.sleep(rest_s)
+                if pause_s:
+                    await asyncio.sleep(pause_s)
         except BackendError as error:
             self._failed = error
             self._woken.set()

@@ -1,6 +1,6 @@
-"""The runs of a place: from the list that every run is in while it lives, and what each says of itself in a few keys.
+"""Lists the runs of a backend, from the index key that every run has while it lives and a few keys of each run.
 
-Costs one scan of the list and a few small reads a run, whatever the size of the runs.
+Costs one scan of the index and five small reads for each run, whatever the size of the runs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rallypoint.rendezvous.records import (
 )
 
 READS = 5
-"""A run costs so many."""
+"""The number of reads for one run."""
 
 R = TypeVar("R", bound=Record)
 
 
-class Where(enum.Enum):
-    """Where a listed run stands."""
+class RunState(enum.Enum):
+    """The state of a listed run."""
 
     GATHERING = "gathering"
     FORMING = "forming"
@@ -41,11 +41,11 @@ class Where(enum.Enum):
     UNREADABLE = "unreadable"
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `round` is the number of the current attempt or round, 0 if there was none; `nodes` are all of them."""
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. `round` is the number of the current attempt or round, or 0; `nodes` counts the nodes in any role."""
 
     run_id: str
-    phase: Where
+    phase: RunState
     nodes: int
     round: int
     size: int
@@ -56,8 +56,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-async def list_runs(backend: Backend, prefix: str) -> list[Listed]:
-    """Every run there, by id. Raises the backend's errors."""
+async def list_runs(backend: Backend, prefix: str) -> list[RunSummary]:
+    """All runs of the backend, sorted by id. Raises the backend's errors."""
     entries = (await backend.scan(runs_index(prefix))).items
     runs = [RunKeys(prefix, run_of_entry(prefix, item.key)) for item in entries]
     at_once = max(1, backend.limits.max_txn_ops // READS)
@@ -70,14 +70,14 @@ async def list_runs(backend: Backend, prefix: str) -> list[Listed]:
             reads.append(Range(keys.nodes, count_only=True))
         results = (await backend.txn((), reads)).results
         for index, keys in enumerate(part):
-            one = _listed(keys, results[index * READS : (index + 1) * READS])
-            if one is not None:
-                found.append(one)
+            summary = _summary(keys, results[index * READS : (index + 1) * READS])
+            if summary is not None:
+                found.append(summary)
     return sorted(found, key=lambda run: run.run_id)
 
 
-def _listed(keys: RunKeys, results: Sequence[BranchResult]) -> Listed | None:
-    """A run from its reads; None if it went meanwhile."""
+def _summary(keys: RunKeys, results: Sequence[BranchResult]) -> RunSummary | None:
+    """A run from the results of its reads. None if it has ended since the scan."""
     counted = results[4]
     assert isinstance(counted, GotRange)
     try:
@@ -85,15 +85,15 @@ def _listed(keys: RunKeys, results: Sequence[BranchResult]) -> Listed | None:
         record, told = _read(RoundRecord, results[1]), _read(WaitingRecord, results[2])
         closed = _read(ClosedRecord, results[3])
     except RendezvousStateError as error:
-        return Listed(
-            run_id=keys.run_id, phase=Where.UNREADABLE, nodes=counted.count, round=0, size=0, min_nodes=0,
+        return RunSummary(
+            run_id=keys.run_id, phase=RunState.UNREADABLE, nodes=counted.count, round=0, size=0, min_nodes=0,
             max_nodes=0, is_closed=False, started_by="", reason=str(error),
         )  # fmt: skip
     if config is None:
         return None
     is_closed = closed is not None and closed.closed
     reason = told.reason if told is not None and told.number == (record.number if record else 0) else ""
-    return Listed(
+    return RunSummary(
         run_id=keys.run_id,
         phase=_phase(record, is_closed, counted.count),
         nodes=counted.count,
@@ -107,15 +107,15 @@ def _listed(keys: RunKeys, results: Sequence[BranchResult]) -> Listed | None:
     )
 
 
-def _phase(record: RoundRecord | None, is_closed: bool, nodes: int) -> Where:
-    """As far as it can be told without reading the nodes: `reason` says more."""
+def _phase(record: RoundRecord | None, is_closed: bool, nodes: int) -> RunState:
+    """The state, as far as it follows without reading the nodes; `reason` has the rest."""
     if is_closed and not nodes:
-        return Where.CLOSED
+        return RunState.CLOSED
     if record is None or not nodes:
-        return Where.GATHERING
+        return RunState.GATHERING
     if record.phase is RoundPhase.FORMING:
-        return Where.FORMING
-    return Where.ACTIVE
+        return RunState.FORMING
+    return RunState.ACTIVE
 
 
 def _read(kind: type[R], result: BranchResult) -> R | None:

@@ -1,7 +1,7 @@
-"""A run as it stands, in one value: what the command line, a dashboard and metrics show. Pure.
+"""The state of a run in one value, as the command line, the dashboard and metrics show it. Pure.
 
-The field names are what `--json` prints: they are added to, never renamed. Instants (`..._at`) are wall-clock times, of
-whoever wrote them, in seconds since 1970: for people, nothing compares them.
+The field names are those of `--json`: new ones are added, none is renamed. Instants (`..._at`) are wall-clock times of
+the process that wrote them, in seconds since 1970; they are for people, and no code compares them.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ SCHEMA = 1
 
 
 class Phase(enum.Enum):
-    """Where a run stands."""
+    """The phase of a run."""
 
     ABSENT = "absent"
     """There is no such run."""
     GATHERING = "gathering"
-    """No round is current: nodes come together."""
+    """No round is current: nodes are joining."""
     FORMING = "forming"
-    """An attempt was decided; its members confirm it."""
+    """An attempt was decided, and its members are confirming it."""
     ACTIVE = "active"
-    """A round is current (the run may be closed: then it is the last one)."""
+    """A round is current. The run may be closed: then this is its last round."""
     CLOSED = "closed"
-    """Nobody can join, and no round is current."""
+    """No node can join, and no round is current."""
 
 
 class Standing(enum.Enum):
-    """Where a node stands, in the words of the algorithm."""
+    """The role of a node in its run."""
 
-    __hash__ = object.__hash__  # there is one of each; that of an enumeration is computed anew every time
+    __hash__ = object.__hash__  # members are singletons; the hash of Enum is computed anew on every call
 
     MEMBER = "member"
     CONFIRMED = "confirmed"
-    """Of the attempt that is forming."""
+    """It has confirmed the forming attempt."""
     CONFIRMING = "confirming"
-    """It has a place in the attempt that is forming and has not confirmed it yet."""
+    """It has a place in the forming attempt and has not confirmed it yet."""
     JOINING = "joining"
-    """It wants in and there is no round."""
+    """It asks to join while no round is current."""
     WAITING = "waiting"
     """It would be admitted if the members re-joined."""
     SPARE = "spare"
-    """It wants in while the round is full."""
+    """It asks to join while the round is full."""
     HELD_BACK = "held back"
     DRAINED = "drained"
-    """It was asked to go and is no member."""
+    """It was asked to go and is not a member."""
     LEFT = "left"
-    """It said goodbye just now."""
+    """It has just left the run."""
     GONE = "gone"
-    """A member of the current round that is no longer there: it was lost, or it left; the reason says which."""
+    """A member of the current round that was lost or has left; the reason says which."""
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asked a node to go, and why."""
+    """The request that a node go."""
 
     by: str
     why: str
@@ -62,7 +62,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One node. `rank` is its place in the current round or attempt."""
+    """One node. `rank` is its rank in the current round or attempt."""
 
     id: str
     name: str
@@ -78,7 +78,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The current attempt or round; `present` of its `size` members are in it (or have confirmed it)."""
+    """The current attempt or round. `present` of its `size` members have confirmed it and are still there."""
 
     number: int
     phase: str
@@ -91,7 +91,7 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastRound(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of a round, as its coordinator wrote it. `ended` is empty while it is not over."""
+    """The coordinator's report of a round. `ended` says why the round ended; empty while it is not over."""
 
     number: int
     size: int
@@ -108,7 +108,7 @@ class PastRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many nodes stand where."""
+    """How many nodes have each standing."""
 
     member: int = 0
     confirmed: int = 0
@@ -122,7 +122,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What all nodes of the run share, and the times that its coordinator goes by."""
+    """The settings that all nodes of the run share, and the coordinator's time limits."""
 
     incarnation: str
     started_by: str
@@ -131,7 +131,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Closing(msgspec.Struct, frozen=True, kw_only=True):
-    """Who closed or reopened the run last, and why."""
+    """The last closing or reopening of the run."""
 
     is_closed: bool
     by: str
@@ -140,15 +140,13 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coordinator(msgspec.Struct, frozen=True, kw_only=True):
-    """Who decides."""
-
     id: str
     name: str
     term: int
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A node (by name) that is held back now (`is_held`), or was and is not forgiven yet."""
+    """A node (by name) with recent losses. `is_held`: it is held back now."""
 
     name: str
     is_held: bool
@@ -158,16 +156,17 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that was not let in: option -> (the node's value, the run's)."""
+    """A node that was refused, or whose preflight check failed (then `differences` is empty)."""
 
     name: str
     why: str
     differences: dict[str, tuple[int | str | None, int | str | None]]
+    """Option -> (the node's value, the run's value)."""
     refused_at: float | None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at one revision. `reason` is the coordinator's own sentence on how things stand."""
+    """A run at one revision. `reason` is the coordinator's sentence on what the run waits for, or on its round."""
 
     schema: int = SCHEMA
     run_id: str
@@ -183,14 +182,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: Coordinator | None = None
     nodes: tuple[NodeReport, ...] = ()
     missing: tuple[str, ...] = ()
-    """Members of the last active round, by name, that are not there in any role."""
+    """Names of members of the last active round that are no longer in the run in any role."""
     held: tuple[Held, ...] = ()
     refused: tuple[Refusal, ...] = ()
-    """Nodes that were not let in and are not there by now."""
+    """Nodes that were not admitted and have not joined since."""
     rounds: tuple[PastRound, ...] = ()
-    """The last rounds that were active, oldest first."""
+    """The last active rounds, oldest first."""
     unreadable: dict[str, str] = {}
-    """Keys of the run that hold something else, and why they cannot be read."""
+    """Keys of the run whose records cannot be read, and why."""
 
     @property
     def exists(self) -> bool:
@@ -201,11 +200,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.closing is not None and self.closing.is_closed
 
     def shared(self, option: str) -> int:
-        """A size that all nodes share; 0 if it is not known."""
+        """The value of a shared size option; 0 if it is not known."""
         value = self.config.shared.get(option, 0) if self.config is not None else 0
         return value if isinstance(value, int) else 0
 
     def standing(self, *standings: Standing) -> list[NodeReport]:
-        """The nodes that stand like this: by rank, then by order of name."""
+        """The nodes with one of these standings, sorted by rank, then by name."""
         found = [node for node in self.nodes if node.standing in standings]
         return sorted(found, key=lambda node: (node.rank is None, node.rank or 0, node.name, node.id))

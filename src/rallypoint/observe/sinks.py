@@ -1,11 +1,11 @@
-"""A file of events, one JSON object a line, that rotates by size and keeps a bounded number of old files.
+"""An event file: one JSON object a line, rotated by size, with a bounded number of old files.
 
     events = JsonLines("/var/log/rallypoint/events.jsonl")
     handler = rallypoint.create_handler(url, sinks=[events])
 
-Whoever emits an event never waits for the disk: a thread writes. When the disk is full, slow or gone, events are lost
-and the job goes on; that is said once (`EventsTrouble`), and once more when it is over (`EventsGoOn`, in the file too).
-One process a file: two that rotate the same one would lose lines.
+A thread does the writing, so that emitting an event never waits for the disk. If the disk is full, slow or gone, events
+are lost and the job goes on. The start of such trouble is reported once (`EventsTrouble`), and so is its end
+(`EventsGoOn`, also in the file). Each process needs a file of its own: two that rotate the same file would lose lines.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from contextlib import suppress
 
 from rallypoint.errors import SettingsError
 from rallypoint.events import Event, EventsGoOn, EventsTrouble, Sink, log_event
-from rallypoint.observe.lines import event_line
+from rallypoint.observe.event_json import event_line
 
 MIB = 1 << 20
 MAX_BYTES = 16 * MIB
 KEPT = 5
-MOST_WAITING = 10_000
-"""Events that wait for the disk; further ones are lost."""
+MAX_QUEUED = 10_000
+"""How many events may wait for the disk; further ones are lost."""
 RETRY_S = 1.0
 CLOSE_S = 5.0
 
 
 class JsonLines:
-    """A sink: call it with events, from any thread. It neither blocks nor raises.
+    """A sink. It may be called from any thread; it neither blocks nor raises.
 
-    Old files are `path.1` (the youngest) to `path.N`. SettingsError if the file cannot be opened when this is made.
-    `tell` is told of trouble, by default the `rallypoint` logger.
+    Old files are `path.1` (the newest) to `path.N`. The constructor raises SettingsError if the file cannot be opened.
+    `tell` receives the events about trouble with the file; by default they go to the `rallypoint` logger.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class JsonLines:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_bytes <= 0 or kept < 0:
-            raise SettingsError("a file of events needs a size above 0, and keeps 0 or more old ones")
+            raise SettingsError("an event file needs max_bytes above 0 and kept of at least 0")
         self.path = os.path.abspath(path)
         self.lost = 0
-        """Events that were not written since the last trouble began."""
+        """How many events were lost and not yet reported by `EventsGoOn`."""
         self._max_bytes = max_bytes
         self._kept = kept
         self._by = by
@@ -63,8 +63,8 @@ class JsonLines:
         self._pid = os.getpid()
         self._file = _File(self.path)
         self._trouble = False
-        self._not_before = float("-inf")
-        self._waiting: deque[tuple[float, Event]] = deque()
+        self._retry_at = float("-inf")
+        self._queue: deque[tuple[float, Event]] = deque()
         self._changed = threading.Condition()
         self._is_writing = self._is_closed = False
         try:
@@ -77,23 +77,23 @@ class JsonLines:
 
     def __call__(self, event: Event) -> None:
         if os.getpid() != self._pid:
-            return  # the file is the parent's
+            return  # in a forked child: the file belongs to the parent
         with self._changed:
             if self._is_closed:
                 return
-            if len(self._waiting) >= MOST_WAITING:
+            if len(self._queue) >= MAX_QUEUED:
                 self.lost += 1
                 return
-            self._waiting.append((self._wall(), event))
+            self._queue.append((self._wall(), event))
             self._changed.notify_all()
 
     def wait_written(self, timeout_s: float = CLOSE_S) -> bool:
-        """Block until all that was given so far is written or lost; False if that takes too long."""
+        """Block until all events given so far are written or lost. False if that takes longer than the limit."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._is_writing, timeout_s)
+            return self._changed.wait_for(lambda: not self._queue and not self._is_writing, timeout_s)
 
     def close(self) -> None:
-        """Write what is there, within a few seconds, and let go of the file. Later events are ignored."""
+        """Write the queued events, in CLOSE_S at most, and close the file. Later events are ignored."""
         atexit.unregister(self.close)
         if os.getpid() != self._pid:
             return
@@ -102,14 +102,14 @@ class JsonLines:
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
 
-    # --- the thread that writes ---------------------------------------------------------------------------------------
+    # --- the writing thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                batch = list(self._waiting)
-                self._waiting.clear()
+                self._changed.wait_for(lambda: self._queue or self._is_closed)
+                batch = list(self._queue)
+                self._queue.clear()
                 self._is_writing = bool(batch)
             if not batch:
                 self._file.close()
@@ -120,13 +120,13 @@ class JsonLines:
                 self._changed.notify_all()
 
     def _write(self, batch: list[tuple[float, Event]]) -> None:
-        if self._trouble and self._clock() < self._not_before:
+        if self._trouble and self._clock() < self._retry_at:
             self._lose(len(batch))
             return
         written = 0
         try:
-            self._file.follow()
-            self._resume()
+            self._file.reopen_if_moved()
+            self._report_lost()
             for at, event in batch:
                 self._put(at, event)
                 written += 1
@@ -137,15 +137,15 @@ class JsonLines:
     def _put(self, at: float, event: Event) -> None:
         try:
             line = event_line(at, event) + b"\n"
-        except UnicodeEncodeError:  # such as a path that is no text: that one is lost
+        except UnicodeEncodeError:  # for example a path that is not valid text: this event is lost
             self._lose(1)
             return
         if self._file.size and self._file.size + len(line) > self._max_bytes:
             self._file.rotate(self._kept)
         self._file.write(line)
 
-    def _resume(self) -> None:
-        """After trouble, or when some came too fast: the file says how many are missing here."""
+    def _report_lost(self) -> None:
+        """After trouble, or if events came too fast: write how many are missing at this place of the file."""
         with self._changed:
             lost = self.lost
         if not (lost or self._trouble):
@@ -162,7 +162,7 @@ class JsonLines:
             self.lost += count
 
     def _fail(self, error: OSError) -> None:
-        self._not_before = self._clock() + RETRY_S
+        self._retry_at = self._clock() + RETRY_S
         if not self._trouble:
             self._trouble = True
             why = error.strerror or str(error)
@@ -170,7 +170,7 @@ class JsonLines:
 
 
 class _File:
-    """The file of that name, always whole lines but for one that was torn by an error. Raises OSError."""
+    """The file of that name. It holds whole lines, except for one that an error cut short. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self.size = 0
@@ -187,13 +187,13 @@ class _File:
             os.close(self._fd)
             self._fd = None
 
-    def follow(self) -> None:
-        """Begin a new file if ours was moved or removed by somebody else."""
+    def reopen_if_moved(self) -> None:
+        """Start a new file if another program moved or removed the open one, for example logrotate."""
         if self._fd is not None:
-            ours, there = os.fstat(self._fd), None
+            opened, named = os.fstat(self._fd), None
             with suppress(FileNotFoundError):
-                there = os.stat(self._path)
-            if there is not None and (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):
+                named = os.stat(self._path)
+            if named is not None and (opened.st_dev, opened.st_ino) == (named.st_dev, named.st_ino):
                 return
             self.close()
             self._is_torn = False
@@ -209,7 +209,7 @@ class _File:
             data = data[written:]
 
     def rotate(self, kept: int) -> None:
-        """`path` becomes `path.1`, that `path.2`, and so on; what would be beyond those that are kept is removed."""
+        """Rename `path` to `path.1`, `path.1` to `path.2`, and so on, and remove the file beyond the last one kept."""
         for number in range(kept - 1, 0, -1):
             with suppress(FileNotFoundError):
                 os.replace(f"{self._path}.{number}", f"{self._path}.{number + 1}")

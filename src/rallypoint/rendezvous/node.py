@@ -97,8 +97,8 @@ class Node:
             while_open=self._start_tasks,
             on_lost=self._on_change,
         )
-        backend.listen(self._reached)
-        backend.claim_by(self._claim)
+        backend.on_reachability(self._reached)
+        backend.on_data_loss(self._claim)
         self._snapshot: RunSnapshot | None = None
         self._node_tasks = NodeTasks(
             backend,
@@ -275,7 +275,7 @@ class Node:
         """If the run does not exist, the coordinator or another process is about to make it: wait a moment for it."""
         backend, view = self.backend, self.view
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._rng.uniform(*backend.gives_way_s)):
+            async with asyncio.timeout(self._rng.uniform(*backend.make_run_delay_s)):
                 while (
                     not (self._node_tasks.is_elected or backend.makes_run)
                     and view.is_synced

@@ -86,7 +86,7 @@ class NodeSession:
         """A session that is not known to be lost; opens a new one if necessary."""
         session = self.session
         if session is not None and not session.lost.is_set():
-            session.wait_for_word(True)
+            session.set_local_expiry(False)
             return session
         if session is not None:
             await self.drop("it was lost")
@@ -104,7 +104,7 @@ class NodeSession:
         self.session = session
         self._own_leases.add(session.lease)
         self.record, self.revision = None, 0
-        session.wait_for_word(True)
+        session.set_local_expiry(False)
         session.lost.add_callback(lambda why: self._lost(session, why))
         self._tasks = self._while_open(session)
         return session
@@ -115,7 +115,7 @@ class NodeSession:
     def entered(self) -> None:
         """The node is in a round: from now on it must notice a lost session by its own clock."""
         if self.session is not None:
-            self.session.wait_for_word(False)
+            self.session.set_local_expiry(True)
 
     async def write(
         self,

@@ -17,7 +17,7 @@ import msgspec
 
 from rallypoint._marks import mark
 from rallypoint.backends.contract import Backend, Session
-from rallypoint.backends.session import first_part
+from rallypoint.backends.session import first_interval_fraction
 from rallypoint.errors import (
     BackendError,
     LeaseGone,
@@ -223,7 +223,7 @@ class RunConfig:
         """Renew the leases of the run while this session lives: they end `reopen_after` after the last session."""
         loop = asyncio.get_running_loop()
         data_renewed_at = float("-inf")
-        part = first_part(session.lease)  # so that the nodes do not all renew at the same time
+        part = first_interval_fraction(session.lease)  # so that the nodes do not all renew at the same time
         while not session.lost.is_set():
             run_ttl_s = config().run_ttl_s or session.ttl_s
             await asyncio.sleep(min(session.ttl_s / 1.5, run_ttl_s / 3) * part)

@@ -183,7 +183,7 @@ class HostingBackend(TcpBackend):
     def _name(self) -> str:
         return self._settings.name or socket.gethostname()
 
-    def tell_by(self, emit: Callable[[Event], None]) -> None:
+    def on_event(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
         for warning in self._credentials.warnings():
             emit(SecurityNotice(run_id=self._settings.run_id, by=self._name, reason=warning))
@@ -296,7 +296,7 @@ class HostingBackend(TcpBackend):
         self._unreachable_since, self._has_reported, self._was_connected = None, False, True
         super()._up()
 
-    def hurry(self) -> None:
+    def shorten_close(self) -> None:
         self._linger_s = 0.0
 
     async def close(self) -> None:

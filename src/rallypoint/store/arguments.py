@@ -1,4 +1,4 @@
-"""What the callers of a store give and get, checked and put into words before anything is sent."""
+"""Checks and conversions of the arguments of store calls, before anything is sent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from datetime import timedelta
 
 from rallypoint.errors import StoreError
 
-NAMED = 20
-"""How many keys or ranks an error names."""
-LARGEST = 2**63 - 1
+MAX_LISTED = 20
+"""The most keys or ranks that an error lists."""
+MAX_INT = 2**63 - 1
 
 
 def as_key(key: str) -> str:
-    """TypeError, or UnicodeEncodeError for one that cannot be sent."""
+    """The key. TypeError if it is no str, UnicodeEncodeError if it cannot be encoded."""
     if not isinstance(key, str):
         raise TypeError(f"a key is a str, not {type(key).__name__}: {key!r}")
     if not key.isascii():
@@ -23,15 +23,15 @@ def as_key(key: str) -> str:
 
 
 def as_amount(amount: int) -> int:
-    """TypeError for what is no int, StoreError for one that is too large."""
+    """The amount. TypeError if it is no int, StoreError if it exceeds 64 bits."""
     number = operator.index(amount)
-    if not -LARGEST - 1 <= number <= LARGEST:
+    if not -MAX_INT - 1 <= number <= MAX_INT:
         raise StoreError(f"{number} cannot be added: it does not fit into 64 bits")
     return number
 
 
 def as_bytes(value: bytes | str) -> bytes:
-    if type(value) is bytes:  # most often
+    if type(value) is bytes:  # the usual case
         return value
     if isinstance(value, str):
         return value.encode()
@@ -47,7 +47,7 @@ def several(keys: Sequence[str]) -> Sequence[str]:
 
 
 def checked_s(timeout: timedelta | float) -> float:
-    """A time-out in seconds. StoreError for one that makes no sense."""
+    """A time-out in seconds. StoreError if it is not positive and finite."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if not 0 < seconds < float("inf"):
         raise StoreError(f"a time-out must be a positive number of seconds, not {timeout!r}")
@@ -55,6 +55,6 @@ def checked_s(timeout: timedelta | float) -> float:
 
 
 def listed(things: Sequence[object]) -> str:
-    """A few of them, for an error."""
-    shown = ", ".join(str(thing) for thing in things[:NAMED])
-    return shown if len(things) <= NAMED else f"{shown} and {len(things) - NAMED} more"
+    """A list for an error message, shortened to `MAX_LISTED` entries."""
+    shown = ", ".join(str(thing) for thing in things[:MAX_LISTED])
+    return shown if len(things) <= MAX_LISTED else f"{shown} and {len(things) - MAX_LISTED} more"

@@ -1,12 +1,12 @@
-"""The round's key-value store for user code: what `torch.distributed.Store` does, and what it lacks.
+"""The round's key-value store for user code: the calls of `torch.distributed.Store`, and barrier, gather and watch.
 
-`AsyncStore` is the implementation, on any backend; `blocking` is its blocking face. Keys live under the round's own
-prefix, so that no round ever sees another's. Every write compares that the writer is still a member of the round: a
-node that lost its session cannot change anything (`StoreFencedError`).
+`AsyncStore` is the implementation, on any backend; `blocking` is its blocking API. Keys are under the round's own
+prefix, so that a round never sees the keys of another. Every write compares that the writer is still a member of the
+round: a node that lost its session cannot change anything (`StoreFencedError`).
 
-A call ends within its time-out (and the second that finding out what was missing may take). While the backend cannot
-be reached it is tried again until then. A write whose outcome is not known is never sent again by this layer: it raises
-`OutcomeUnknown`. Reading, and coming to a barrier or a gather, is harmless to repeat and is repeated.
+A call ends within its time-out, plus at most `CHECK_S` for finding the missing keys. Until then it is retried while the
+backend is unreachable. This layer must never repeat a write whose outcome is unknown: it raises `OutcomeUnknown`. Reads
+and arrivals at a barrier or gather are idempotent, and are repeated.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 300.0
 RETRY_S = 0.1
-LOOK_S = 1.0
-"""What may be spent, after a time-out, on finding out what was missing."""
+CHECK_S = 1.0
+"""The time limit, after a time-out, for finding the missing keys or ranks."""
 
 
 @dataclass(slots=True)
 class StoreStatus:
-    """What the faces of one store share."""
+    """The state shared by the blocking and the asynchronous API of one store."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
     ended: str | None = None
-    """Why the store can no longer be used; None: it can."""
+    """Why the store can no longer be used, or None."""
     left: str | None = None
-    """Why the node is no longer in the round; None: it may be."""
+    """Why the node left the round, or None."""
 
 
 class AsyncStore:
-    """The store of one round, for one member. Values are bytes; a str is taken as UTF-8.
+    """The store of one round, for one member. Values are bytes; a str is encoded as UTF-8.
 
-    What cannot be sent (a key that is no text, an amount that is no int) is a TypeError or UnicodeEncodeError before
-    anything is.
+    Invalid arguments (a key that is no str, an amount that is no int) raise TypeError or UnicodeEncodeError before
+    anything is sent.
     """
 
     def __init__(
         self, backend: Backend, keys: RunKeys, node_id: str, joined: Joined, same: AsyncStore | None = None
     ) -> None:
-        """`same` is another face of this store: they share their time-out and their end."""
+        """`same`: another API of this store, with which it shares the time-out and the end."""
         self.joined = joined
         self.keys = keys
         self.node_id = node_id
@@ -90,8 +90,8 @@ class AsyncStore:
         self._fence = ModRevisionIs(keys.node(node_id), joined.own_revision)
         self._uses: dict[str, int] = {}
         self._waits: set[Watch] = set()
-        """Of those who wait for a key."""
-        self.owner: object = None  # whoever keeps the session alive lives at least as long as the store
+        """The watches of calls that wait for a key."""
+        self.owner: object = None  # the handler: the session lives at least as long as the store
 
     @property
     def round(self) -> int:
@@ -107,7 +107,7 @@ class AsyncStore:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call may take that is given no time-out of its own."""
+        """The default time-out of calls."""
         return self._status.timeout_s
 
     @timeout_s.setter
@@ -116,24 +116,24 @@ class AsyncStore:
 
     @property
     def ended(self) -> str | None:
-        """Why it can no longer be used; None: it can."""
+        """Why the store can no longer be used, or None."""
         return self._status.ended
 
     @property
     def left(self) -> str | None:
-        """Why the node is no longer in the round; None: it may be."""
+        """Why the node left the round, or None."""
         return self._status.left
 
     def direct(self) -> Direct | None:
-        """A way to the same keys that blocks, if the backend has one."""
+        """The blocking connections of the backend, if it has any."""
         return self._backend.direct()
 
     def end(self, why: str) -> None:
-        """The connection is about to go: whatever waits ends with a StoreError, and so does every later call."""
+        """The backend is about to be closed: current and later calls raise StoreError."""
         self._status.ended = why
 
     def leave(self, why: str) -> None:
-        """The node has left the round: what is there can still be read, whoever waits for more gets a StoreError."""
+        """The node has left the round: existing keys can still be read, but waits for missing keys raise StoreError."""
         if self.left is None:
             self._status.left = why
             for watch in list(self._waits):
@@ -141,22 +141,22 @@ class AsyncStore:
 
     def _will_not_come(self, what: str, missing: Sequence[str]) -> StoreError:
         return StoreError(
-            f"{what} in the store of round {self.round}: not there, and no longer waited for, since this node left the "
+            f"{what} in the store of round {self.round}: missing keys are no longer awaited, since this node left the "
             f"round ({self.left}): {listed(missing)}"
         )
 
-    # --- the familiar calls -------------------------------------------------------------------------------------------
+    # --- the calls of torch.distributed.Store -------------------------------------------------------------------------
 
     async def set(self, key: str, value: bytes | str) -> None:
         """Write a key."""
         await self._write(f"set({key!r})", self._put(key, as_bytes(value)))
 
     async def get(self, key: str, timeout_s: float | None = None) -> bytes:
-        """The value of a key; waits until it exists."""
+        """The value of a key. Waits until it exists."""
         return (await self.values("get", [key], timeout_s))[0]
 
     async def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
-        """Until all keys exist. The error names those that did not."""
+        """Wait until all keys exist. The error names the missing ones."""
         await self.values("wait", several(keys), timeout_s)
 
     async def check(self, keys: Sequence[str]) -> bool:
@@ -166,7 +166,7 @@ class AsyncStore:
             return all(item is not None for item in await self._get_many("check", paths))
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to the decimal number under a key (absent: 0); the new number. Counted once, also if it was resent."""
+        """Add to the decimal number of a key (absent: 0); the new number. Executed once, even if it is sent again."""
         path, what, amount = self._path(key), f"add({key!r})", as_amount(amount)
         async with self._limit(what):
             result = await self._reach(
@@ -177,9 +177,9 @@ class AsyncStore:
         return result.value
 
     async def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Write `desired` if the key holds `expected`, or is absent and `expected` is empty. What it holds then.
+        """Write `desired` if the value is `expected`, or the key is absent and `expected` empty. The resulting value.
 
-        As with torch's store, an absent key with an expected value answers that expected value: nothing was written.
+        As in torch's store, the result for an absent key and a non-empty `expected` is `expected`; nothing is written.
         """
         wanted, new = as_bytes(expected), as_bytes(desired)
         what = f"compare_set({key!r})"
@@ -197,56 +197,56 @@ class AsyncStore:
         return Exists(self._path(key), False) if absent else ValueIs(self._path(key), wanted)
 
     def _refused(self, result: TxnResult, wanted: bytes) -> tuple[bytes | None, bool]:
-        """What `compare_set` answers; None: it has to try again, and whether it then expects the key to be absent."""
+        """The result of `compare_set`; None: retry, and whether the retry expects the key to be absent."""
         item = _item(result, 1)
         if item is not None and item.value != wanted:
             return item.value, False
         if item is None and wanted:
             return wanted, False
-        return None, item is None  # nothing was expected, and the key is there and empty, or was until just now
+        return None, item is None  # `expected` is empty, and the key is empty or has just been deleted
 
     async def delete_key(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
+        """Delete a key; whether it existed."""
         result = await self._write(f"delete_key({key!r})", Delete(self._path(key)))
         (deleted,) = result.results
         assert isinstance(deleted, Deleted)
         return deleted.count > 0
 
     async def num_keys(self) -> int:
-        """How many keys the round's store holds."""
+        """The number of keys in the store."""
         count = Range(self._path(""), count_only=True)
         async with self._limit("num_keys"):
-            result = await self._reach("num_keys", lambda: self._backend.txn((), [count]), harmless=True)
+            result = await self._reach("num_keys", lambda: self._backend.txn((), [count]), idempotent=True)
         (counted,) = result.results
         assert isinstance(counted, GotRange)
         return counted.count
 
     async def append(self, key: str, value: bytes | str) -> None:
-        """Add bytes at the end of a key's value (absent: empty)."""
+        """Append bytes to the value of a key (absent: empty)."""
         path, tail, what = self._path(key), as_bytes(value), f"append({key!r})"
         async with self._limit(what):
             while True:
-                item = (await self._reach(what, lambda: self._backend.get(path), harmless=True)).item
+                item = (await self._reach(what, lambda: self._backend.get(path), idempotent=True)).item
                 unchanged = ModRevisionIs(path, item.mod_revision if item else 0)
                 whole = (item.value if item else b"") + tail
                 if (await self._transact(what, [unchanged], [self._put(key, whole)])).committed:
                     return
 
     async def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
-        """The values of all keys; waits until all exist."""
+        """The values of all keys. Waits until all exist."""
         return await self.values("multi_get", several(keys), timeout_s)
 
     async def values(self, verb: str, keys: Sequence[str], timeout_s: float | None) -> list[bytes]:
-        """What `get`, `wait` and `multi_get` do: wait for all keys, and read them."""
+        """Implements `get`, `wait` and `multi_get`: wait for all keys and read them."""
         what = f"get({keys[0]!r})" if verb == "get" else verb
         async with self._limit(what, timeout_s, keys):
             items = await self._await_items(what, [self._path(key) for key in keys])
             return [item.value for item in items]
 
     async def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Write several keys, in as few requests as the backend allows (not as one atomic step).
+        """Write several keys in as few requests as the backend allows. Not atomic.
 
-        A key that is given twice holds the last of its values.
+        The last value of a repeated key counts.
         """
         if len(several(keys)) != len(values):
             raise StoreError(f"multi_set needs as many values as keys: {len(keys)} keys, {len(values)} values")
@@ -255,27 +255,28 @@ class AsyncStore:
             for part in self._parts(puts):
                 await self._transact("multi_set", (), part)
 
-    # --- what the familiar one lacks ----------------------------------------------------------------------------------
+    # --- barrier, gather and watch ------------------------------------------------------------------------------------
 
     async def barrier(self, name: str, timeout_s: float | None = None) -> None:
-        """Until every rank of the round has called it as often as this one. The error names the absent ranks."""
+        """Wait until all ranks have made this call as often as this rank. The error names the absent ranks."""
         await self._meet("barrier", name, b"", timeout_s)
 
     async def gather(self, name: str, value: bytes | str, timeout_s: float | None = None) -> list[bytes]:
-        """Everyone's value, in rank order, to everyone. The error names the absent ranks."""
+        """The values of all ranks, in rank order. Waits for all ranks; the error names the absent ones."""
         return await self._meet("gather", name, as_bytes(value), timeout_s)
 
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
-        """The value now, if any, and after every change; None: deleted. After an outage the last stands for all."""
+        """The current value, if any, and each new value; None: deleted. After an outage, only the latest one."""
         async with aclosing(self._follow(f"watch({key!r})", self._path(key))) as items:
             async for item in items:
                 yield None if item is None else item.value
 
     async def _meet(self, verb: str, name: str, value: bytes, timeout_s: float | None) -> list[bytes]:
-        """Arrive, wait until everybody has, and read what they brought.
+        """Arrive, wait until all ranks have arrived, and read their values.
 
-        Each costs its own write and one small push, not one per rank. Arriving twice is arriving, so a write whose
-        outcome is unknown is sent again. Whoever comes last removes the use before: all have returned from that one.
+        The cost per rank is one write and one small push, independent of the number of ranks. Arriving is idempotent,
+        so a write with an unknown outcome is repeated. The last rank to arrive deletes the keys of the previous use,
+        from which all ranks have returned.
         """
         use = self._uses[f"{verb} {name}"] = self._uses.get(f"{verb} {name}", 0) + 1
         place = f"{self._root}{verb}/{quote(name, safe='')}/"
@@ -287,32 +288,32 @@ class AsyncStore:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                arrived = (await self._transact(what, (), arrive, harmless=True)).results[1]
+                arrived = (await self._transact(what, (), arrive, idempotent=True)).results[1]
                 assert isinstance(arrived, GotRange)
                 if arrived.count == self.world_size:
-                    await self._transact(what, (), finish, harmless=True)
+                    await self._transact(what, (), finish, idempotent=True)
                 else:
                     await self._await_item(what, base + "done")
                 if verb == "barrier":
                     return []
-                brought = await self._reach(what, lambda: self._backend.scan(base + "in/"), harmless=True)
+                brought = await self._reach(what, lambda: self._backend.scan(base + "in/"), idempotent=True)
                 return [item.value for item in brought.items]
         except BaseException as error:
-            self._uses[f"{verb} {name}"] = use - 1  # whoever tries again comes to the same one
+            self._uses[f"{verb} {name}"] = use - 1  # a retry joins the same use
             if not isinstance(error, TimeoutError):
                 raise
-            values = await self._look_who_came(what, base, finish, limit_s)
+            values = await self._finish_or_name_absent(what, base, finish, limit_s)
             self._uses[f"{verb} {name}"] = use
             return values
 
-    async def _look_who_came(self, what: str, base: str, finish: list[BranchOp], limit_s: float) -> list[bytes]:
-        """When the time is over: who is absent is told (StoreTimeoutError). If nobody is, the one that came last died
-        before it could say so: then this one does."""
+    async def _finish_or_name_absent(self, what: str, base: str, finish: list[BranchOp], limit_s: float) -> list[bytes]:
+        """After the time-out: StoreTimeoutError with the absent ranks. If no rank is absent, the last one died before
+        it could finish the use: then this rank finishes it."""
         try:
-            async with asyncio.timeout(min(LOOK_S, limit_s)):
-                items = (await self._reach(what, lambda: self._backend.scan(base + "in/"), harmless=True)).items
+            async with asyncio.timeout(min(CHECK_S, limit_s)):
+                items = (await self._reach(what, lambda: self._backend.scan(base + "in/"), idempotent=True)).items
                 if len(items) == self.world_size:
-                    await self._transact(what, (), finish, harmless=True)
+                    await self._transact(what, (), finish, idempotent=True)
                     return [item.value for item in items]
         except (TimeoutError, StoreError) as error:
             text = f"{what} of round {self.round}: no answer from the store within {limit_s:g} s"
@@ -331,7 +332,7 @@ class AsyncStore:
         return f"{self._root}k/{as_key(key)}"
 
     def key_of(self, path: str) -> str:
-        """The user's name of it."""
+        """The user's key of a path."""
         return path.removeprefix(self._path(""))
 
     def _put(self, key: str, value: bytes) -> Put:
@@ -342,11 +343,11 @@ class AsyncStore:
             return await self._transact(what, (), [op])
 
     async def _transact(
-        self, what: str, compares: Sequence[Compare], ops: Sequence[BranchOp], *, harmless: bool = False
+        self, what: str, compares: Sequence[Compare], ops: Sequence[BranchOp], *, idempotent: bool = False
     ) -> TxnResult:
         """A fenced transaction; it may be refused by `compares`, never by the fence."""
         fenced = (self._fence, *compares)
-        result = await self._reach(what, lambda: self._backend.txn(fenced, ops), harmless=harmless)
+        result = await self._reach(what, lambda: self._backend.txn(fenced, ops), idempotent=idempotent)
         if not result.committed:
             self._check_fence(what, result)
         return result
@@ -365,12 +366,12 @@ class AsyncStore:
     async def _get_many(self, what: str, paths: Sequence[str]) -> list[Item | None]:
         found: list[Item | None] = []
         for part in self._parts([Get(path) for path in paths]):
-            result = await self._reach(what, partial(self._backend.txn, (), part), harmless=True)
+            result = await self._reach(what, partial(self._backend.txn, (), part), idempotent=True)
             found += [got.item for got in result.results if isinstance(got, GotItem)]
         return found
 
     def _parts(self, ops: Sequence[BranchOp]) -> Iterator[list[BranchOp]]:
-        """As few transactions as the backend's limits allow; a value that is too large by itself stays alone."""
+        """Split into as few transactions as the backend's limits allow. A value above the limit gets its own one."""
         limits = self._backend.limits
         part: list[BranchOp] = []
         size = 0
@@ -385,7 +386,7 @@ class AsyncStore:
             yield part
 
     async def _await_items(self, what: str, paths: Sequence[str]) -> list[Item]:
-        """What is under all of these, once it is there."""
+        """The items at all paths. Waits until all exist."""
         items = await self._get_many(what, paths) if len(paths) > 1 else [None] * len(paths)
         return [item or await self._await_item(what, path) for path, item in zip(paths, items, strict=True)]
 
@@ -394,16 +395,16 @@ class AsyncStore:
             async for item in items:
                 if item is not None:
                     return item
-        raise AssertionError("it has no end")
+        raise AssertionError("the stream has no end")
 
     async def _follow(self, what: str, path: str, *, waits: bool = False) -> AsyncGenerator[Item | None, None]:
-        """A key now (if it exists) and after every change; None: it was deleted. Has no end.
+        """The current item (if the key exists) and each change; None: deleted. Has no end.
 
-        One that only waits for the key ends with a StoreError when the node leaves the round.
+        With `waits`, StoreError if the key does not exist when the node leaves the round.
         """
         seen, present = 0, False
         while True:
-            got = await self._reach(what, lambda: self._backend.get(path), harmless=True)
+            got = await self._reach(what, lambda: self._backend.get(path), idempotent=True)
             if waits and got.item is None and self.left is not None:
                 raise self._will_not_come(what, [self.key_of(path)])
             was_present, present = present, got.item is not None
@@ -428,14 +429,14 @@ class AsyncStore:
                     self._waits.discard(watch)
                     watch.cancel()
 
-    async def _reach(self, what: str, request: Callable[[], Awaitable[T]], *, harmless: bool = False) -> T:
-        """Try until the backend answers or the caller's limit ends it. Repeats what did not happen or is `harmless`."""
+    async def _reach(self, what: str, request: Callable[[], Awaitable[T]], *, idempotent: bool = False) -> T:
+        """Retry until the backend answers or the caller's limit ends it. An unknown outcome: only if `idempotent`."""
         while True:
             self._check_open(what)
             try:
                 return await request()
             except (Unavailable, OutcomeUnknown) as error:
-                if isinstance(error, OutcomeUnknown) and not harmless:
+                if isinstance(error, OutcomeUnknown) and not idempotent:
                     raise
                 await asyncio.sleep(RETRY_S)
             except Rejected as error:
@@ -452,7 +453,7 @@ class AsyncStore:
 
 
 class _Limit:
-    """A time limit whose error names those of the awaited keys that are missing."""
+    """A time limit whose error names the missing ones of the awaited keys."""
 
     def __init__(self, store: AsyncStore, what: str, limit_s: float, awaited: Sequence[str]) -> None:
         self._store = store
@@ -475,12 +476,12 @@ class _Limit:
         missing = await self._missing() if self._awaited else None
         if missing is None:
             return StoreTimeoutError(f"{what}: no answer within {self._limit_s:g} s", missing=self._awaited)
-        return StoreTimeoutError(f"{what}: not there within {self._limit_s:g} s: {listed(missing)}", missing=missing)
+        return StoreTimeoutError(f"{what}: missing after {self._limit_s:g} s: {listed(missing)}", missing=missing)
 
     async def _missing(self) -> list[str] | None:
-        """The awaited keys that are not there; None: that could not be found out."""
+        """The awaited keys that do not exist; None: unknown, the backend did not answer."""
         try:
-            async with asyncio.timeout(min(LOOK_S, self._limit_s)):
+            async with asyncio.timeout(min(CHECK_S, self._limit_s)):
                 items = await self._store._get_many(self._what, [self._store._path(key) for key in self._awaited])
         except (TimeoutError, StoreError):
             return None

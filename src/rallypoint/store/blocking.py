@@ -1,7 +1,7 @@
-"""The blocking face of a round's store, for any thread.
+"""The blocking API of a round's store, for any thread. `async_store` implements the calls; nothing is repeated here.
 
-Where the backend has blocking connections (`Backend.direct`), requests go from the caller's thread to the server and
-back (`direct`). Barriers, gathers and watches, and all calls on other backends, run on the background loop.
+If the backend has blocking connections (`Backend.direct`), requests are made on the caller's thread (`direct`).
+Barriers, gathers and watches, and all calls on other backends, run on the background loop.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ T = TypeVar("T")
 
 
 class Caller(Protocol):
-    """Runs a coroutine somewhere else and waits for it."""
+    """Runs a coroutine on the background loop and waits for it."""
 
     def __call__(self, coro: Coroutine[Any, Any, T], /) -> T: ...
 
 
 class Store:
-    """The store of one round, for one member. Values are bytes or str. Time-outs are timedeltas or seconds."""
+    """The store of one round, for one member. Values are bytes or str, time-outs are timedeltas or seconds."""
 
     def __init__(self, store: AsyncStore, call: Caller, owner: object) -> None:
         self._store = store
         self._call = call
-        self._owner = owner  # whoever keeps the session alive lives at least as long as the store
+        self._owner = owner  # the handler: the session lives at least as long as the store
         self._direct: DirectStore | None = None
         self._forks_seen: int | None = forks.count()
-        """Until the blocking connections are asked for, with the first call."""
+        """None after the first call, which opens the blocking connections."""
 
     @property
     def timeout(self) -> timedelta:
-        """How long a call may take that is given no time-out of its own."""
+        """The default time-out of calls."""
         return timedelta(seconds=self._store.timeout_s)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """Change it."""
+        """Change the default time-out."""
         self._store.timeout_s = checked_s(timeout)
 
     def do(self, request: Callable[[AsyncStore], Coroutine[Any, Any, T]], limit_s: float | None = None) -> T:
-        """Make one of the calls of `AsyncStore` that need no watch.
+        """Make a call of `AsyncStore` that needs no watch.
 
-        `limit_s` is for a call that has no time-out of its own; None: that of the store.
+        `limit_s` replaces the default time-out for a call without a time-out parameter.
         """
         direct = self.usable_direct()
         if direct is not None:
@@ -60,9 +60,9 @@ class Store:
         return self._call(within(limit_s, lambda: request(self._store)))
 
     def usable_direct(self) -> DirectStore | None:
-        """The blocking connections, if there are any for this thread and process."""
+        """The store on blocking connections, if this thread and process may use them."""
         if self._forks_seen is not None:
-            if self._forks_seen == forks.count():  # a fork must leave them alone
+            if self._forks_seen == forks.count():  # a forked child must not use them
                 connections = self._store.direct()
                 self._direct = DirectStore(self._store, connections) if connections is not None else None
             self._forks_seen = None
@@ -112,13 +112,13 @@ class Store:
         return self._call(self._store.gather(name, value, None if timeout is None else checked_s(timeout)))
 
     def watch(self, key: str) -> Iterator[bytes | None]:
-        """As `AsyncStore.watch`. Each step blocks until there is something; close the iterator to stop."""
+        """As `AsyncStore.watch`. Each step blocks until the next change; close the iterator to stop."""
         changes = self._store.watch(key)
         try:
             while True:
                 yield self._call(_step(changes))
         finally:
-            # Whoever drops the iterator where it cannot be waited for leaves the rest to the loop that owns `changes`.
+            # If waiting is not possible here (on the loop, in a fork), the loop that owns `changes` closes it.
             with suppress(RendezvousError, RuntimeError):
                 self._call(_finish(changes))
 
@@ -132,7 +132,7 @@ async def _finish(changes: AsyncGenerator[object, None]) -> None:
 
 
 async def within(limit_s: float, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """A call of a store, with a limit around it."""
+    """A store call with a time limit."""
     try:
         async with asyncio.timeout(limit_s):
             return await call()

@@ -1,8 +1,8 @@
-"""The calls of `AsyncStore` for a thread that blocks: over a connection of its own, without an event loop.
+"""The calls of `AsyncStore` on blocking connections, on the caller's thread, without an event loop.
 
-The calls are those of `AsyncStore`. Their coroutines never suspend here, because the backend under them blocks until it
-has the answer; so `run` takes one step and has the result. What is different is waiting: a time limit is a deadline of
-the connection, and waiting for keys is one request that the server answers when they exist.
+The coroutines of `AsyncStore` must never suspend here: the backend under them blocks until it has the answer, so `run`
+executes one step and has the result. Only waiting differs: a time limit is a deadline of the connection, and waiting
+for keys is one request that the server answers when they exist.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rallypoint.backends.contract import BackendStatus, Direct, Late, Limits, Watch
+from rallypoint.backends.contract import BackendStatus, DeadlineExceeded, Direct, Limits, Watch
 from rallypoint.backends.ops import OpBackend
 from rallypoint.errors import OutcomeUnknown, Rejected, StoreError, StoreTimeoutError, Unavailable
 from rallypoint.kv.types import GotItem, Item, Op, Result, TxnResult
 from rallypoint.store.arguments import listed
-from rallypoint.store.async_store import LOOK_S, AsyncStore
+from rallypoint.store.async_store import CHECK_S, AsyncStore
 
 T = TypeVar("T")
 
 
 class _Call(threading.local):
-    """The time limit of the call that this thread makes."""
+    """The time limits of this thread's current call."""
 
     default_s = 0.0
     limit_s = 0.0
@@ -33,7 +33,7 @@ class _Call(threading.local):
 
 
 class DirectStore(AsyncStore):
-    """The same member's store. `connections` may be used by any thread but that of the event loop."""
+    """The same store as `store`, for the same member."""
 
     def __init__(self, store: AsyncStore, connections: Direct) -> None:
         self._call = _Call()
@@ -41,7 +41,7 @@ class DirectStore(AsyncStore):
         self.connections = connections
 
     def run(self, request: Callable[[AsyncStore], Coroutine[Any, Any, T]], limit_s: float | None = None) -> T:
-        """Make a call. `limit_s` is for one that has no time-out of its own; None: that of the store."""
+        """Make a call. `limit_s` replaces the default time-out for a call without a time-out parameter."""
         self._call.default_s = self.timeout_s if limit_s is None else limit_s
         coro = request(self)
         try:
@@ -60,13 +60,13 @@ class DirectStore(AsyncStore):
         call.deadline = time.monotonic() + call.limit_s
         return _Limit(self, what, call.limit_s, awaited)
 
-    async def _reach(self, what: str, request: Callable[[], Awaitable[T]], *, harmless: bool = False) -> T:
-        """The connection itself tries until the deadline."""
+    async def _reach(self, what: str, request: Callable[[], Awaitable[T]], *, idempotent: bool = False) -> T:
+        """The connection retries until the deadline."""
         self._check_open(what)
         try:
             return await request()
         except OutcomeUnknown:
-            if harmless:
+            if idempotent:
                 return await request()
             raise
 
@@ -79,18 +79,18 @@ class DirectStore(AsyncStore):
 
     def _await_part(self, what: str, paths: Sequence[str]) -> list[Item]:
         call = self._call
-        latest = call.deadline + min(LOOK_S, call.limit_s)
+        latest = call.deadline + min(CHECK_S, call.limit_s)
         while True:
             self._check_open(what)
             left = self.left
             try:
                 if left is None:
-                    result = self.connections.await_keys(paths, call.deadline, latest, self._given_up)
+                    result = self.connections.await_keys(paths, call.deadline, latest, self._ended_or_left)
                 else:
                     result = self.connections.await_keys(paths, 0.0, latest)
             except Unavailable:
                 if left is None and self.left is not None and self.ended is None:
-                    continue  # the node left the round meanwhile: read once more, without waiting
+                    continue  # the node has just left the round: read once more, without waiting
                 raise
             result = OpBackend.checked(result)
             assert isinstance(result, TxnResult)
@@ -103,15 +103,15 @@ class DirectStore(AsyncStore):
                 raise self._will_not_come(what, missing)
             if time.monotonic() >= call.deadline:
                 where = f"{what} in the store of round {self.round}"
-                text = f"{where}: not there within {call.limit_s:g} s: {listed(missing)}"
+                text = f"{where}: missing after {call.limit_s:g} s: {listed(missing)}"
                 raise StoreTimeoutError(text, missing=missing)
 
-    def _given_up(self) -> str | None:
+    def _ended_or_left(self) -> str | None:
         return self.ended or self.left
 
 
 class _BlockingBackend(OpBackend):
-    """The contract's requests, each executed before the call returns."""
+    """A backend whose coroutines never suspend."""
 
     name = "direct"
 
@@ -134,7 +134,7 @@ class _BlockingBackend(OpBackend):
 
 
 class _Limit:
-    """Turns the errors of a connection into the store's errors."""
+    """Converts the errors of a connection into errors of the store."""
 
     def __init__(self, store: DirectStore, what: str, limit_s: float, awaited: Sequence[str]) -> None:
         self._store = store
@@ -150,10 +150,10 @@ class _Limit:
     ) -> None:
         where = f"{self._what} in the store of round {self._store.round}"
         match error:
-            case Late():
+            case DeadlineExceeded():
                 text = f"{where}: no answer within {self._limit_s:g} s"
                 raise StoreTimeoutError(text, missing=self._awaited) from error
-            case Unavailable():  # the connections were closed for good
+            case Unavailable():  # the connections were closed
                 why = self._store.ended or error
                 raise StoreError(
                     f"{self._what}: the store of round {self._store.round} can no longer be used: {why}"

@@ -1,10 +1,9 @@
-"""Our own TCP protocol, without any I/O: bytes in, messages out, and back.
+"""The TCP protocol of the embedded server, without I/O: bytes to messages, and messages to bytes.
 
-A connection begins with a greeting of fixed bytes from either side, then frames: a length and a msgpack document. The
-first frame of a client is its hello, the first of the server its welcome or its refusal; after that, frames carry any
-number of messages each.
+Both sides first send a fixed greeting, then frames: a length and a msgpack document. The first frame of a client is its
+hello, the first of the server its welcome or its refusal; each later frame carries any number of messages.
 
 - `frames`: greeting, framing, size limits.
-- `messages`: what is said.
-- `handshake`: versions, authentication, and what to tell a stranger.
+- `messages`: the messages.
+- `handshake`: versions, authentication, and replies to clients of other protocols.
 """

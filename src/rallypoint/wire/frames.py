@@ -1,7 +1,7 @@
-"""Framing: a greeting, then length-prefixed payloads. Bytes in, payloads out; nothing here knows what they mean.
+"""Framing: a greeting, then length-prefixed payloads. Bytes in, payloads out; payloads are not interpreted here.
 
-The greeting starts with a byte that no text protocol starts with, and ends what a stranger sends after its first byte:
-whoever talks HTTP, TLS or pickle to the port is known as such before anything is parsed or allocated.
+The greeting starts with a byte that no text protocol starts with. So HTTP, TLS, pickle and other protocols are detected
+by their first bytes; nothing may be parsed or allocated for them.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from collections.abc import Iterable, Iterator, Sequence
 GREETING = b"\xf1RALLYPOINT"
 HEADER_BYTES = 4
 HELLO_LIMIT = 16 * 1024
-"""No first frame is longer, whoever sends it."""
+"""The limit of the first frame in either direction."""
 DEFAULT_LIMIT = 32 * 1024 * 1024
 MOST_PACKED = 65_535
+"""The most messages of a payload: the length of a msgpack `array 16`."""
 
 
 class FrameError(ValueError):
-    """The peer does not keep to the protocol; the connection cannot go on."""
+    """The peer violates the protocol; the connection must be closed."""
 
 
 class NotRallypoint(FrameError):
-    """The peer speaks something else; `first` are its first bytes."""
+    """The peer speaks another protocol; `first` contains its first bytes."""
 
     def __init__(self, first: bytes) -> None:
-        super().__init__("the other side does not speak Rallypoint's protocol")
+        super().__init__("the peer does not speak Rallypoint's protocol")
         self.first = first
 
 
 class FrameTooLarge(FrameError):
-    """A frame is longer than what was agreed on."""
+    """A frame exceeds the limit."""
 
     def __init__(self, length: int, limit: int) -> None:
         super().__init__(f"a frame of {length} bytes is longer than the limit of {limit}")
@@ -38,41 +39,41 @@ class FrameTooLarge(FrameError):
 
 
 def frame(payload: bytes) -> bytes:
-    """A payload as it is sent."""
+    """A payload with its length prefix."""
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload
 
 
 def packed(messages: Sequence[bytes]) -> bytes:
-    """Encoded messages as the payload that has all of them, up to `MOST_PACKED`: they need not be encoded together."""
+    """The payload of up to `MOST_PACKED` messages that were encoded separately."""
     return b"\xdc" + len(messages).to_bytes(2, "big") + b"".join(messages)
 
 
 class Framer:
-    """Takes the bytes of one direction of one connection, however they are cut, and gives the payloads."""
+    """Splits the bytes of one direction of a connection into payloads."""
 
     __slots__ = ("_buffer", "_greeted", "limit")
 
     def __init__(self, limit: int = HELLO_LIMIT) -> None:
         self.limit = limit
-        """May be raised between frames, once the peer is known."""
+        """May be raised between frames, after authentication."""
         self._greeted = False
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterable[bytes]:
-        """The payloads that are complete now. Raises NotRallypoint or FrameTooLarge; then nothing more may be fed.
+        """The payloads that are complete now. Raises NotRallypoint or FrameTooLarge; do not feed more after that.
 
-        Lazy, so that whoever takes the first frame can raise the limit before the next one is looked at.
+        Lazy: the caller can raise the limit after the first frame, before the next one is checked.
         """
         if self._greeted and not self._buffer:
             length = len(data) - HEADER_BYTES
             if 0 <= length <= self.limit and data.startswith(length.to_bytes(HEADER_BYTES, "big")):
-                return (data[HEADER_BYTES:],)  # most often: one frame, whole
+                return (data[HEADER_BYTES:],)  # the usual case: exactly one frame
         return self._feed(data)
 
     def _feed(self, data: bytes) -> Iterator[bytes]:
         buffer = self._buffer
         buffer += data
-        if not self._greeted and not self._greet():
+        if not self._greeted and not self._take_greeting():
             return
         start = 0
         try:
@@ -88,8 +89,8 @@ class Framer:
         finally:
             del buffer[:start]
 
-    def _greet(self) -> bool:
-        """Take the greeting; whether it is complete."""
+    def _take_greeting(self) -> bool:
+        """Remove the greeting from the buffer; False: it is incomplete."""
         got = bytes(self._buffer[: len(GREETING)])
         if not GREETING.startswith(got):
             raise NotRallypoint(bytes(self._buffer[:200]))

@@ -1,6 +1,7 @@
-"""The first words: which version both speak, who may come in, and what a stranger is told.
+"""The handshake: protocol version, authentication, and replies to clients of other protocols.
 
-Everything here is a decision about bytes that were received; sending the outcome and closing is the caller's.
+Pure decisions about received bytes; the caller sends the result and closes the connection. Nothing but its prefix may
+be decoded of a hello without a valid token.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rallypoint.wire.messages import (
     RefusalCode,
     Refused,
     hello_decoder,
-    knock_decoder,
+    hello_prefix_decoder,
 )
 
 LONGEST_NAME = 512
@@ -28,39 +29,39 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The protocol versions that one side speaks."""
+    """The protocol versions that one side supports."""
 
     oldest: int = OLDEST_VERSION
     newest: int = NEWEST_VERSION
 
     def agree(self, oldest: int, newest: int) -> int | None:
-        """The newest version that both speak; None: there is none."""
+        """The newest version that both sides support; None: there is none."""
         version = min(self.newest, newest)
         return version if version >= max(self.oldest, oldest) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A hello that may come in."""
+    """The hello is accepted."""
 
     version: int
     hello: Hello
 
 
 def judge(payload: bytes, token: str | tuple[str, ...] | None, versions: Versions) -> Accepted | Refused:
-    """What becomes of a hello. Of one without a right token nothing but its beginning is read.
+    """Accept or refuse a hello. Without a valid token only its prefix is decoded.
 
-    Any of several tokens is right. None, or none at all: no token is asked for.
+    Each of the tokens is valid. None, or an empty value: no token is required.
     """
     try:
         if token:
-            given = knock_decoder.decode(payload).token
+            given = hello_prefix_decoder.decode(payload).token
             if not _is_one_of(given, (token,) if isinstance(token, str) else token):
-                said = "the token is wrong" if given else "this server asks for a token and none was given"
-                return Refused(RefusalCode.TOKEN, f"{said}: give the file that holds it with token_file")
+                why = "the token is wrong" if given else "this server asks for a token and none was given"
+                return Refused(RefusalCode.TOKEN, f"{why}: set token_file to the file that contains it")
         hello = hello_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Refused(RefusalCode.MALFORMED, "the first frame is not a hello: is this a client of Rallypoint?")
+        return Refused(RefusalCode.MALFORMED, "the first frame is not a hello: is this a Rallypoint client?")
     version = versions.agree(hello.oldest, hello.newest)
     if version is None:
         older = hello.newest < versions.oldest
@@ -71,15 +72,15 @@ def judge(payload: bytes, token: str | tuple[str, ...] | None, versions: Version
             f"and the server {_span(versions.oldest, versions.newest)}: {advice}",
         )
     if not 0 < len(hello.client) <= LONGEST_NAME or len(hello.run) > LONGEST_NAME:
-        return Refused(RefusalCode.MALFORMED, "the hello names no client, or names are too long")
+        return Refused(RefusalCode.MALFORMED, "the hello contains no client name, or a name is too long")
     return Accepted(version, hello)
 
 
 def _is_one_of(given: str, tokens: tuple[str, ...]) -> bool:
-    """Takes as long whatever is given, how much of it is right, and which one it is: digests are of one length."""
+    """Compare in constant time, whatever was given and whichever token matches. Digests have equal lengths."""
     digest = hashlib.sha256(given.encode()).digest()
-    right = [hmac.compare_digest(digest, hashlib.sha256(token.encode()).digest()) for token in tokens]
-    return any(right)
+    matches = [hmac.compare_digest(digest, hashlib.sha256(token.encode()).digest()) for token in tokens]
+    return any(matches)
 
 
 def _span(oldest: int, newest: int) -> str:
@@ -87,10 +88,10 @@ def _span(oldest: int, newest: int) -> str:
 
 
 def stranger_line(first: bytes) -> bytes:
-    """What a server tells someone who does not speak the protocol: one line, in the stranger's own terms if it can."""
-    what = describe(first)
-    advice = "it speaks plain text, leave out tls_*" if what == "TLS" else "connect with tcp:// URLs of Rallypoint"
-    line = f"{STRANGER} {what}; {advice}\n".encode()
+    """The reply to a client of another protocol: one line, as an HTTP response to an HTTP request."""
+    protocol = describe(first)
+    advice = "it speaks plain text, leave out tls_*" if protocol == "TLS" else "connect with tcp:// URLs of Rallypoint"
+    line = f"{STRANGER} {protocol}; {advice}\n".encode()
     if is_http(first):
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(line)}\r\n"
         return head.encode() + b"Connection: close\r\n\r\n" + line
@@ -104,7 +105,7 @@ def is_http(first: bytes) -> bool:
 
 
 def describe(first: bytes) -> str:
-    """Bytes of a stranger, in words."""
+    """The protocol that these first bytes belong to, or the bytes in printable form."""
     if is_http(first) or first.startswith(b"HTTP/"):
         return "HTTP"
     if first[:2] in (b"\x16\x03", b"\x15\x03"):
@@ -114,4 +115,6 @@ def describe(first: bytes) -> str:
     if first.startswith(b"SSH-"):
         return "SSH"
     text = first[:_SHOWN]
-    return repr(text.decode()) if text.isascii() and text.decode().isprintable() else f"bytes that begin {text[:8]!r}"
+    return (
+        repr(text.decode()) if text.isascii() and text.decode().isprintable() else f"bytes that begin with {text[:8]!r}"
+    )

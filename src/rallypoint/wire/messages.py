@@ -1,8 +1,8 @@
-"""What is said on a connection. Arrays on the wire: fields are added at the end, with a default, and never taken away.
+"""The messages of the protocol. They are arrays on the wire: a new field is added at the end, with a default.
 
-A client numbers its requests from 1 and sends them in order. Requests that were not answered when a connection broke
-are sent again with their numbers on the next one; the server executes each once. Watches have numbers of the client's
-choosing; after a reconnect the client asks for them again, after the last revision that it took in.
+A field or a tag must never be removed or reused. A client numbers its requests from 1 and sends them in order. After a
+reconnect it sends unanswered requests again under their numbers; the server executes each once. The client chooses the
+numbers of watches; after a reconnect it requests them again, after the last revision that it received.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from rallypoint.kv.types import Batch, Op, Result
 OLDEST_VERSION = 1
 NEWEST_VERSION = 1
 NOW = -1
+"""As the start of a watch: the current revision."""
 
 
 # --- the first frame of either side ----------------------------------------------------------------------------------
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A session that a client goes on with: how long the server waits for it when its connection closes."""
+    """An open session of a client, and its disconnect grace."""
 
     lease: int
     grace_s: float
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who connects, and what it speaks. `generation` is that of the server it last spoke to ("": none)."""
+    """The client, its versions and sessions. `generation` is that of its last connection to the server ("": none)."""
 
     oldest: int
     newest: int
@@ -42,8 +43,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sessions: tuple[Held, ...] = ()
 
 
-class Knock(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The beginning of a hello: all that is read of it before the token was compared."""
+class HelloPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The first fields of a hello, the only ones that are decoded before the token is checked."""
 
     oldest: int
     newest: int
@@ -52,7 +53,7 @@ class Knock(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """The server goes on, in this version. `ended` are sessions of the hello that are over."""
+    """The server accepts, with this version. `ended` contains the sessions of the hello that have ended."""
 
     version: int
     generation: str
@@ -62,14 +63,14 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     max_txn_ops: int = 0
     max_txn_bytes: int = 0
     is_dedicated: bool = False
-    """Somebody runs this server for its own sake and will start it again: nodes need not hurry to take its place."""
+    """The server was started by `rallypoint serve` and is expected to restart: nodes wait before they host one."""
     makes_run: bool = True
-    """If the run does not exist, this client is to make it. Only for one that goes on with a session: a client that
-    opens one is told by `MakeRun`, and a read-only client never."""
+    """If the run does not exist, this client is to make it. For reconnecting clients with a session; `MakeRun` tells a
+    client that opens a session, and read-only clients never make a run."""
 
 
 class RefusalCode(enum.Enum):
-    """Whether it makes sense to try again: only with BUSY."""
+    """Only BUSY may be retried."""
 
     VERSION = "version"
     TOKEN = "token"
@@ -80,11 +81,11 @@ class RefusalCode(enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> RefusalCode:
-        return cls.MALFORMED  # of a newer version: its message says what is wrong
+        return cls.MALFORMED  # a code of a newer version: the message explains it
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """The server does not go on, and why in one sentence."""
+    """The server refuses the client, with the reason in one sentence."""
 
     code: RefusalCode
     message: str
@@ -101,7 +102,7 @@ class Do(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class WatchStart(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Push what changes under a prefix after a revision (`NOW`: from here on). A number in use starts afresh."""
+    """Push changes under a prefix after a revision, or from `NOW`. A number that is in use is restarted."""
 
     watch: int
     prefix: str
@@ -109,32 +110,32 @@ class WatchStart(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class WatchStop(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """Push no more of it."""
+    """Cancel a watch."""
 
     watch: int
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """This lease is a session of this client: its time is shortened when the connection is closed."""
+    """Make this lease a session of this client: a closed connection shortens it to the grace."""
 
     lease: int
     grace_s: float
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """Said to a server of a new generation, once all sessions of the old one are given up: where the run stood."""
+    """The state of the run, for a server that was restarted without its data. Sent when the old sessions are lost."""
 
     claim: bytes
 
 
 class AskStatus(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """How is the server? Answered by `Status` with the same number."""
+    """Request the state of the server; answered by `Status` with the same number."""
 
     seq: int
 
 
 class Await(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
-    """The items of keys: when all exist, or after a time as they are then. Answered by `Answer`, like a get."""
+    """Get keys when all exist, or after `within_s` those that do. Answered by `Answer`, like a get."""
 
     seq: int
     keys: tuple[str, ...]
@@ -145,7 +146,7 @@ ClientMessage: TypeAlias = Do | WatchStart | WatchStop | Hold | Claim | AskStatu
 
 
 class ClientFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Messages in order; answers up to `acked` have arrived and need not be kept."""
+    """Messages in order. The server can drop the answers up to `acked`, which have arrived."""
 
     acked: int
     messages: tuple[ClientMessage, ...]
@@ -162,28 +163,28 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """What changed in one revision under a watch."""
+    """The changes of one revision under a watch."""
 
     watch: int
     batch: Batch
 
 
 class PushRaw(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """`Push` as the server sends it: a batch that goes to many is encoded once."""
+    """`Push` as the server sends it: the batch is encoded once for all watches."""
 
     watch: int
     batch: msgspec.Raw
 
 
 class WatchRefused(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """What the watch asked for is no longer kept: `oldest` is the first revision to start after."""
+    """The revisions of the watch are no longer kept; it can start after `oldest` at the earliest."""
 
     watch: int
     oldest: int
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """The server in a few words and figures."""
+    """The state of the server, for display."""
 
     seq: int
     revision: int
@@ -191,20 +192,20 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
 
 
 class Going(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """The server closes this connection in good order, and why."""
+    """The server is about to close this connection, with the reason."""
 
     why: str
 
 
 class MakeRun(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """The run does not exist, and the client that has just opened a session is to make it."""
+    """The run does not exist; this client, which has just opened a session, is to make it."""
 
 
 ServerMessage: TypeAlias = Answer | Push | WatchRefused | Status | Going | MakeRun
 SentMessage: TypeAlias = Answer | Push | PushRaw | WatchRefused | Status | Going | MakeRun
 
 encoder = msgspec.msgpack.Encoder()
-knock_decoder = msgspec.msgpack.Decoder(Knock)
+hello_prefix_decoder = msgspec.msgpack.Decoder(HelloPrefix)
 hello_decoder = msgspec.msgpack.Decoder(Hello)
 welcome_decoder = msgspec.msgpack.Decoder(Welcome | Refused)
 client_decoder = msgspec.msgpack.Decoder(ClientFrame)

@@ -403,7 +403,7 @@ def test_endpoint_that_starts_late_is_used_once_it_runs(own_etcd, tmp_path):
         own_etcd.kill()
         async with open_at(own_etcd.endpoint) as backend:
             told = []
-            backend.listen(told.append)
+            backend.on_reachability(told.append)
             with pytest.raises(Unavailable) as caught:
                 await backend.get("a")
             own_etcd.start()

@@ -1,4 +1,4 @@
-"""The client of the embedded server: what it says when it cannot get an answer, and what it leaves behind: nothing."""
+"""The client of the embedded server: time-outs, refusals, limits, restarts without data, and clean closing."""
 
 import asyncio
 import gc
@@ -35,12 +35,12 @@ from tests.server.proxy import through
 from tests.server.threaded import ThreadedServer
 
 LATE_S = 5.0
-"""How much later than asked for a time-out may come on a busy machine."""
+"""How late a time-out may be on a busy machine."""
 
 
 @asynccontextmanager
 async def listening(handle, port=0):
-    """A port of loopback where `handle` answers; its endpoint."""
+    """A server on loopback that runs `handle` for each connection; its endpoint."""
     tasks = set()
 
     async def accept(reader, writer):
@@ -66,18 +66,18 @@ async def listening(handle, port=0):
 
 
 async def hang(reader, writer):
-    """Take everything, say nothing."""
+    """Read everything, send nothing."""
     while await reader.read(1 << 16):
         pass
 
 
-def says(*words: bytes):
+def sends(*chunks: bytes):
     """Answer the first bytes with these, and close."""
 
     async def handle(reader, writer):
         await reader.read(1)
-        for word in words:
-            writer.write(word)
+        for chunk in chunks:
+            writer.write(chunk)
         await writer.drain()
         writer.close()
         await writer.wait_closed()
@@ -86,7 +86,7 @@ def says(*words: bytes):
 
 
 class Scripted:
-    """A server that welcomes, writes down what it is told, and answers nothing."""
+    """A server that sends its welcome, records all messages, and answers none."""
 
     def __init__(self, generation="g", **fields):
         self.welcome = Welcome(1, generation, **fields)
@@ -108,7 +108,7 @@ class Scripted:
 
 @asynccontextmanager
 async def takes(least_s: float):
-    """What is inside takes at least so long, and not much longer."""
+    """Assert that the block takes at least this long, and not much longer."""
     began_at = time.monotonic()
     yield
     took_s = time.monotonic() - began_at
@@ -116,7 +116,7 @@ async def takes(least_s: float):
 
 
 def others() -> set[str]:
-    """The names of all tasks but this one."""
+    """The names of all other tasks."""
     return {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
@@ -137,7 +137,7 @@ CHANGES = {"put", "add", "grant", "revoke", "open_session"}
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_call_ends_in_time_when_nobody_says_welcome(call):
+def test_call_ends_in_time_without_a_welcome(call):
     async def main():
         async with listening(hang) as endpoint, client_of(endpoint, call_timeout_s=0.2) as backend:
             async with takes(0.2):
@@ -149,7 +149,7 @@ def test_call_ends_in_time_when_nobody_says_welcome(call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_call_ends_in_time_when_nobody_answers_it(call):
+def test_call_ends_in_time_without_an_answer(call):
     async def main():
         scripted = Scripted()
         async with listening(scripted.handle) as endpoint, client_of(endpoint, call_timeout_s=0.2) as backend:
@@ -163,7 +163,7 @@ def test_call_ends_in_time_when_nobody_answers_it(call):
     run(main())
 
 
-def test_attempt_to_connect_is_given_up_for_the_next(monkeypatch):
+def test_attempt_to_connect_times_out(monkeypatch):
     monkeypatch.setattr(tcp, "CONNECT_S", 0.2)
 
     async def main():
@@ -176,7 +176,7 @@ def test_attempt_to_connect_is_given_up_for_the_next(monkeypatch):
     run(main())
 
 
-def test_connection_on_which_nothing_is_heard_is_given_up_for_a_new_one():
+def test_silent_connection_is_replaced():
     async def main():
         async with (
             serving() as server,
@@ -187,21 +187,21 @@ def test_connection_on_which_nothing_is_heard_is_given_up_for_a_new_one():
             proxy.swallows = True
             adding = asyncio.create_task(backend.add("/n", 1))
             await eventually(lambda: "/n" in server.engine_host.engine.items, "the server executes it")
-            proxy.swallows = False  # for those who come anew: what was swallowed is gone
+            proxy.swallows = False  # for new connections: swallowed data is lost
             assert (await adding).value == 1
             assert proxy.connections == 2
 
     run(main())
 
 
-def test_connection_whose_words_arrive_is_given_more_time():
-    """The server may only be busy: to greet everybody anew would be more to do."""
+def test_connection_whose_data_is_acknowledged_gets_more_time():
+    """The server may be overloaded: reconnects would add to the load."""
 
     async def main():
         async with serving() as server, through(server) as proxy:
             async with client_of(proxy.endpoint, stall_s=0.3, call_timeout_s=PATIENCE_S) as backend:
                 await backend.get("/a")
-                await asyncio.sleep(0.4)  # until nothing is looked out for
+                await asyncio.sleep(0.4)  # until the stall detector has no timer
                 proxy.delay_s = 0.2
                 await backend.get("/a")
             assert proxy.connections == 1
@@ -210,8 +210,8 @@ def test_connection_whose_words_arrive_is_given_more_time():
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_process_that_stood_still_hears_first_what_was_answered_meanwhile(kind):
-    """uvloop calls what is due before it reads."""
+def test_process_that_was_stopped_processes_received_answers_first(kind):
+    """uvloop runs timers before it reads from sockets."""
     factory = None if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 
     async def main(served):
@@ -229,7 +229,7 @@ def test_process_that_stood_still_hears_first_what_was_answered_meanwhile(kind):
         assert served.proxy.connections == 1
 
 
-def test_silence_is_no_reason_to_give_up_a_connection_that_owes_nothing():
+def test_silent_connection_without_pending_requests_is_kept():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint, stall_s=0.05) as backend:
             lease = await backend.grant(0.4)
@@ -240,7 +240,7 @@ def test_silence_is_no_reason_to_give_up_a_connection_that_owes_nothing():
     run(main())
 
 
-def test_session_is_closed_in_bounded_time_when_nobody_answers():
+def test_session_is_closed_in_bounded_time_without_an_answer():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             session = await backend.open_session(0.5)
@@ -251,7 +251,7 @@ def test_session_is_closed_in_bounded_time_when_nobody_answers():
     run(main())
 
 
-def test_watch_on_a_peer_that_hangs_can_be_cancelled():
+def test_watch_on_a_hanging_server_can_be_cancelled():
     async def main():
         async with listening(hang) as endpoint, client_of(endpoint) as backend:
             watch = backend.watch("/", 1)
@@ -264,10 +264,10 @@ def test_watch_on_a_peer_that_hangs_can_be_cancelled():
     run(main())
 
 
-# --- nobody there -----------------------------------------------------------------------------------------------------
+# --- unreachable ------------------------------------------------------------------------------------------------------
 
 
-def test_calls_fail_soon_with_the_cause_where_nobody_listens():
+def test_calls_fail_soon_with_the_cause_if_the_connection_is_refused():
     async def main():
         endpoint = f"127.0.0.1:{free_port()}"
         async with client_of(endpoint, call_timeout_s=60.0) as backend:
@@ -280,7 +280,7 @@ def test_calls_fail_soon_with_the_cause_where_nobody_listens():
     run(main())
 
 
-def test_name_that_does_not_exist_is_said_in_the_error():
+def test_error_names_a_host_that_does_not_exist():
     async def main():
         async with client_of("no-such-host.invalid:29400") as backend:
             with pytest.raises(Unavailable, match=r"no-such-host\.invalid:29400 cannot be reached: \w+"):
@@ -289,35 +289,35 @@ def test_name_that_does_not_exist_is_said_in_the_error():
     run(main())
 
 
-def test_listener_is_told_of_trouble_and_of_its_end():
+def test_listener_is_called_when_the_server_becomes_unreachable_and_reachable():
     async def main():
         port = free_port()
-        told = []
+        reported = []
         async with client_of(f"127.0.0.1:{port}") as backend:
-            backend.listen(told.append)
+            backend.on_reachability(reported.append)
             with pytest.raises(Unavailable):
                 await backend.get("/a")
-            assert "connection refused" in str(told[-1])
+            assert "connection refused" in str(reported[-1])
             async with serving(port):
-                await eventually(lambda: told[-1] is None, "it is reachable")
+                await eventually(lambda: reported[-1] is None, "it is reachable")
                 await backend.get("/a")
-                assert all(isinstance(error, Unavailable) for error in told[:-1])
+                assert all(isinstance(error, Unavailable) for error in reported[:-1])
 
     run(main())
 
 
-def test_call_that_was_sent_waits_for_a_server_that_can_be_reached_again():
+def test_call_that_was_sent_waits_until_the_server_is_reachable_again():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
             proxy.swallows = True
             adding = asyncio.create_task(backend.add("/n", 1))
             await eventually(lambda: "/n" in server.engine_host.engine.items, "the server executes it")
-            told = []
-            backend.listen(told.append)
+            reported = []
+            backend.on_reachability(reported.append)
             proxy.refuse()
             proxy.swallows = False
-            await eventually(lambda: told, "it knows that nobody is there")
+            await eventually(lambda: reported, "it notices that the connection is refused")
             with pytest.raises(Unavailable):  # this one was not sent
                 await backend.get("/a")
             assert not adding.done()
@@ -345,8 +345,8 @@ def test_node_joins_a_server_that_starts_after_it():
     run(main())
 
 
-def test_session_lasts_from_when_it_was_asked_for_on_a_connection():
-    """However long it took to be connected: thousands that come at once have to wait for their turn."""
+def test_time_to_live_of_a_session_counts_from_the_sending_of_its_request():
+    """Connecting does not count: it takes long if thousands of clients connect at once."""
 
     async def main():
         async with serving() as server:
@@ -365,8 +365,8 @@ def test_session_lasts_from_when_it_was_asked_for_on_a_connection():
     run(main())
 
 
-def test_round_forms_although_every_answer_takes_longer_than_sessions_last():
-    """As on a machine with far too much to do. All renewals arrive, and that is what counts until there is a round."""
+def test_round_forms_although_answers_take_longer_than_the_time_to_live():
+    """As on an overloaded machine. All renewals arrive; until there is a round, that is sufficient."""
 
     async def main():
         async with serving() as server, through(server) as proxy:
@@ -383,7 +383,7 @@ def test_round_forms_although_every_answer_takes_longer_than_sessions_last():
     run(main())
 
 
-# --- refused ----------------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -395,9 +395,9 @@ def test_round_forms_although_every_answer_takes_longer_than_sessions_last():
         (b"-ERR unknown command\r\n"[:20], "'-ERR unknown command'"),
     ],
 )
-def test_something_else_on_the_port_is_rejected_with_what_it_answered(answer, named):
+def test_other_protocol_on_the_port_is_rejected_and_named(answer, named):
     async def main():
-        async with listening(says(answer)) as endpoint, client_of(endpoint) as backend:
+        async with listening(sends(answer)) as endpoint, client_of(endpoint) as backend:
             with pytest.raises(Rejected) as caught:
                 await backend.get("/a")
             assert str(caught.value).startswith(f"{endpoint} is not a Rallypoint server: it answered with {named}")
@@ -407,7 +407,7 @@ def test_something_else_on_the_port_is_rejected_with_what_it_answered(answer, na
 
 
 @pytest.mark.parametrize(
-    "words",
+    "chunks",
     [
         [],
         [GREETING],
@@ -419,11 +419,11 @@ def test_something_else_on_the_port_is_rejected_with_what_it_answered(answer, na
         [GREETING, frame(b"\x92\x01" + b"\x91" * 50_000 + b"\xc0")],
     ],
 )
-def test_server_that_breaks_off_or_babbles_is_unavailable_and_tried_again(words):
+def test_server_that_disconnects_or_sends_garbage_is_unavailable_and_retried(chunks):
     async def main():
         port = free_port()
         async with client_of(f"127.0.0.1:{port}") as backend:
-            async with listening(says(*words), port):
+            async with listening(sends(*chunks), port):
                 with pytest.raises(Unavailable) as caught:
                     await backend.get("/a")
                 assert "cannot be reached: " in str(caught.value)
@@ -431,7 +431,7 @@ def test_server_that_breaks_off_or_babbles_is_unavailable_and_tried_again(words)
                 while True:
                     try:
                         await backend.get("/a")
-                    except Unavailable:  # an attempt that met nobody
+                    except Unavailable:  # refused before the server listened
                         continue
                     return
 
@@ -443,7 +443,7 @@ def test_wrong_token_is_rejected_with_the_remedy(token):
     async def main():
         async with serving(token="right") as server:
             async with client_of(server.addresses[0], token=token) as backend:
-                for _ in range(2):  # it is tried anew, and says the same again
+                for _ in range(2):  # the second call retries and gets the same error
                     with pytest.raises(Rejected, match=r"refused: .*token") as caught:
                         await put(backend, "/a")
                     assert "token_file" in str(caught.value)
@@ -453,7 +453,7 @@ def test_wrong_token_is_rejected_with_the_remedy(token):
     run(main())
 
 
-def test_version_that_the_server_does_not_speak_is_rejected():
+def test_unsupported_version_is_rejected():
     async def main():
         async with serving() as server, client_of(server.addresses[0], versions=Versions(7, 9)) as backend:
             with pytest.raises(Rejected, match=r"speaks versions 7 to 9 .* upgrade the server"):
@@ -462,7 +462,7 @@ def test_version_that_the_server_does_not_speak_is_rejected():
     run(main())
 
 
-def test_session_of_a_client_that_is_refused_on_its_return_is_lost_with_the_reason():
+def test_session_of_a_client_that_is_refused_on_reconnect_is_lost_with_the_reason():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             session = await backend.open_session(60.0, interval_s=0.05)
@@ -474,7 +474,7 @@ def test_session_of_a_client_that_is_refused_on_its_return_is_lost_with_the_reas
     run(main())
 
 
-def test_request_that_was_sent_before_the_client_was_refused_may_have_happened():
+def test_outcome_of_a_request_that_was_sent_before_the_client_was_refused_is_unknown():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
@@ -485,7 +485,7 @@ def test_request_that_was_sent_before_the_client_was_refused_may_have_happened()
             server.token = "new"
             proxy.swallows = False
             proxy.cut()
-            # Bug that this found: it was told as Rejected, which means that it was not executed.
+            # Regression: Rejected was raised, which means that it was not executed.
             with pytest.raises(OutcomeUnknown, match="token"):
                 await adding
             with pytest.raises(Rejected, match="token"):
@@ -497,7 +497,7 @@ def test_request_that_was_sent_before_the_client_was_refused_may_have_happened()
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_request_that_is_too_large_is_rejected_with_the_limit_and_the_connection_lives():
+def test_request_that_is_too_large_is_rejected_with_the_limit_and_the_connection_stays_open():
     async def main():
         async with serving() as server, through(server) as proxy:
             server.max_frame = 10_000
@@ -518,7 +518,7 @@ def test_request_that_is_too_large_is_rejected_with_the_limit_and_the_connection
     run(main())
 
 
-def test_requests_that_are_too_large_together_are_sent_apart():
+def test_requests_that_are_too_large_for_one_frame_are_sent_in_several():
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as backend:
             server.max_frame = 10_000
@@ -529,10 +529,10 @@ def test_requests_that_are_too_large_together_are_sent_apart():
     run(main())
 
 
-# --- a server that has lost its memory --------------------------------------------------------------------------------
+# --- restarts without data --------------------------------------------------------------------------------------------
 
 
-def test_new_generation_means_lost_sessions_and_watches_that_scan_again():
+def test_restart_without_data_loses_sessions_and_ends_watches():
     async def main():
         port = free_port()
         async with client_of(f"127.0.0.1:{port}") as backend:
@@ -557,7 +557,7 @@ def test_new_generation_means_lost_sessions_and_watches_that_scan_again():
     run(main())
 
 
-def test_watch_that_goes_on_after_a_new_generation_is_told_from_where():
+def test_watch_that_continues_after_a_restart_without_data_gets_the_oldest_revision():
     async def main():
         port = free_port()
         async with client_of(f"127.0.0.1:{port}") as backend:
@@ -568,7 +568,7 @@ def test_watch_that_goes_on_after_a_new_generation_is_told_from_where():
             async with serving(port):
                 with pytest.raises(HistoryGone):
                     await reading
-                with pytest.raises(HistoryGone) as caught:  # who does not scan hears it again, with the oldest start
+                with pytest.raises(HistoryGone) as caught:  # again without a scan, now with the oldest revision
                     await anext(watch)
                 assert caught.value.oldest > 0
 
@@ -581,27 +581,27 @@ def test_claim_is_made_before_sessions_are_lost_and_sent_before_anything_else():
         first, second = Scripted("first"), Scripted("second")
         order = []
         async with client_of(f"127.0.0.1:{port}", run="run") as backend:
-            backend.claim_by(lambda: order.append("claim") or b"where it stood")
+            backend.on_data_loss(lambda: order.append("claim") or b"state of the run")
             async with serving(port):
                 session = await backend.open_session(60.0)
                 session.lost.add_callback(lambda reason: order.append("lost"))
             async with listening(second.handle, port):
                 await eventually(lambda: second.messages, "it claims")
-                assert second.messages[0] == Claim(b"where it stood")
+                assert second.messages[0] == Claim(b"state of the run")
                 assert order == ["claim", "lost"]
                 (hello,) = second.hellos
                 assert hello.run == "run"
                 assert hello.generation not in ("", "second")
                 assert [held.lease for held in hello.sessions] == [session.lease]
             async with listening(first.handle, port):
-                await eventually(lambda: first.hellos, "it comes to the next")
+                await eventually(lambda: first.hellos, "it connects to the next server")
                 assert first.hellos[0].generation == "second"
                 assert first.hellos[0].sessions == ()
 
     run(main())
 
 
-def test_requests_of_which_a_new_generation_knows_nothing_are_unknown_if_they_were_sent():
+def test_outcome_of_sent_requests_is_unknown_after_a_restart_without_data():
     async def main():
         port = free_port()
         first = Scripted("first")
@@ -614,12 +614,12 @@ def test_requests_of_which_a_new_generation_knows_nothing_are_unknown_if_they_we
             async with serving(port):
                 with pytest.raises(OutcomeUnknown, match="restarted without its data"):
                     await adding
-                assert (await reading).item is None  # reading again is always right
+                assert (await reading).item is None  # a read can always be repeated
 
     run(main())
 
 
-def test_numbers_of_rounds_go_on_over_a_restart_without_data():
+def test_round_numbers_continue_after_a_restart_without_data():
     async def main():
         port = free_port()
         options = {"last_call_timeout": 0.1, "keep_alive_interval": 0.5, "is_host": False, "min_nodes": 2}
@@ -638,7 +638,7 @@ def test_numbers_of_rounds_go_on_over_a_restart_without_data():
     run(main())
 
 
-def test_members_who_left_their_round_while_the_server_was_away_count_as_back():
+def test_members_that_left_their_round_during_the_restart_count_as_returned():
     async def main():
         port = free_port()
         options = {"last_call_timeout": 0.1, "keep_alive_interval": 0.5, "is_host": False, "min_nodes": 2}
@@ -646,9 +646,9 @@ def test_members_who_left_their_round_while_the_server_was_away_count_as_back():
         async with serving(port):
             await asyncio.gather(*(node.next_rendezvous() for node in nodes))
         calls = [asyncio.create_task(node.next_rendezvous()) for node in nodes]
-        await asyncio.sleep(0)  # they know: they are in no round any more
+        await asyncio.sleep(0)  # now they have left the round
         async with serving(port) as server:
-            # Bug that this found: "0 of 2 members of round 1 are back", while both waited.
+            # Regression: "0 of 2 members of round 1 are back", although both waited.
             wanted = "2 of 2 members of round 1 are back"
             await eventually(lambda: wanted in server.runs.ensure_run("run").returning.sentence(), "both are back")
             async with asyncio.timeout(PATIENCE_S):
@@ -659,8 +659,8 @@ def test_members_who_left_their_round_while_the_server_was_away_count_as_back():
     run(main())
 
 
-def test_node_claims_a_round_that_it_left_until_it_has_another_session():
-    """After that, a round of the same number may be another one, of a server that knew nothing of the first."""
+def test_node_claims_the_round_that_it_left_until_it_has_a_new_session():
+    """Later, a round of the same number may be another one, of a server that was restarted without its data."""
 
     async def main():
         async with serving() as server:
@@ -683,7 +683,7 @@ def test_node_claims_a_round_that_it_left_until_it_has_another_session():
     run(main())
 
 
-def test_observer_that_comes_back_does_not_hold_up_the_nodes():
+def test_reconnecting_observer_does_not_delay_the_nodes():
     async def main():
         port = free_port()
         async with client_of(f"127.0.0.1:{port}", run="run") as observer:
@@ -692,7 +692,7 @@ def test_observer_that_comes_back_does_not_hold_up_the_nodes():
             async with serving(port):
                 await eventually(lambda: observer._link is not None, "the observer is back")
                 node = aio.create_handler(f"tcp://127.0.0.1:{port}/run", name="a", min_nodes=1, last_call_timeout=0.1)
-                # Bug that this found: it has nothing to claim, so the run waited for its claim for a time to live.
+                # Regression: the observer sent no claim, so the run waited for it for a time to live.
                 async with asyncio.timeout(8.0):
                     assert (await node.next_rendezvous()).rank == 0
                 await node.aclose()
@@ -700,7 +700,7 @@ def test_observer_that_comes_back_does_not_hold_up_the_nodes():
     run(main())
 
 
-def test_claim_of_a_member_counts_although_it_has_gone_again(monkeypatch):
+def test_claim_of_a_member_counts_after_the_member_has_disconnected(monkeypatch):
     monkeypatch.setattr(runs, "MOST_PAUSE_S", 0.05)
     monkeypatch.setattr(runs, "UNMADE_PAUSE_S", 0.05)
 
@@ -708,7 +708,7 @@ def test_claim_of_a_member_counts_although_it_has_gone_again(monkeypatch):
         port = free_port()
         claim = ClaimRecord(id="x", round=7, size=2, is_member=True, floor=7, ttl_s=1.0)
         async with client_of(f"127.0.0.1:{port}", run="run") as member:
-            member.claim_by(lambda: encode(claim))
+            member.on_data_loss(lambda: encode(claim))
             async with serving(port):
                 await member.get("/a")
             async with serving(port) as server:
@@ -717,7 +717,7 @@ def test_claim_of_a_member_counts_although_it_has_gone_again(monkeypatch):
                 )
                 await member.close()
                 await asyncio.sleep(0.5)
-                # Bug that this found: with the run, what was known of its past was forgotten, and round 1 was formed.
+                # Regression: the claim was dropped together with the idle run, and round 1 was formed.
                 node = aio.create_handler(f"tcp://127.0.0.1:{port}/run", name="a", min_nodes=1, last_call_timeout=0.1)
                 assert (await node.next_rendezvous()).round == 8
                 await node.aclose()
@@ -730,7 +730,7 @@ def test_claim_of_a_member_makes_the_new_server_wait_for_the_others():
         port = free_port()
         claim = ClaimRecord(id="x", round=7, size=1, is_member=True, floor=7, ttl_s=1.0)
         async with client_of(f"127.0.0.1:{port}", run="run") as member:
-            member.claim_by(lambda: encode(claim))
+            member.on_data_loss(lambda: encode(claim))
             async with serving(port):
                 await member.get("/a")
             async with serving(port):
@@ -742,7 +742,7 @@ def test_claim_of_a_member_makes_the_new_server_wait_for_the_others():
     run(main())
 
 
-def test_welcome_that_comes_as_it_is_given_up_is_no_error():
+def test_welcome_after_a_cancelled_attempt_is_ignored():
     async def main():
         link = ClientConnection(lambda: None, lambda messages: None, lambda link, why: None)
         link.welcome.cancel()
@@ -752,10 +752,10 @@ def test_welcome_that_comes_as_it_is_given_up_is_no_error():
     run(main())
 
 
-# --- what is left behind ----------------------------------------------------------------------------------------------
+# --- cancelling and closing -------------------------------------------------------------------------------------------
 
 
-def test_request_that_fails_is_gone_without_the_collector():
+def test_failed_request_creates_no_reference_cycle():
     async def main():
         async with (
             serving() as server,
@@ -764,16 +764,16 @@ def test_request_that_fails_is_gone_without_the_collector():
         ):
             await backend.get("/a")
             proxy.swallows = True
-            gone = []
+            errors = []
             gc.disable()
             try:
                 for call in (CALLS["put"], CALLS["get"], lambda backend: backend.scan_and_watch(["/"])):
                     try:
                         await call(backend)
                     except (Unavailable, OutcomeUnknown) as error:
-                        gone.append(weakref.ref(error))
+                        errors.append(weakref.ref(error))
                 await asyncio.sleep(0)
-                assert [one() for one in gone] == [None] * 3
+                assert [error() for error in errors] == [None] * 3
             finally:
                 gc.enable()
 
@@ -800,7 +800,7 @@ def test_call_that_is_cancelled_leaves_nothing_pending():
     run(main())
 
 
-def test_call_that_is_cancelled_before_there_is_a_connection_is_never_sent():
+def test_call_that_is_cancelled_before_the_connection_exists_is_never_sent():
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as backend:
             putting = asyncio.create_task(put(backend, "/a"))
@@ -813,7 +813,7 @@ def test_call_that_is_cancelled_before_there_is_a_connection_is_never_sent():
     run(main())
 
 
-def test_closing_fails_what_is_pending_and_leaves_no_task():
+def test_closing_fails_pending_requests_and_leaves_no_task():
     async def main():
         async with serving() as server, through(server) as proxy:
             before = others()
@@ -869,7 +869,7 @@ def test_closing_at_any_time_leaves_no_task(where):
     run(main())
 
 
-def test_closing_delivers_what_was_sent_in_the_same_turn():
+def test_closing_delivers_requests_of_the_same_loop_iteration():
     async def main():
         async with serving() as server, client_of(server.addresses[0]) as backend:
             await backend.get("/a")
@@ -878,6 +878,6 @@ def test_closing_delivers_what_was_sent_in_the_same_turn():
             await backend.close()
             with pytest.raises(OutcomeUnknown):
                 await sending
-            await eventually(lambda: "/a" in server.engine_host.engine.items, "it arrives all the same")
+            await eventually(lambda: "/a" in server.engine_host.engine.items, "it arrives")
 
     run(main())

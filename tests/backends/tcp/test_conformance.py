@@ -1,6 +1,6 @@
-"""The tcp backend keeps the contract, and what is built on it its promises: in this process and from another one.
+"""The tcp backend, and the store and handlers on top of it, pass the conformance suites, also across processes.
 
-Time is real here. All checks run at the same time, each with a server of its own, so that they wait together.
+Time is real here. All checks run concurrently, each with its own server, because most of their time is waiting.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ HISTORY = 500
 SLACK_S = 0.7
 PROCESSES = 6
 ALL_S = 90.0
-"""A suite that takes longer hangs."""
+"""The time limit of a suite."""
 
 
 def connector(endpoint: str, run: str = ""):
@@ -54,7 +54,7 @@ def assert_all_conform(reports) -> None:
 
 
 async def check_backends(seeds=()):
-    """Every check of the contract and random histories of these seeds, each with a server of its own."""
+    """All checks of the contract and random histories of these seeds, each with its own server."""
 
     async def check_one(check, **changes):
         async with serving(history=HISTORY) as server:
@@ -66,7 +66,7 @@ async def check_backends(seeds=()):
         )
 
 
-def test_tcp_backend_conforms_in_process_and_gives_the_answers_of_the_model():
+def test_tcp_backend_conforms_in_process_and_behaves_like_the_model():
     assert_all_conform(asyncio.run(check_backends(range(1, 11))))
 
 
@@ -74,7 +74,7 @@ def test_tcp_backend_conforms_over_mutual_tls_with_a_token(tmp_path):
     certificates = Certificates(tmp_path)
     server_tls = files(certificates.authority.path, certificates.server).server_context()
     secure = Credentials(tls=files(certificates.authority.path, certificates.client)).secure
-    a_few = asyncio.Semaphore(A_FEW)  # handshakes of all at once would take longer than sessions live
+    a_few = asyncio.Semaphore(A_FEW)  # more TLS handshakes at once would take longer than a time to live
 
     async def check_one(check):
         async with a_few, serving(history=HISTORY, tls=server_tls, token="secret") as server:
@@ -105,7 +105,7 @@ def test_tcp_backend_conforms_on_uvloop():
 
 
 def endpoint_of(serves: subprocess.Popen[str]) -> str:
-    """Where a server says that it listens."""
+    """The address that a server reports."""
     line = serves.stderr.readline()
     found = re.search(r"listening on (127\.0\.0\.1:\d+)", line)
     assert found, line
@@ -114,7 +114,7 @@ def endpoint_of(serves: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def served_by_other_processes(count: int):
-    """The endpoints of `rallypoint serve` in processes of their own."""
+    """The endpoints of `rallypoint serve` processes."""
     command = [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0"]
     serve = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(count)]
     try:
@@ -145,7 +145,7 @@ def test_tcp_backend_conforms_against_a_server_in_another_process():
     assert sum(len(report.passed) for report in reports) == len(checks)
 
 
-# --- what is built on it ----------------------------------------------------------------------------------------------
+# --- store and handlers -----------------------------------------------------------------------------------------------
 
 
 def test_store_conforms_on_tcp():
@@ -170,7 +170,7 @@ def test_store_conforms_on_tcp():
 
 @contextmanager
 def served_by_another_thread():
-    """The endpoint of a server on a loop of its own in this process."""
+    """The endpoint of a server on another event loop in this process."""
     ready, loop, endpoint = threading.Event(), asyncio.new_event_loop(), []
     over = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Blocking connections to the server on real sockets: one trip, executed once, and nothing left of it."""
+"""Blocking connections on real sockets: one round trip, executed once, no resources left."""
 
 import os
 import random
@@ -19,7 +19,7 @@ from tests.ports import free_port
 from tests.server.threaded import ThreadedServer, add, do, listening, pool_to, put, sockets, soon, values
 
 SLOW_S = 2.0
-"""What this machine may add to anything."""
+"""The slack of every time limit on this machine."""
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def served():
         yield one
 
 
-# --- one trip ---------------------------------------------------------------------------------------------------------
+# --- round trips ------------------------------------------------------------------------------------------------------
 
 
-def test_every_request_is_one_frame_there_and_one_back(served):
+def test_every_request_is_one_frame_in_each_direction(served):
     with served.pool(served.port) as pool:
         do(pool, put("/a", b"1"))
         requests = [
@@ -49,7 +49,7 @@ def test_every_request_is_one_frame_there_and_one_back(served):
         assert len(served.server.connections) == 1
 
 
-def test_who_waits_is_told_in_the_same_trip(served):
+def test_waiting_for_keys_is_one_round_trip(served):
     with served.pool(served.port) as pool, served.pool(served.port) as other:
         do(other, put("/else"))
         values(pool, "/else")
@@ -63,13 +63,13 @@ def test_who_waits_is_told_in_the_same_trip(served):
         assert served.awaiting == 0
 
 
-def test_waits_longer_than_the_server_is_asked_for(served, monkeypatch):
+def test_wait_ends_early_at_the_limit_of_one_request(served, monkeypatch):
     monkeypatch.setattr(direct, "AWAIT_S", 0.05)
     with served.pool() as pool:
-        assert values(pool, "/a", limit_s=60.0) == [None]  # whoever asked asks again
+        assert values(pool, "/a", limit_s=60.0) == [None]  # the caller repeats the request
 
 
-def test_fifty_who_wait_do_not_hold_up_another(served):
+def test_fifty_waiting_threads_do_not_block_another(served):
     with served.pool() as pool:
         waiting = [in_thread(values, pool, "/go", f"/{number}") for number in range(50)]
         until(lambda: served.awaiting == 50, "all wait")
@@ -78,7 +78,7 @@ def test_fifty_who_wait_do_not_hold_up_another(served):
         do(pool, put("/go", b""))
         assert [result_of(one)[1] for one in waiting] == [b"%d" % number for number in range(50)]
         assert len(served.server.connections) == 51
-        until(lambda: served.awaiting == 0, "nobody waits")
+        until(lambda: served.awaiting == 0, "no thread waits")
 
 
 def test_each_of_many_threads_gets_its_own_answers(served):
@@ -104,7 +104,7 @@ def test_each_of_many_threads_gets_its_own_answers(served):
         assert len(served.server.connections) <= 16
 
 
-def test_closing_what_is_idle_while_others_ask_confuses_nobody(served):
+def test_closing_idle_connections_does_not_disturb_concurrent_requests(served):
     over = threading.Event()
 
     def tidy() -> None:
@@ -127,10 +127,10 @@ def test_closing_what_is_idle_while_others_ask_confuses_nobody(served):
             over.set()
         result_of(tidying)
         pool.close_idle(-1.0)
-        until(lambda: not served.server.connections, "no connection was forgotten")
+        until(lambda: not served.server.connections, "all connections are closed")
 
 
-# --- once -------------------------------------------------------------------------------------------------------------
+# --- broken connections -----------------------------------------------------------------------------------------------
 
 
 def cut_before_the_answer(served, call, has_happened):
@@ -144,7 +144,7 @@ def cut_before_the_answer(served, call, has_happened):
     return result_of(calling)
 
 
-def test_what_was_executed_before_the_connection_broke_is_not_executed_again(served):
+def test_request_that_was_executed_before_the_connection_broke_is_not_executed_again(served):
     with served.pool() as pool:
         assert add(pool, "/n", 5) == 5
         assert cut_before_the_answer(served, lambda: add(pool, "/n"), lambda: served.items["/n"].value == b"6") == 6
@@ -158,12 +158,12 @@ def test_what_was_executed_before_the_connection_broke_is_not_executed_again(ser
         assert add(pool, "/n") == 7
 
 
-def test_what_was_lost_on_its_way_is_sent_again(served):
+def test_request_that_was_lost_is_sent_again(served):
     with served.pool() as pool:
         add(pool, "/n")
         served.proxy.deafens = True
         adding = in_thread(add, pool, "/n")
-        until(lambda: served.proxy.connections == 1, "it is there")
+        until(lambda: served.proxy.connections == 1, "it connects")
         time.sleep(0.05)
         served.proxy.deafens = False
         served.ask(served.proxy.cut)
@@ -171,7 +171,7 @@ def test_what_was_lost_on_its_way_is_sent_again(served):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_connections_that_are_cut_at_any_byte_lose_and_double_nothing(served, seed):
+def test_requests_survive_cuts_at_any_byte_without_loss_or_repetition(served, seed):
     rng = random.Random(seed)
     cuts = 25
 
@@ -194,7 +194,7 @@ def test_connections_that_are_cut_at_any_byte_lose_and_double_nothing(served, se
         assert served.proxy.connections > 5
 
 
-def test_server_that_lost_its_memory_makes_the_outcome_of_a_write_unknown(served):
+def test_outcome_of_a_write_is_unknown_after_a_restart_without_data(served):
     with served.pool() as pool:
         add(pool, "/n")
         served.proxy.swallows = True
@@ -209,20 +209,20 @@ def test_server_that_lost_its_memory_makes_the_outcome_of_a_write_unknown(served
         assert add(pool, "/n") == 1
 
 
-def test_write_that_was_never_sent_is_executed_by_the_next_server(served):
+def test_write_that_was_never_sent_is_executed_after_the_restart(served):
     with served.pool() as pool:
         add(pool, "/n")
         served.restart()
         served.ask(served.proxy.cut)
         until(lambda: not served.proxy._writers, "all is cut")
-        # The old connection is found broken only by sending, so it may also be told as unknown, never as done twice.
+        # A broken connection may be noticed only by sending: then the outcome is unknown.
         try:
             assert add(pool, "/n") == 1
         except OutcomeUnknown:
             assert "/n" not in served.items
 
 
-def test_reading_goes_on_with_a_server_that_lost_its_memory(served):
+def test_wait_continues_after_a_restart_without_data(served):
     with served.pool() as pool:
         do(pool, put("/a"))
         waiting = in_thread(values, pool, "/b")
@@ -233,7 +233,7 @@ def test_reading_goes_on_with_a_server_that_lost_its_memory(served):
         assert result_of(waiting) == [b"new"]
 
 
-# --- its life ---------------------------------------------------------------------------------------------------------
+# --- life cycle -------------------------------------------------------------------------------------------------------
 
 
 def test_idle_connections_are_closed_and_opened_again(served):
@@ -244,16 +244,16 @@ def test_idle_connections_are_closed_and_opened_again(served):
         pool.close_idle(3600.0)
         assert len(served.server.connections) == 2
         pool.close_idle(-1.0)
-        until(lambda: len(served.server.connections) == 1, "only who waits is connected")
+        until(lambda: len(served.server.connections) == 1, "only the waiting thread is connected")
         assert add(pool, "/n") == 2
         do(pool, put("/later", b"now"))
         assert result_of(waiting) == [b"now"]
         pool.close_idle(-1.0)
-        until(lambda: not served.server.connections, "nobody is connected")
+        until(lambda: not served.server.connections, "all connections are closed")
         assert pool.filenos() == []
 
 
-def test_closing_ends_every_call_now_and_later(served):
+def test_closing_fails_all_current_and_later_calls(served):
     with served.pool(served.port) as pool:
         waiting = [in_thread(values, pool, f"/{number}") for number in range(10)]
         until(lambda: served.awaiting == 10, "all wait")
@@ -265,14 +265,14 @@ def test_closing_ends_every_call_now_and_later(served):
         for _ in range(3):
             with pytest.raises(Unavailable, match="it is over"):
                 add(pool, "/n")
-        until(lambda: not served.server.connections, "nobody is connected")
+        until(lambda: not served.server.connections, "all connections are closed")
         assert "/n" not in served.items
 
 
-@pytest.mark.parametrize("kind", ["silent", "nobody"])
-def test_closing_ends_those_who_are_still_connecting(kind):
+@pytest.mark.parametrize("kind", ["silent", "refused"])
+def test_closing_fails_calls_that_are_connecting(kind):
     with listening(accepts=kind == "silent") as (port, came):
-        if kind == "nobody":
+        if kind == "refused":
             port = free_port()
         with pool_to(port) as pool:
             calling = in_thread(add, pool, "/n")
@@ -285,21 +285,21 @@ def test_closing_ends_those_who_are_still_connecting(kind):
                 calling.result(TICK_S + SLOW_S)
 
 
-def test_given_up_waits_end_soon_and_others_go_on(served):
+def test_cancelled_wait_ends_soon_and_others_continue(served):
     with served.pool(served.port) as pool:
         over = threading.Event()
-        given_up = in_thread(lambda: pool.await_keys(["/a"], soon(), soon(), over.is_set))
+        cancelled = in_thread(lambda: pool.await_keys(["/a"], soon(), soon(), over.is_set))
         going_on = in_thread(values, pool, "/a")
         until(lambda: served.awaiting == 2, "both wait")
         over.set()
         with pytest.raises(Unavailable):
-            given_up.result(TICK_S + SLOW_S)
-        until(lambda: served.awaiting == 1, "the server knows")
+            cancelled.result(TICK_S + SLOW_S)
+        until(lambda: served.awaiting == 1, "the server has noticed")
         do(pool, put("/a", b"1"))
         assert result_of(going_on) == [b"1"]
 
 
-def test_no_socket_is_left_of_many_that_came_and_went(served):
+def test_closed_pools_leave_no_open_sockets(served):
     def world(turn: int) -> None:
         with served.pool() as pool:
             waiting = in_thread(lambda: pool.await_keys(["/never"], soon(), soon()))
@@ -313,16 +313,16 @@ def test_no_socket_is_left_of_many_that_came_and_went(served):
             result_of(waiting)
 
     world(0)
-    until(lambda: not served.server.connections, "nobody is connected")
-    until(lambda: not served.proxy._writers, "nor to the proxy")
+    until(lambda: not served.server.connections, "all connections are closed")
+    until(lambda: not served.proxy._writers, "those of the proxy, too")
     before = sockets()
     for turn in range(1, 200):
         world(turn)
-    until(lambda: not served.server.connections, "nobody is connected")
+    until(lambda: not served.server.connections, "all connections are closed")
     until(lambda: sockets() <= before, f"no more than {before} sockets are open")
 
 
-def test_interruption_leaves_a_pool_that_works(served):
+def test_pool_works_after_an_interrupted_call(served):
     class Stop(BaseException):
         pass
 
@@ -342,7 +342,7 @@ def test_interruption_leaves_a_pool_that_works(served):
         assert len(pool._all) == 1
 
 
-def leads_nowhere(number):
+def is_unconnected(number):
     with socket.socket(fileno=os.dup(number)) as one:
         try:
             one.getpeername()
@@ -351,7 +351,7 @@ def leads_nowhere(number):
     return False
 
 
-def test_fork_uses_none_of_the_connections(served):
+def test_forked_child_does_not_use_the_connections(served):
     with served.pool(served.port) as pool:
         waiting = in_thread(values, pool, "/later")
         until(lambda: served.awaiting == 1, "it waits")
@@ -362,7 +362,7 @@ def test_fork_uses_none_of_the_connections(served):
         child = os.fork()
         if child == 0:
             try:
-                os._exit(0 if all(map(leads_nowhere, numbers)) and not pool.is_usable else 3)
+                os._exit(0 if all(map(is_unconnected, numbers)) and not pool.is_usable else 3)
             finally:
                 os._exit(4)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -372,14 +372,14 @@ def test_fork_uses_none_of_the_connections(served):
         assert len(served.server.connections) == 2
 
 
-def test_thread_of_the_loop_may_not_block(served):
+def test_pool_is_not_usable_on_the_thread_of_the_loop(served):
     with served.pool(served.port, loop_thread=threading.get_ident()) as pool:
         assert not pool.is_usable
         assert in_thread(lambda: pool.is_usable).result(PATIENCE_S)
 
 
-def test_write_after_a_restart_that_came_while_nothing_was_asked_is_just_executed():
-    # Bug that this found: it was sent to the server that was no more, so its outcome was taken for unknown.
+def test_write_after_a_restart_during_idle_time_is_executed():
+    # Regression: it was sent on the closed connection, so its outcome was unknown.
     with ThreadedServer() as served, served.pool(served.port) as pool:
         do(pool, put("/before"))
         served.restart()

@@ -1,4 +1,4 @@
-"""Connections that break: what was asked for happens once, and what is watched arrives once."""
+"""Broken connections: requests are executed once, and watches have no gap and no repetition."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ async def cut_before_the_answer(server, proxy, call, has_happened) -> object:
     return await calling
 
 
-# --- once -------------------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 def test_add_whose_answer_was_lost_counts_once():
@@ -44,7 +44,7 @@ def test_add_whose_answer_was_lost_counts_once():
     run(main())
 
 
-def test_lease_whose_grant_was_not_heard_is_not_granted_twice():
+def test_grant_whose_answer_was_lost_creates_one_lease():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
@@ -56,7 +56,7 @@ def test_lease_whose_grant_was_not_heard_is_not_granted_twice():
     run(main())
 
 
-def test_write_that_excludes_itself_is_still_told_as_done():
+def test_conditional_write_whose_answer_was_lost_is_reported_as_committed():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
@@ -69,7 +69,7 @@ def test_write_that_excludes_itself_is_still_told_as_done():
     run(main())
 
 
-def test_session_whose_grant_was_not_heard_is_opened_once_and_goes_on():
+def test_session_whose_grant_was_lost_is_opened_once_and_kept():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint, grace_s=5.0) as backend:
             await backend.get("/a")
@@ -89,7 +89,7 @@ def test_session_whose_grant_was_not_heard_is_opened_once_and_goes_on():
     run(main())
 
 
-def test_session_whose_grant_never_arrived_is_opened_on_the_next_connection():
+def test_session_whose_request_was_lost_is_opened_on_the_next_connection():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint, grace_s=5.0) as backend:
             await backend.get("/a")
@@ -103,7 +103,7 @@ def test_session_whose_grant_never_arrived_is_opened_on_the_next_connection():
             async with asyncio.timeout(PATIENCE_S):
                 session, _ = await asyncio.gather(opening, writing)
             await backend.get("/a")
-            # Bug that this found: the hello named it among those that go on, so it was told as ended, and then granted.
+            # Regression: the hello listed it as an open session; the server reported its end, and then granted it.
             assert not session.lost.is_set()
             assert [lease.id for lease in leases] == [session.lease]
             await eventually(lambda: server.clients.session_count == 1, "the server knows it as a session")
@@ -111,7 +111,7 @@ def test_session_whose_grant_never_arrived_is_opened_on_the_next_connection():
     run(main())
 
 
-def test_call_that_was_never_answered_twice_in_a_row_counts_once():
+def test_call_whose_answers_were_lost_repeatedly_counts_once():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
@@ -122,7 +122,7 @@ def test_call_that_was_never_answered_twice_in_a_row_counts_once():
             proxy.limits = lambda number: (float("inf"), 20)  # cut before the welcome is complete
             proxy.swallows = False
             proxy.cut()
-            await eventually(lambda: proxy.connections >= 4, "it tries in vain")
+            await eventually(lambda: proxy.connections >= 4, "its attempts fail")
             proxy.limits = lambda number: (float("inf"), float("inf"))
             assert (await adding).value == 1
             assert items["/n"].value == b"1"
@@ -130,7 +130,7 @@ def test_call_that_was_never_answered_twice_in_a_row_counts_once():
     run(main())
 
 
-def test_requests_that_are_more_than_the_server_remembers_are_never_executed_twice():
+def test_more_requests_than_the_server_remembers_are_never_executed_twice():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
@@ -142,17 +142,17 @@ def test_requests_that_are_more_than_the_server_remembers_are_never_executed_twi
             proxy.cut()
             results = await asyncio.gather(*adding, return_exceptions=True)
             assert items["/n"].value == b"3000"
-            told = [result.value for result in results if not isinstance(result, BaseException)]
+            values = [result.value for result in results if not isinstance(result, BaseException)]
             unknown = [result for result in results if isinstance(result, BaseException)]
-            # Bug that this found: those of which nothing is remembered were told as Rejected, which means "not done".
+            # Regression: requests without a remembered answer raised Rejected, which means "not executed".
             assert {type(error) for error in unknown} <= {OutcomeUnknown}
-            assert told == sorted(set(told))
-            assert told[-1] == 3_000
+            assert values == sorted(set(values))
+            assert values[-1] == 3_000
 
     run(main())
 
 
-def test_request_that_was_lost_on_its_way_is_executed_after_all():
+def test_lost_requests_are_sent_again():
     async def main():
         async with serving() as server, through(server) as proxy, client_of(proxy.endpoint) as backend:
             await backend.get("/a")
@@ -169,11 +169,11 @@ def test_request_that_was_lost_on_its_way_is_executed_after_all():
     run(main())
 
 
-# --- any cuts ---------------------------------------------------------------------------------------------------------
+# --- random cuts ------------------------------------------------------------------------------------------------------
 
 
 def cuts_of(seed: int):
-    """Where the connections of this seed are cut: anywhere, also within the first words."""
+    """After how many bytes the connections of this seed are cut, in each direction; also within the handshake."""
     rng = random.Random(seed)
     drawn = [
         (
@@ -186,7 +186,7 @@ def cuts_of(seed: int):
 
 
 async def survive(seed: int) -> int:
-    """A client whose line is cut again and again adds, and watches what another one writes; how often it came."""
+    """A client whose connections are cut adds, holds sessions and watches another writer; its connections."""
     rng = random.Random(seed + 1_000)
     names = [rng.choice("ab") for _ in range(60)]
     async with serving() as server, through(server) as proxy:
@@ -207,7 +207,7 @@ async def survive(seed: int) -> int:
                     try:
                         sums.append((await backend.add("/n", 1)).value)
                     except Unavailable:
-                        continue  # it did not happen: the first words of a connection were cut
+                        continue  # not executed: the connection was cut during the handshake
                 return sums
 
             async def hold() -> list[Session]:
@@ -237,7 +237,7 @@ async def survive(seed: int) -> int:
 
 
 @pytest.mark.parametrize("tens", range(SEEDS // 10))
-def test_anything_survives_cuts_at_any_byte_without_gap_or_repetition(tens):
+def test_client_survives_cuts_at_any_byte_without_gap_or_repetition(tens):
     async def main():
         seeds = range(10 * tens, 10 * tens + 10)
         results = await asyncio.gather(*map(survive, seeds), return_exceptions=True)
@@ -248,7 +248,7 @@ def test_anything_survives_cuts_at_any_byte_without_gap_or_repetition(tens):
     run(main())
 
 
-def test_watch_that_is_read_slowly_resumes_where_it_stopped(monkeypatch):
+def test_watch_that_is_read_slowly_resumes_after_its_last_batch(monkeypatch):
     monkeypatch.setattr("rallypoint.backends.tcp.watch.WATCH_BUFFER", 8)
 
     async def main():
@@ -271,12 +271,12 @@ def test_watch_that_is_read_slowly_resumes_where_it_stopped(monkeypatch):
     run(main())
 
 
-# --- scanning and watching at once ------------------------------------------------------------------------------------
+# --- scan and watch in one request ------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def written_all_the_time(writer) -> AsyncIterator[list[int]]:
-    """Somebody writes without a pause meanwhile; the revisions."""
+async def continuous_writes(writer) -> AsyncIterator[list[int]]:
+    """Another client writes without a pause; the revisions."""
     written: list[int] = []
 
     async def write() -> None:
@@ -292,30 +292,30 @@ async def written_all_the_time(writer) -> AsyncIterator[list[int]]:
 
 
 @pytest.mark.parametrize("dribble", [0, 7])
-def test_watch_goes_on_exactly_where_its_scan_ended(dribble):
+def test_watch_starts_exactly_after_its_scan(dribble):
     async def main():
         async with (
             serving() as server,
             through(server) as proxy,
             client_of(server.addresses[0]) as writer,
             client_of(proxy.endpoint) as backend,
-            written_all_the_time(writer) as written,
+            continuous_writes(writer) as written,
         ):
             await backend.get("/a")
             proxy.dribble = dribble
             for _ in range(30):
                 if dribble:
-                    backend._max_frame = 22  # each message has a frame of its own, and others are served in between
+                    backend._max_frame = 22  # one message per frame: requests of others are executed in between
                 result, (watch,) = await backend.scan_and_watch(["/w/"])
                 seen = await take(watch, 5)
                 watch.cancel()
-                # Bug that this found: what changed between the scan and the start of the watch was told by neither.
+                # Regression: changes between the scan and the start of the watch were in neither.
                 assert seen == [revision for revision in written if revision > result.revision][:5]
 
     run(main())
 
 
-def test_watch_goes_on_where_its_scan_ended_over_cuts_at_any_byte():
+def test_watch_starts_exactly_after_its_scan_despite_cuts_at_any_byte():
     async def one(seed):
         rng = random.Random(seed)
         async with (
@@ -323,7 +323,7 @@ def test_watch_goes_on_where_its_scan_ended_over_cuts_at_any_byte():
             through(server) as proxy,
             client_of(server.addresses[0]) as writer,
             client_of(proxy.endpoint) as backend,
-            written_all_the_time(writer) as written,
+            continuous_writes(writer) as written,
         ):
             proxy.limits = lambda number: (
                 (float("inf"), float("inf"))

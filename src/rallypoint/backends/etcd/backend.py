@@ -68,7 +68,7 @@ class EtcdBackend(Backend):
     name = "etcd"
     limits = LIMITS
     makes_run = False  # all nodes may start at once: the elected coordinator creates the run
-    gives_way_s = (1.0, 2.0)
+    make_run_delay_s = (1.0, 2.0)
 
     def __init__(
         self,
@@ -215,11 +215,11 @@ class EtcdBackend(Backend):
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
-    def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:
+    def on_reachability(self, listener: Callable[[BackendError | None], None]) -> None:
         if self._on_reach is not None:
             self._connection.cluster.unlisten(self._on_reach)
-        self._on_reach = on_reach
-        self._connection.cluster.listen(on_reach)
+        self._on_reach = listener
+        self._connection.cluster.listen(listener)
 
     async def status(self) -> BackendStatus:
         self._check_open()

@@ -132,9 +132,9 @@ class RegisterBackend(OpBackend):
                 return None  # unreachable is not the same as slow
         return None
 
-    def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:
-        self._listener = on_reach
-        self.shared.on_reach.append(on_reach)
+    def on_reachability(self, listener: Callable[[BackendError | None], None]) -> None:
+        self._listener = listener
+        self.shared.on_reach.append(listener)
 
     async def status(self) -> BackendStatus:
         await self.execute(Tick())

@@ -186,7 +186,7 @@ class TcpBackend(OpBackend):
             renew_timeout_s=renew_timeout_s,
             on_missed=on_missed,
             spread=True,
-            is_told=True,
+            reports_expiry=True,
         )
         self._sessions[lease] = session
         session.lost.add_callback(lambda _: self._forget_session(lease))
@@ -215,11 +215,11 @@ class TcpBackend(OpBackend):
         assert isinstance(status, Status)
         return BackendStatus(self.name, self.endpoint, status.revision, status.details)
 
-    def listen(self, on_reach: Callable[[BackendError | None], None]) -> None:
-        self._on_reach = on_reach
+    def on_reachability(self, listener: Callable[[BackendError | None], None]) -> None:
+        self._on_reach = listener
 
-    def claim_by(self, make: Callable[[], bytes]) -> None:
-        self._make_claim = make
+    def on_data_loss(self, make_claim: Callable[[], bytes]) -> None:
+        self._make_claim = make_claim
 
     async def close(self) -> None:
         self._is_closed = True

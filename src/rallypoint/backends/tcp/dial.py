@@ -1,4 +1,7 @@
-"""Connecting to an endpoint over TCP: names, IPv4 and IPv6, several addresses for one name."""
+"""Connecting to an endpoint over TCP: DNS names, IPv4 and IPv6, several addresses for one name.
+
+It must never resolve names on the event loop, and never cache them.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,28 @@ from rallypoint.backends.tcp.connection import ClientConnection, Connector
 from rallypoint.urls import parse_endpoint
 
 ONE_ADDRESS_S = 3.0
-"""How long one address of a name may take while there are others."""
+"""The limit for one address of a name with several addresses."""
 KEEPALIVE_S = 10
 
 
 Secure: TypeAlias = Callable[[ClientConnection, str], asyncio.Protocol]
-"""What is put between a connection and the link above it, given the host that is to be on the other side."""
+"""Wraps a connection in TLS; the second argument is the host name to verify."""
 
 
 def dial(endpoint: str, default_port: int, secure: Secure | None = None) -> Connector:
-    """A connector to an endpoint. A name is looked up for every attempt: it may come to mean another machine."""
+    """A connector to an endpoint. A name is looked up for every attempt: its addresses may change."""
     host, port = parse_endpoint(endpoint, default_port)
-    literal = _literal(host)
+    is_literal = _is_literal(host)
 
     async def connect(make: Callable[[], ClientConnection]) -> None:
         loop = asyncio.get_running_loop()
-        through = make if secure is None else lambda: secure(make(), host)
-        found = [host] if literal else await addresses_of(host, port)
+        factory = make if secure is None else lambda: secure(make(), host)
+        addresses = [host] if is_literal else await addresses_of(host, port)
         trouble: OSError = OSError(f"{host!r} has no address")
-        for address in found:
+        for address in addresses:
             try:
-                async with asyncio.timeout(ONE_ADDRESS_S if len(found) > 1 else None):
-                    transport, _ = await loop.create_connection(through, address, port)
+                async with asyncio.timeout(ONE_ADDRESS_S if len(addresses) > 1 else None):
+                    transport, _ = await loop.create_connection(factory, address, port)
             except TimeoutError:
                 trouble = TimeoutError(f"no answer from {address} within {ONE_ADDRESS_S:g} s")
             except OSError as error:
@@ -47,8 +50,8 @@ def dial(endpoint: str, default_port: int, secure: Secure | None = None) -> Conn
     return connect
 
 
-def _literal(host: str) -> bool:
-    """Whether the host is an address already, which nobody has to be asked about."""
+def _is_literal(host: str) -> bool:
+    """Whether the host is an IP address, which needs no look-up."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -57,14 +60,14 @@ def _literal(host: str) -> bool:
 
 
 def tune(transport: asyncio.BaseTransport) -> None:
-    """Small messages go out at once, and a machine that vanished is noticed some time."""
+    """Send small messages at once, and detect a machine that disappeared (TCP keep-alive)."""
     one = transport.get_extra_info("socket")
     if one is not None and one.family in (socket.AF_INET, socket.AF_INET6):
         tune_socket(one)
 
 
 def tune_socket(one: socket.socket) -> None:
-    """The same for a TCP socket without a transport."""
+    """As `tune`, for a TCP socket without a transport."""
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):

@@ -1,9 +1,10 @@
-"""Blocking requests to the embedded server from the thread that makes them: one round trip, no event loop between.
+"""Blocking requests to the embedded server on the caller's thread, without an event loop.
 
-Only the blocking store uses this. A thread takes an idle connection or opens a new one, so a call that waits delays no
-other. Each connection is a client of its own. A request that was not answered when its connection broke is sent again
-under its number on the next connection, and executed once; if the server has lost its memory meanwhile, the outcome is
-unknown. A call ends at its deadline, whatever the peer does. Idle connections are closed after a while.
+Only the blocking store uses this. A thread takes an idle connection or opens a new one, so a call that waits does not
+delay other threads. Each connection is a client of its own. If a connection breaks before the answer, the request is
+sent again under its number on the next connection, and executed once; if the server was restarted without its data in
+between, the outcome is unknown. A call ends at its deadline, whatever the server does. It must never run on the thread
+of the event loop, which may be the server's. Idle connections are closed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import msgspec
 from rallypoint._version import SOFTWARE
 from rallypoint.backends import forks
 from rallypoint.backends.backoff import Backoff
-from rallypoint.backends.contract import Late, Limits
+from rallypoint.backends.contract import DeadlineExceeded, Limits
 from rallypoint.backends.ops import changes_something
 from rallypoint.backends.tcp.connection import not_rallypoint, refusal_of
 from rallypoint.backends.tcp.dial import ONE_ADDRESS_S, tune_socket
@@ -48,24 +49,24 @@ from rallypoint.wire.messages import (
 
 CONNECT_S = 10.0
 TICK_S = 0.25
-"""How often a blocked thread checks whether its call is still wanted."""
+"""How often a blocked thread checks whether its call was cancelled."""
 STALL_S = 6.0
-"""A connection that is silent for so long while an answer is due is given up for a new one."""
+"""After this long without data while an answer is due, the connection is replaced."""
 AWAIT_S = 20.0
-"""How long the server is asked to wait for keys at a time."""
+"""The longest wait for keys that one request asks the server for."""
 IDLE_S = 60.0
 STALE_S = 0.02
-"""A connection that was not used for so long is checked before it is used."""
+"""A connection that has been idle for this long is checked before use."""
 _CHUNK = 1 << 16
 
 Dial: TypeAlias = Callable[[float, Callable[[], None]], socket.socket]
-"""Opens a connected socket until an instant, or raises OSError; the callback is to be called now and then."""
+"""Opens a connected socket before a deadline, or raises OSError. It calls the callback regularly, which may raise."""
 
 
 def connect(host: str, port: int, until: float, check: Callable[[], None]) -> socket.socket:
-    """A connected socket. OSError if there is none; or what `check` raises, which is called every tick.
+    """A connected socket. OSError if there is none. Errors of `check`, which is called every `TICK_S`, propagate.
 
-    Looking up a name takes what it takes.
+    The DNS look-up has no time limit.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     trouble = OSError(f"{host!r} has no address")
@@ -92,7 +93,7 @@ def connect(host: str, port: int, until: float, check: Callable[[], None]) -> so
 
 
 def _wait_writable(one: socket.socket, until: float, check: Callable[[], None]) -> None:
-    """TimeoutError at `until`."""
+    """Wait until the socket is connected, or connecting has failed. TimeoutError at `until`."""
     ready = select.poll()
     ready.register(one, select.POLLOUT)
     while True:
@@ -105,7 +106,7 @@ def _wait_writable(one: socket.socket, until: float, check: Callable[[], None]) 
 
 
 class DirectPool:
-    """Connections of one process to one server. May be used from any thread of the process that made it."""
+    """Connections of one process to one server, for all its threads but one. Not usable in a forked child."""
 
     def __init__(
         self,
@@ -116,16 +117,16 @@ class DirectPool:
         versions: Versions | None = None,
         loop_thread: int = 0,
     ) -> None:
-        """`loop_thread` is the one thread that must never block: the server may run there."""
+        """`loop_thread` is the thread of the event loop, which must never block: the server may run there."""
         self.endpoint = endpoint
         self.limits = limits
         self.token = token
         self.versions = versions or Versions()
         self.dial = dial
         self.rng = random.Random(secrets.randbits(64))
-        self.ended: str | None = None
-        self.over = threading.Event()
-        """Set when it has ended."""
+        self.closed_reason: str | None = None
+        self.closed = threading.Event()
+        """Set after `closed_reason`."""
         self._loop_thread = loop_thread
         self._forks = forks.count()
         self._lock = threading.Lock()
@@ -135,11 +136,11 @@ class DirectPool:
 
     @property
     def is_usable(self) -> bool:
-        """Whether this thread may ask: not on the event loop, and not in a fork."""
+        """Whether this thread may use the pool: not on the event loop, and not in a forked child."""
         return forks.count() == self._forks and threading.get_ident() != self._loop_thread
 
     def execute(self, op: Op, deadline: float) -> Result:
-        """Get it executed once. Late, OutcomeUnknown, Rejected, Unavailable."""
+        """Execute once. DeadlineExceeded, OutcomeUnknown, Rejected, Unavailable."""
         one = self._take()
         try:
             return one.request(Do(one.next_seq(), op), deadline, STALL_S)
@@ -147,39 +148,36 @@ class DirectPool:
             self._give_back(one)
 
     def await_keys(
-        self, keys: Sequence[str], until: float, deadline: float, given_up: Callable[[], object] | None = None
+        self, keys: Sequence[str], until: float, deadline: float, is_cancelled: Callable[[], object] | None = None
     ) -> Result:
-        """The keys once all exist, or as they are at `until`, or some seconds before. Late without an answer.
-
-        `given_up` is called now and then; Unavailable once it returns a true value.
-        """
+        """As in the contract. It returns after `AWAIT_S` at the latest. DeadlineExceeded without an answer."""
         within_s = min(AWAIT_S, max(0.0, until - time.monotonic()))
         one = self._take()
         try:
-            return one.request(Await(one.next_seq(), tuple(keys), within_s), deadline, within_s + STALL_S, given_up)
+            return one.request(Await(one.next_seq(), tuple(keys), within_s), deadline, within_s + STALL_S, is_cancelled)
         finally:
             self._give_back(one)
 
     def _take(self) -> DirectConnection:
-        """A connection that no other thread uses until it is given back."""
+        """A connection for exclusive use until `_give_back`."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-            if self.ended is not None:
-                raise Unavailable(self.ended)
+            if self.closed_reason is not None:
+                raise Unavailable(self.closed_reason)
             one = DirectConnection(self)
             self._all.add(one)
             return one
 
     def _give_back(self, one: DirectConnection) -> None:
         with self._lock:
-            if self.ended is None:
+            if self.closed_reason is None:
                 self._idle.append(one)
                 return
         one.drop()
 
     def close_idle(self, idle_s: float = IDLE_S) -> None:
-        """Close what was not used for so long."""
+        """Close the connections that have been idle for this long."""
         before = time.monotonic() - idle_s
         with self._lock:
             unused = [one for one in self._idle if one.used_at < before]
@@ -189,12 +187,12 @@ class DirectPool:
             one.drop()
 
     def close(self, why: str) -> None:
-        """End every call, now and later. Idempotent."""
+        """Fail all current and later calls. Idempotent."""
         with self._lock:
-            self.ended = why if self.ended is None else self.ended
+            self.closed_reason = why if self.closed_reason is None else self.closed_reason
             idle, self._idle = self._idle, []
             busy, self._all = self._all.difference(idle), set()
-        self.over.set()
+        self.closed.set()
         for one in idle:
             one.drop()
         for one in busy:
@@ -206,7 +204,7 @@ class DirectPool:
 
 
 class DirectConnection:
-    """One connection. Used by one thread at a time, `interrupt` excepted."""
+    """One connection. Used by one thread at a time, except for `interrupt`."""
 
     def __init__(self, pool: DirectPool) -> None:
         self.used_at = time.monotonic()
@@ -220,53 +218,53 @@ class DirectConnection:
         self._backoff = Backoff(pool.rng)
 
     def next_seq(self) -> int:
-        """The number of the next request."""
+        """A new request number."""
         self._seq += 1
         return self._seq
 
     def request(
-        self, message: Do | Await, deadline: float, silence_s: float, given_up: Callable[[], object] | None = None
+        self, message: Do | Await, deadline: float, silence_s: float, is_cancelled: Callable[[], object] | None = None
     ) -> Result:
-        """Send, and wait for the answer; on a new connection if one breaks or is silent for `silence_s`."""
+        """Send and wait for the answer; retry on a new connection if one breaks or is silent for `silence_s`."""
         payload = encoder.encode((message.seq - 1, (message,)))  # a ClientFrame
         before, self.used_at = self.used_at, time.monotonic()
         if self.used_at >= deadline:
-            raise Late
+            raise DeadlineExceeded
         if self.used_at - before > STALE_S:
             self._drop_if_closed()
         sent_to = ""
         while True:
             try:
-                sock = self._sock or self._open(deadline, given_up)
+                sock = self._sock or self._open(deadline, is_cancelled)
                 if sent_to not in ("", self._generation) and isinstance(message, Do) and changes_something(message.op):
                     raise OutcomeUnknown(f"{self._pool.endpoint} was restarted without its data")
                 if len(payload) > self._max_frame:
-                    most = self._max_frame
-                    raise Rejected(f"a request of {len(payload)} bytes is too large: the server takes {most} at most")
+                    size, limit = len(payload), self._max_frame
+                    raise Rejected(f"a request of {size} bytes is too large: the server accepts at most {limit}")
                 is_answered = False
                 try:
                     sock.settimeout(max(0.001, min(STALL_S, deadline - time.monotonic())))
                     sock.sendall(len(payload).to_bytes(HEADER_BYTES, "big") + payload)
                     sent_to = self._generation
-                    result = self._receive(sock, message.seq, deadline, silence_s, given_up)
+                    result = self._receive(sock, message.seq, deadline, silence_s, is_cancelled)
                     is_answered = True
                     return result
                 finally:
-                    if not is_answered:  # nothing more can be asked here: an answer may still come
+                    if not is_answered:  # a late answer may still arrive on this connection
                         self.drop()
-            except (OSError, FrameError, msgspec.DecodeError, Late) as error:
-                self._check_wanted(given_up)
+            except (OSError, FrameError, msgspec.DecodeError, DeadlineExceeded) as error:
+                self._check_cancelled(is_cancelled)
                 left_s = deadline - time.monotonic()
-                if not isinstance(error, Late) and left_s > 0:
-                    self._pool.over.wait(min(self._backoff.next_s(), left_s))
-                    self._check_wanted(given_up)
+                if not isinstance(error, DeadlineExceeded) and left_s > 0:
+                    self._pool.closed.wait(min(self._backoff.next_s(), left_s))
+                    self._check_cancelled(is_cancelled)
                 if time.monotonic() >= deadline:
-                    raise Late from error
+                    raise DeadlineExceeded from error
 
     def _drop_if_closed(self) -> None:
-        """Drop a connection on which the server has said anything unasked: it closes it.
+        """Drop the connection if data has arrived without a request: the server is closing it.
 
-        A request sent there would go to a server that is gone, and its outcome would count as unknown.
+        The outcome of a request on a closed connection would be unknown.
         """
         try:
             if self._sock is not None:
@@ -278,19 +276,24 @@ class DirectConnection:
             pass
         self.drop()
 
-    def _check_wanted(self, given_up: Callable[[], object] | None) -> None:
-        if self._pool.ended is not None:
-            raise Unavailable(self._pool.ended)
-        if given_up is not None and given_up():
-            raise Unavailable("the answer is not wanted any more")
+    def _check_cancelled(self, is_cancelled: Callable[[], object] | None) -> None:
+        if self._pool.closed_reason is not None:
+            raise Unavailable(self._pool.closed_reason)
+        if is_cancelled is not None and is_cancelled():
+            raise Unavailable("the request was cancelled")
 
     # --- bytes --------------------------------------------------------------------------------------------------------
 
     def _receive(
-        self, sock: socket.socket, seq: int, deadline: float, silence_s: float, given_up: Callable[[], object] | None
+        self,
+        sock: socket.socket,
+        seq: int,
+        deadline: float,
+        silence_s: float,
+        is_cancelled: Callable[[], object] | None,
     ) -> Result:
         while True:
-            data = self._read(sock, min(deadline, time.monotonic() + silence_s), given_up)
+            data = self._read(sock, min(deadline, time.monotonic() + silence_s), is_cancelled)
             for payload in self._framer.feed(data):
                 for message in server_decoder.decode(payload):
                     if type(message) is Answer and message.seq == seq:
@@ -299,17 +302,17 @@ class DirectConnection:
                         raise ConnectionError(f"the server said: {message.why}")
             silence_s = STALL_S
 
-    def _read(self, sock: socket.socket, until: float, given_up: Callable[[], object] | None) -> bytes:
-        """The next bytes. Late at `until`, ConnectionError at the end."""
+    def _read(self, sock: socket.socket, until: float, is_cancelled: Callable[[], object] | None) -> bytes:
+        """The next bytes. DeadlineExceeded at `until`, ConnectionError if the connection is closed."""
         while True:
             left_s = until - time.monotonic()
             sock.settimeout(max(0.001, min(TICK_S, left_s)))
             try:
                 data = sock.recv(_CHUNK)
             except TimeoutError:
-                self._check_wanted(given_up)
+                self._check_cancelled(is_cancelled)
                 if left_s <= TICK_S:
-                    raise Late from None
+                    raise DeadlineExceeded from None
                 continue
             if not data:
                 raise ConnectionError("the connection was closed")
@@ -317,11 +320,11 @@ class DirectConnection:
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
-    def _open(self, deadline: float, given_up: Callable[[], object] | None) -> socket.socket:
-        """A connection that the server has welcomed. OSError, Rejected."""
+    def _open(self, deadline: float, is_cancelled: Callable[[], object] | None) -> socket.socket:
+        """Connect and exchange hello and welcome. OSError, Rejected."""
         pool = self._pool
         until = min(deadline, time.monotonic() + CONNECT_S)
-        sock = pool.dial(until, lambda: self._check_wanted(given_up))
+        sock = pool.dial(until, lambda: self._check_cancelled(is_cancelled))
         self._sock, self._framer = sock, Framer(DEFAULT_LIMIT)
         try:
             hello = Hello(
@@ -334,12 +337,12 @@ class DirectConnection:
             )
             sock.settimeout(max(0.001, until - time.monotonic()))
             sock.sendall(GREETING + frame(encoder.encode(hello)))
-            welcome = self._read_welcome(sock, until, given_up)
+            welcome = self._read_welcome(sock, until, is_cancelled)
             if isinstance(welcome, Refused):
                 raise refusal_of(pool.endpoint, welcome)
         except BaseException as error:
             self.drop()
-            if isinstance(error, Unavailable) and pool.ended is None:  # a busy server: try again
+            if isinstance(error, Unavailable) and pool.closed_reason is None:  # a busy server: retry
                 raise ConnectionError(str(error)) from error
             raise
         self._backoff.reset()
@@ -348,29 +351,29 @@ class DirectConnection:
         return sock
 
     def _read_welcome(
-        self, sock: socket.socket, until: float, given_up: Callable[[], object] | None
+        self, sock: socket.socket, until: float, is_cancelled: Callable[[], object] | None
     ) -> Welcome | Refused:
         try:
             while True:
-                for payload in self._framer.feed(self._read(sock, until, given_up)):
+                for payload in self._framer.feed(self._read(sock, until, is_cancelled)):
                     welcome: Welcome | Refused = welcome_decoder.decode(payload)
                     return welcome
         except NotRallypoint as error:
             raise not_rallypoint(self._pool.endpoint, describe(error.first)) from error
-        except Late:
+        except DeadlineExceeded:
             raise ConnectionError("no welcome in time") from None
 
     def drop(self) -> None:
-        """Let go of the connection; the next request opens another."""
+        """Close the connection; the next request opens a new one."""
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
 
     def interrupt(self) -> None:
-        """From another thread: wake the thread that waits here."""
+        """Called by another thread: wake the thread that waits on this connection."""
         sock = self._sock
         if sock is not None:
-            with suppress(OSError):  # it is closed already
+            with suppress(OSError):  # already closed
                 sock.shutdown(socket.SHUT_RDWR)
 
     def filenos(self) -> list[int]:

@@ -1,9 +1,9 @@
-"""What `torch.distributed.elastic.rendezvous` has, here: the same names, the same modules.
+"""The names and modules of `torch.distributed.elastic.rendezvous`.
 
     from rallypoint.compat.rendezvous import RendezvousParameters
     from rallypoint.compat.rendezvous.registry import get_rendezvous_handler
 
-Also here: the names of the older package, `RendezvousException` and the like. docs/migrating.md says what is different.
+It also has the names of torchelastic, such as `RendezvousException`. docs/migrating.md lists the differences.
 """
 
 from rallypoint.compat.rendezvous.api import (
@@ -21,7 +21,7 @@ from rallypoint.compat.rendezvous.api import (
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
-from rallypoint.compat.rendezvous.older import (
+from rallypoint.compat.rendezvous.legacy_names import (
     RendezvousClosedException,
     RendezvousException,
     RendezvousHandlerFactory,
@@ -48,11 +48,11 @@ __all__ = [
     "rendezvous_handler_registry",
 ]
 
-OLDER_NAMES = (
+LEGACY_NAMES = (
     RendezvousClosedException,
     RendezvousException,
     RendezvousHandlerFactory,
     RendezvousNonRetryableError,
     RendezvousTimeoutException,
 )
-"""Importable from here, and not in `__all__`, as torch's are no longer."""
+"""Importable from here but not in `__all__`: torch no longer has these names."""

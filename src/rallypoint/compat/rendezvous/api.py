@@ -1,4 +1,4 @@
-"""What `torch.distributed.elastic.rendezvous.api` has. The classes are Rallypoint's own, so that they may be mixed."""
+"""The names of `torch.distributed.elastic.rendezvous.api`. The classes are Rallypoint's own."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = [
 
 
 class RendezvousHandlerRegistry(_Registry):
-    """Creators by backend name. Only what was registered is known, not also the names of URL schemes."""
+    """Handler creators by backend name. Unlike Rallypoint's registry, it does not also know the URL schemes."""
 
     def _creator(self, name: str) -> RendezvousHandlerCreator:
         if name not in self._creators:
             known = ", ".join(sorted(self._creators)) or "none"
             raise SettingsError(
-                f"the rendezvous backend {name!r} is not registered: there are {known}. Register it first",
+                f"the rendezvous backend {name!r} is not registered (registered: {known}). Register it first",
                 option="backend",
                 value=name,
             )

@@ -1,4 +1,4 @@
-"""What `torch.distributed.elastic.rendezvous.c10d_rendezvous_backend` has: a cell in one key of a torch `Store`."""
+"""The names of `torch.distributed.elastic.rendezvous.c10d_rendezvous_backend`: a cell in one key of a torch `Store`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_PORT = 29400
 
 
 class C10dRendezvousBackend(RendezvousBackend):
-    """A cell in `store`, which may be torch's or anything else with its `get` and `compare_set`."""
+    """A cell in `store`, which is a store of torch, or any object with its `get` and `compare_set`."""
 
     def __init__(self, store: TextStore, run_id: str) -> None:
         self._cell = StoreCell(store, run_id)
@@ -34,9 +34,9 @@ class C10dRendezvousBackend(RendezvousBackend):
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
-    """A cell in a `TCPStore` (or, with `store_type=file`, a `FileStore`) of torch, and that store. Needs torch; blocks.
+    """A cell in torch's `TCPStore` (with `store_type=file`: `FileStore`), and that store. Needs torch; blocks.
 
-    For the handler alone, the backend `c10d` of the registry needs neither torch nor this.
+    A handler needs neither torch nor this function: get it from the registry, with the backend `c10d`.
     """
     store_type = params.get("store_type", "tcp")
     match str(store_type).strip().lower():
@@ -54,8 +54,8 @@ def _dist() -> Any:
         import torch.distributed as dist
     except ImportError as error:
         raise ImportError(
-            "create_backend makes a store of torch, and torch is not installed: get a handler from "
-            "rallypoint.compat.rendezvous.registry.get_rendezvous_handler instead, which needs none"
+            "create_backend creates a store of torch, but torch is not installed: get a handler from "
+            "rallypoint.compat.rendezvous.registry.get_rendezvous_handler instead, which does not need torch"
         ) from error
     return dist
 
@@ -65,11 +65,11 @@ def _file_store(params: RendezvousParameters) -> Any:
     try:
         return _dist().FileStore(path)
     except (ValueError, RuntimeError) as error:
-        raise RendezvousConnectionError(f"no FileStore in {path!r}: {error}") from error
+        raise RendezvousConnectionError(f"torch's FileStore in {path!r} cannot be opened: {error}") from error
 
 
 def _tcp_store(params: RendezvousParameters) -> Any:
-    """Hosted by whoever can bind the endpoint, unless `is_host` says otherwise."""
+    """Connect to a TCPStore. Without `is_host`, this process hosts it if it can bind the endpoint's address."""
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     timeout_s = params.get_as_int("read_timeout", 60)
     if timeout_s is None or timeout_s <= 0:
@@ -80,16 +80,16 @@ def _tcp_store(params: RendezvousParameters) -> Any:
     def make(is_master: bool) -> Any:
         return dist.TCPStore(host, port, is_master=is_master, multi_tenant=True, timeout=timedelta(seconds=timeout_s))
 
-    for is_master in (_is_here(host), False) if is_host is None else (is_host,):
+    for is_master in (_can_bind(host), False) if is_host is None else (is_host,):
         try:
             return make(is_master)
         except (ValueError, RuntimeError, TimeoutError) as error:
             if not is_master or is_host is not None:
-                raise RendezvousConnectionError(f"no TCPStore at {host}:{port}: {error}") from error
-    raise AssertionError("one of them has returned or raised")
+                raise RendezvousConnectionError(f"torch's TCPStore at {host}:{port} cannot be used: {error}") from error
+    raise AssertionError("the last attempt returns or raises")
 
 
-def _is_here(host: str) -> bool:
+def _can_bind(host: str) -> bool:
     """Whether the address can be bound on this machine."""
     import socket
 

@@ -1,10 +1,10 @@
-"""What `torch.distributed.elastic.rendezvous.dynamic_rendezvous` has: a handler over *any* compare-and-set cell.
+"""The names of `torch.distributed.elastic.rendezvous.dynamic_rendezvous`: a handler over *any* compare-and-set cell.
 
     handler = DynamicRendezvousHandler.from_backend("my-run", store, MyBackend(), min_nodes=2, max_nodes=4)
 
-The cell (a `RendezvousBackend`, or anything with its methods) holds the whole state of the run. Its methods may block:
-they are called in a thread, one call at a time, at most once a second while nothing happens. docs/register.md says what
-that costs and up to how many nodes it is good.
+The cell (a `RendezvousBackend`, or any object with its methods) holds the whole state of the run. Its methods may
+block: they are called in a thread, one call at a time, at most once a second while nothing changes. docs/register.md
+has the cost, and the number of nodes up to which it works well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from rallypoint.backends.register.cell import Cell, Token
 from rallypoint.backends.register.connect import open_cell
 from rallypoint.compat.rendezvous.handlers import CompatHandler
-from rallypoint.compat.rendezvous.prefix import prefixed
+from rallypoint.compat.rendezvous.prefix_store import prefixed
 from rallypoint.errors import SettingsError
 from rallypoint.handler import World
 from rallypoint.parameters import RendezvousParameters
@@ -36,32 +36,32 @@ __all__ = [
 
 SCHEME = "register"
 _TIMEOUTS = ("join", "last_call", "close", "heartbeat")
-_OF_THE_CELL = ("store_type", "is_host", "read_timeout")
-"""Options of `create_backend`, which may be in the same parameters."""
+_CELL_OPTIONS = ("store_type", "is_host", "read_timeout")
+"""Options of `create_backend`, which the same parameters may contain."""
 
 
 class RendezvousBackend(ABC):
-    """A cell that holds the state of a run."""
+    """A compare-and-set cell that holds the state of a run."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What `get_backend()` of a handler on it answers."""
+        """The value that `get_backend()` of a handler on this cell returns."""
 
     @abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
-        """What it holds, and the token of that; None: nothing yet."""
+        """The state and its token; None: the cell is empty."""
 
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Replace what it holds if `token` is that of it (None: if it holds nothing).
+        """Replace the state if `token` is its token (None: if the cell is empty).
 
-        What it holds afterwards, the token of that, and whether it was replaced; None: not known, read again.
+        Returns the state afterwards, its token, and whether it was replaced; None: not known, read again.
         """
 
 
 class RendezvousTimeout:
-    """Time limits. A value that is not positive is a ValueError that names it."""
+    """Time limits. ValueError for a value that is not positive."""
 
     DEFAULTS: ClassVar = {
         "join": timedelta(seconds=600),
@@ -103,7 +103,7 @@ class RendezvousSettings:
 
 
 class DynamicRendezvousHandler(CompatHandler):
-    """One node of one run, over any cell. Made by `from_backend`."""
+    """One node of one run, over any cell. Created by `from_backend`."""
 
     def __init__(self, settings: Settings, shown_settings: RendezvousSettings, store: Any, backend: Cell) -> None:
         self._settings = shown_settings
@@ -125,9 +125,10 @@ class DynamicRendezvousHandler(CompatHandler):
         keep_alive_max_attempt: int = 3,
         **options: object,
     ) -> DynamicRendezvousHandler:
-        """A handler. `store` is what each round's store is made of, under a prefix of its own; None: Rallypoint's own.
+        """A handler. Does not block. ValueError says which argument is wrong.
 
-        `options` are any of Rallypoint's. ValueError says what is wrong. Does not block.
+        Each round's store is `store` under a prefix of its own; None: Rallypoint's own store. `options` are options of
+        Rallypoint.
         """
         timeout = timeout or RendezvousTimeout()
         if not run_id:
@@ -164,16 +165,16 @@ class DynamicRendezvousHandler(CompatHandler):
 
 
 def _wrapper(store: Any, run_id: str) -> Callable[[World], Any] | None:
-    """Refers to no handler: one that is dropped must be able to go."""
+    """The function that makes a round's store. It must not refer to the handler, which could never be collected."""
     if store is None:
         return None
     return lambda world: prefixed(f"torch.rendezvous.{run_id}.{world.round}", store, world)
 
 
 def create_handler(store: Any, backend: Cell, params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """A handler over any cell, with the options in the parameters. ValueError says what is wrong. Does not block."""
+    """A handler over any cell, with the options in the parameters. Does not block. ValueError if one is wrong."""
     given = {name: _seconds(params, f"{name}_timeout") for name in _TIMEOUTS}
-    options = {name: value for name, value in params.config.items() if name not in _OF_THE_CELL}
+    options = {name: value for name, value in params.config.items() if name not in _CELL_OPTIONS}
     if given["join"] is None:
         given["join"] = _seconds(params, "timeout")
     for name in (*(f"{name}_timeout" for name in _TIMEOUTS), "timeout"):

@@ -1,7 +1,7 @@
-"""What `torch.distributed.elastic.rendezvous.etcd_rendezvous` has, as far as it makes sense here.
+"""The names of `torch.distributed.elastic.rendezvous.etcd_rendezvous` that apply to etcd v3.
 
-`create_rdzv_handler(params)` gives a handler on etcd v3. The classes of the etcd v2 implementation are not here;
-importing one of them says what to use instead.
+`create_rdzv_handler(params)` returns a handler on etcd v3. The classes of the etcd v2 implementation do not exist here;
+the error on importing one of them says what to use instead.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _INSTEAD = {
     "EtcdRendezvousHandler": "get a handler with create_rdzv_handler(params), or with "
     'rallypoint.create_handler("etcd://host:2379/run-id?min_nodes=2")',
     "EtcdRendezvous": "it was the algorithm behind EtcdRendezvousHandler: get one with create_rdzv_handler(params)",
-    "EtcdRendezvousRetryableFailure": "it never left the handler, and nothing raises it here: attempts are repeated "
-    "until the join time-out, which is RendezvousTimeoutError",
-    "EtcdRendezvousRetryImmediately": "it never left the handler, and nothing raises it here: attempts are repeated "
-    "until the join time-out, which is RendezvousTimeoutError",
+    "EtcdRendezvousRetryableFailure": "it was internal, and nothing raises it here: attempts are repeated until the "
+    "join time-out, which raises RendezvousTimeoutError",
+    "EtcdRendezvousRetryImmediately": "it was internal, and nothing raises it here: attempts are repeated until the "
+    "join time-out, which raises RendezvousTimeoutError",
 }
 
 

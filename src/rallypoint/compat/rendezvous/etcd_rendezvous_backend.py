@@ -1,4 +1,7 @@
-"""torch's `etcd_rendezvous_backend` is a cell in one key of etcd v2. Here etcd is a backend of its own, on v3."""
+"""The errors for the names of torch's `etcd_rendezvous_backend`, a cell in one key of etcd v2, which do not exist here.
+
+Rallypoint's etcd backend uses many keys of etcd v3.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ _HERE = ("EtcdRendezvousBackend", "create_backend")
 def __getattr__(name: str) -> NoReturn:
     if name in _HERE:
         raise ImportError(
-            f"{name} is not in {__name__}: here etcd is no single cell. Get a handler with "
+            f"{name} is not in {__name__}: Rallypoint does not use etcd as a single cell. Get a handler with "
             f"rallypoint.compat.rendezvous.registry.get_rendezvous_handler(params) for 'etcd' or 'etcd-v2', or with "
             f'rallypoint.create_handler("etcd://host:2379/run-id?min_nodes=2")',
             name=name,

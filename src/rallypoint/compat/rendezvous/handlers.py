@@ -1,8 +1,7 @@
-"""Handlers for the backend names that torch users know, from the same parameters.
+"""Handlers with torch's interface, for torch's backend names and parameters.
 
-A handler here is ours with torch's face. If torch is in use in this process, the store of a round is a
-`torch.distributed.Store`, and rank 0 serves a `TCPStore` for the workers of each round. If not, it is a
-`rallypoint.Store`.
+If this process uses torch, the store of a round is a `torch.distributed.Store`, and rank 0 hosts a `TCPStore` for the
+workers of each round. Otherwise the store of a round is a `rallypoint.Store`.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 
 def torch_is_in_use() -> bool:
-    """Whether this process has imported torch's distributed package: then whoever calls speaks its language."""
+    """Whether this process has imported torch's distributed package: then the caller expects objects of torch."""
     return "torch.distributed" in sys.modules
 
 
-class _RoundStores:
-    """What rank 0 serves for the workers of a round: torch's TCPStore if torch is in use, else only a free port."""
+class _WorkerStores:
+    """The store that rank 0 hosts for the workers of a round: torch's TCPStore if torch is in use, else only a port."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -52,9 +51,9 @@ class _RoundStores:
             if not self.is_shared:
                 return identity.addr, free_port()
             if self._stores is None:
-                from rallypoint.integrations.torchrun.bootstrap import RoundStores  # with torch
+                from rallypoint.integrations.torchrun.bootstrap import RoundTCPStores  # imports torch
 
-                self._stores = RoundStores(lambda: self.is_shared, self._limit_s)
+                self._stores = RoundTCPStores(lambda: self.is_shared, self._limit_s)
             place: tuple[str, int] = await self._stores.bootstrap(identity)(number, size)
             return place
 
@@ -70,7 +69,7 @@ class _RoundStores:
 
 
 class CompatHandler(RendezvousHandler):
-    """One node of one run. `wrap` makes the store that a round's users get of the round's own and its number."""
+    """One node of one run. `wrap` makes the store that the caller gets for a round."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class CompatHandler(RendezvousHandler):
         opener: BackendOpener | None = None,
         wrap: Callable[[World], Any] | None = None,
     ) -> None:
-        stores = self._stores = _RoundStores(settings.confirm_timeout_s)
+        stores = self._stores = _WorkerStores(settings.confirm_timeout_s)
         self._wrap = wrap or _round_store
         self._handler = Handler(settings, backend_name=backend_name, bootstrap=stores.bootstrap, opener=opener)
 
@@ -95,7 +94,7 @@ class CompatHandler(RendezvousHandler):
         return self._stores.is_shared
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, if any, and block until this node has a place in the next."""
+        """Leave the current round, if any, and block until this node is in the next."""
         world = self._handler.next_rendezvous()
         self._stores.entered(world.round)
         place = world.bootstrap_store_info
@@ -118,7 +117,7 @@ class CompatHandler(RendezvousHandler):
         self._handler.set_closed()
 
     def leave(self, reason: str = "leave() was called") -> None:
-        """Leave the run without closing it. The handler can join again. Not in torch's interface."""
+        """Leave the run without closing it. The handler can join again. torch's interface does not have this."""
         self._handler.leave(reason)
 
     def shutdown(self) -> bool:
@@ -140,7 +139,7 @@ def _round_store(world: World) -> Any:
 
 
 def create_rallypoint(params: RendezvousParameters) -> RendezvousHandler:
-    """The endpoint is `host[:port]` of an embedded server, or a URL without a run id: `file:///mnt/shared`."""
+    """A handler on an endpoint `host[:port]` of an embedded server, or a URL without a run id: `file:///mnt/shared`."""
     start = _URL.match(params.endpoint.strip())
     if start is None:
         return CompatHandler(Settings.from_parameters(params, "tcp"), params.backend)
@@ -152,7 +151,7 @@ def create_rallypoint(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def create_c10d(params: RendezvousParameters) -> RendezvousHandler:
-    """`store_type=tcp` (default): a server that one of the nodes hosts. `file`: files in a directory of their own."""
+    """With `store_type=tcp` (default), a handler on a server that a node hosts; with `file`, on files."""
     config = dict(params.config)
     store_type = config.pop("store_type", "tcp")
     match str(store_type).strip().lower():
@@ -160,25 +159,25 @@ def create_c10d(params: RendezvousParameters) -> RendezvousHandler:
             scheme, endpoint = "tcp", params.endpoint
         case "file":
             scheme, endpoint = "file", _directory_for(params.endpoint)
-            config.pop("is_host", None)  # torch ignores it, too
+            config.pop("is_host", None)  # ignored, as by torch
         case _:
             raise refusal("store_type", store_type, "is unknown", "write tcp or file")
-    return CompatHandler(Settings.from_parameters(_With(params, endpoint, config), scheme), params.backend)
+    return CompatHandler(Settings.from_parameters(_ChangedParameters(params, endpoint, config), scheme), params.backend)
 
 
 def create_static(params: RendezvousParameters) -> RendezvousHandler:
-    """Fixed ranks over a server that rank 0 hosts; `rank` or `node_rank` says which rank this node has."""
+    """A handler with fixed ranks, on a server that rank 0 hosts. `rank` or `node_rank` is this node's rank."""
     return CompatHandler(Settings.from_parameters(params, "static"), params.backend)
 
 
 def create_etcd(params: RendezvousParameters) -> RendezvousHandler:
-    """An etcd v3 cluster. The endpoint lists its members, separated by commas."""
+    """A handler on an etcd v3 cluster. The endpoint lists its members, separated by commas."""
     settings = Settings.from_parameters(params, "etcd")
     try:
         backend_opener("etcd")
     except SettingsError as error:
         raise SettingsError(
-            f"the rendezvous backend {params.backend!r} needs what talks to etcd: pip install 'rallypoint[etcd]' "
+            f"the rendezvous backend {params.backend!r} needs the etcd client: pip install 'rallypoint[etcd]' "
             f"({error})",
             option="backend",
             value=params.backend,
@@ -186,8 +185,8 @@ def create_etcd(params: RendezvousParameters) -> RendezvousHandler:
     return CompatHandler(settings, params.backend)
 
 
-class _With:
-    """Parameters with another endpoint and other options."""
+class _ChangedParameters:
+    """Parameters with a different endpoint and different options."""
 
     def __init__(self, params: RendezvousParameters, endpoint: str, config: dict[str, Any]) -> None:
         self.endpoint = endpoint
@@ -199,7 +198,7 @@ class _With:
 
 
 def _directory_for(endpoint: str) -> str:
-    """Where the files of runs are, for an endpoint that is the path of torch's `FileStore`: beside it, or in it."""
+    """The directory for the files of runs, for an endpoint of torch's `FileStore`: that path, or one beside it."""
     if not endpoint.strip():
         return tempfile.mkdtemp(prefix="rallypoint-")
     path = Path(endpoint.strip()).absolute()
@@ -207,7 +206,7 @@ def _directory_for(endpoint: str) -> str:
         return str(path)
     if not path.parent.is_dir():
         raise SettingsError(
-            f"the endpoint {shown(endpoint)} is no path of a file: {path.parent} does not exist",
+            f"the endpoint {shown(endpoint)} is not a valid path: {path.parent} does not exist",
             option="endpoint",
             value=endpoint,
         )

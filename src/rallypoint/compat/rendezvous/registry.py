@@ -1,7 +1,7 @@
-"""What `torch.distributed.elastic.rendezvous.registry` has: the handlers that `rendezvous_handler_registry` knows.
+"""The names of `torch.distributed.elastic.rendezvous.registry`, and the handlers in `rendezvous_handler_registry`.
 
-All of them are Rallypoint's, whatever the name: `c10d` is a server that one of the nodes hosts (or a file), `etcd` and
-`etcd-v2` are etcd v3, `static` has fixed ranks. Each calls itself what it was asked for as.
+All of them are Rallypoint's, whatever the backend name: `c10d` is a server that one of the nodes hosts (or files),
+`etcd` and `etcd-v2` are etcd v3, `static` has fixed ranks. `get_backend()` returns the name that was asked for.
 """
 
 from __future__ import annotations

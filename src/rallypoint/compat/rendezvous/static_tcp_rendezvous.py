@@ -1,4 +1,4 @@
-"""What `torch.distributed.elastic.rendezvous.static_tcp_rendezvous` has: a handler with fixed ranks."""
+"""The names of `torch.distributed.elastic.rendezvous.static_tcp_rendezvous`: a handler with fixed ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["create_rdzv_handler"]
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Fixed ranks over a server that rank 0 hosts; `rank` says which one this node has. Does not block."""
+    """A handler with fixed ranks, on a server that rank 0 hosts. `rank` is this node's rank. Does not block."""
     return create_static(params)
 
 

@@ -1,4 +1,4 @@
-"""What `torch.distributed.elastic.rendezvous.utils` has."""
+"""The names of `torch.distributed.elastic.rendezvous.utils` that are public."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["parse_rendezvous_endpoint"]
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
-    """(host, port) of `host[:port]` or `[v6][:port]`; nothing is localhost. ValueError says what is wrong."""
+    """(host, port) of `host[:port]` or `[v6][:port]`; an empty endpoint is localhost. ValueError if it is not valid."""
     return parse_endpoint(endpoint or "", default_port, lowest_port=0)

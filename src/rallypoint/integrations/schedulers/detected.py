@@ -1,4 +1,4 @@
-"""What was found out about a node, and how variables are read. Pure."""
+"""The result of detection, and helpers that read environment variables. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rallypoint.errors import SettingsError
 from rallypoint.urls import shown
 
 Environ: TypeAlias = Mapping[str, str]
-"""Variables of a process, as in `os.environ`."""
+"""The environment variables of a process, as in `os.environ`."""
 
-MOST_DIGITS = 18
-"""More are no number that anybody means."""
+MAX_DIGITS = 18
+"""A longer number is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What the environment says about this node. None: it does not say; nothing here is guessed.
+    """What the environment says about this node. A value that it does not contain is None; nothing is guessed.
 
-    `endpoint` is a host, or host:port; `why` says in one sentence which variables it is from, and what is missing.
+    `endpoint` is a host, or host:port. `why` says which variables the values are from, and which values are missing.
     """
 
     source: str
@@ -32,37 +32,37 @@ class Detected:
 
 
 def number(environ: Environ, *names: str) -> int | None:
-    """The whole number in the first of the variables that is set; None: none is. SettingsError if it is none."""
+    """The number in the first of these variables that is set, or None. SettingsError if it is not a whole number."""
     for name in names:
         text = environ.get(name, "").strip()
         if text:
-            if not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
-                raise unusable(name, text, "is not a whole number")
+            if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+                raise invalid_variable(name, text, "is not a whole number")
             return int(text)
     return None
 
 
 def text_of(environ: Environ, *names: str) -> str | None:
-    """The first of the variables that is set and not blank."""
+    """The value of the first of these variables that is set and not blank, or None."""
     return next((text for name in names if (text := environ.get(name, "").strip())), None)
 
 
-def unusable(name: str, value: str, problem: str) -> SettingsError:
-    """The error for a variable that a scheduler sets and that cannot be what it set."""
+def invalid_variable(name: str, value: str, problem: str) -> SettingsError:
+    """The error for a variable of a scheduler with an impossible value."""
     return SettingsError(
-        f"{name}={shown(value)} in the environment {problem}: unset it, or say the endpoint, the number of nodes, the "
-        f"node rank and the run id yourself",
+        f"{name}={shown(value)} in the environment {problem}: unset it, or give the endpoint, the number of nodes, the "
+        f"node rank and the run id explicitly",
         option=name,
         value=value,
     )
 
 
-def misplaced(name: str, value: str | None, problem: str, advice: str) -> SettingsError:
-    """The error for a launcher that was started where it does not belong."""
+def wrong_start(name: str, value: str | None, problem: str, advice: str) -> SettingsError:
+    """The error for a launcher that was not started exactly once on each node."""
     return SettingsError(f"{problem} ({name}={value}): {advice}", option=name, value=value)
 
 
-def placed(rank: int | None, nodes: int | None, rank_name: str, nodes_name: str) -> None:
-    """SettingsError if there is no such rank among so many nodes."""
+def check_rank(rank: int | None, nodes: int | None, rank_name: str, nodes_name: str) -> None:
+    """SettingsError if the rank is not below the number of nodes."""
     if rank is not None and nodes is not None and rank >= nodes:
-        raise unusable(rank_name, str(rank), f"is not below {nodes_name}={nodes}")
+        raise invalid_variable(rank_name, str(rank), f"is not below {nodes_name}={nodes}")

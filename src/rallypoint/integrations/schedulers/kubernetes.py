@@ -1,15 +1,15 @@
 """Kubernetes: pods of an Indexed Job, of a JobSet, of a StatefulSet. Pure.
 
-A pod is told its index, and it has a name that others can look up if there is a headless service. How many pods there
-are, it is not told, and a JobSet tells it nothing beyond labels and annotations: what of that is to be used has to be
-put into the environment by the manifest (`SIZE_VARIABLES` and `JOBSET_VARIABLES` say how).
+A pod knows its index, and with a headless service other pods can resolve its name. Kubernetes does not tell it the
+number of pods, and a JobSet passes its data only as labels and annotations: the manifest has to copy them to
+environment variables (`SIZE_VARIABLES` and `JOBSET_VARIABLES`).
 """
 
 from __future__ import annotations
 
 import re
 
-from rallypoint.integrations.schedulers.detected import Detected, Environ, number, placed, text_of, unusable
+from rallypoint.integrations.schedulers.detected import Detected, Environ, check_rank, invalid_variable, number, text_of
 
 INDEXED_JOB, JOB_SET, STATEFUL_SET = "kubernetes indexed job", "kubernetes jobset", "kubernetes statefulset"
 
@@ -21,7 +21,7 @@ JOBSET_VARIABLES = {
     "JOBSET_JOB_INDEX": LABEL.format("jobset.sigs.k8s.io/job-index"),
     "JOBSET_RESTART_ATTEMPT": LABEL.format("jobset.sigs.k8s.io/restart-attempt"),
 }
-"""What the manifest of a JobSet gives to its pods: the variable, and the field of the downward API that it is from."""
+"""The variables that the manifest of a JobSet must define -> the field of the downward API that each is from."""
 OPTIONAL_VARIABLES = {
     "JOBSET_COORDINATOR": "metadata.annotations['jobset.sigs.k8s.io/coordinator']",
     "JOBSET_UID": LABEL.format("jobset.sigs.k8s.io/jobset-uid"),
@@ -29,17 +29,19 @@ OPTIONAL_VARIABLES = {
     "POD_INDEX": LABEL.format("apps.kubernetes.io/pod-index"),
 }
 SIZE_VARIABLES = {INDEXED_JOB: "JOB_COMPLETIONS", JOB_SET: "JOB_COMPLETIONS", STATEFUL_SET: "STATEFULSET_REPLICAS"}
-"""Plain values beside `completions` or `replicas`: no field of the downward API holds them."""
+"""The variables for the number of pods. The manifest repeats `completions` or `replicas` there as a plain value,
+because no field of the downward API holds it."""
 
 _ORDINAL = re.compile(r"(.+)-(0|[1-9]\d{0,8})")
-SHORTEST_UID = 8
+UID_PREFIX = 8
+"""How many characters of a uid make a run id unique."""
 
 
 def detect_kubernetes(environ: Environ, hostname: str | None = None, fqdn: str | None = None) -> Detected | None:
-    """What Kubernetes says; None outside of it, and in a pod that has no number.
+    """What Kubernetes says about this pod; None outside of Kubernetes, and in a pod without an index.
 
-    `hostname` is the machine's (default: the variable HOSTNAME, which a container has); `fqdn` its full name, without
-    which the name of the headless service is not known.
+    `hostname` is the name of the pod (default: the variable HOSTNAME, which containers have). `fqdn` is its full name,
+    which contains the name of the headless service.
     """
     host, _, rest = (hostname or text_of(environ, "HOSTNAME") or "").partition(".")
     service = _service(host, fqdn) or rest.partition(".")[0] or None
@@ -50,7 +52,7 @@ def detect_kubernetes(environ: Environ, hostname: str | None = None, fqdn: str |
     if text_of(environ, "POD_INDEX") is not None:
         return _stateful_set(environ, host, service)
     if text_of(environ, "KUBERNETES_SERVICE_HOST") is not None and service is not None:
-        # A pod of a Deployment has no service in its name, and its random ending may be all digits.
+        # A pod of a Deployment has no service in its full name, and the random suffix of its name may be all digits.
         return _stateful_set(environ, host, service) if _ORDINAL.fullmatch(host) else None
     return None
 
@@ -58,7 +60,7 @@ def detect_kubernetes(environ: Environ, hostname: str | None = None, fqdn: str |
 def _indexed_job(environ: Environ, host: str, service: str | None) -> Detected:
     index = number(environ, "JOB_COMPLETION_INDEX")
     nodes, size_said = _size(environ, INDEXED_JOB)
-    placed(index, nodes, "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS")
+    check_rank(index, nodes, "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS")
     job = host.removesuffix(f"-{index}") if host.endswith(f"-{index}") else None
     endpoint = f"{job}-0.{service}" if job and service else None
     return Detected(
@@ -66,7 +68,7 @@ def _indexed_job(environ: Environ, host: str, service: str | None) -> Detected:
         endpoint=endpoint,
         nodes=nodes,
         node_rank=index,
-        run_id=_named(job, environ, "JOB_UID"),
+        run_id=_run_id(job, environ, "JOB_UID"),
         why=f"JOB_COMPLETION_INDEX={index}, {_host_said(host, endpoint)}, {size_said}",
     )
 
@@ -75,11 +77,11 @@ def _stateful_set(environ: Environ, host: str, service: str | None) -> Detected:
     match = _ORDINAL.fullmatch(host)
     said = number(environ, "POD_INDEX")
     if said is not None and (match is None or int(match[2]) != said):
-        raise unusable("POD_INDEX", str(said), f"is not the number in the host name {host!r}")
-    assert match is not None, "asked before"
+        raise invalid_variable("POD_INDEX", str(said), f"is not the number in the host name {host!r}")
+    assert match is not None, "the caller has checked the host name"
     nodes, size_said = _size(environ, STATEFUL_SET)
     index = int(match[2])
-    placed(index, nodes, "the number in the host name", "STATEFULSET_REPLICAS")
+    check_rank(index, nodes, "the number in the host name", "STATEFULSET_REPLICAS")
     endpoint = f"{match[1]}-0.{service}" if service else None
     return Detected(
         source=STATEFUL_SET,
@@ -92,25 +94,25 @@ def _stateful_set(environ: Environ, host: str, service: str | None) -> Detected:
 
 
 def _job_set(environ: Environ, name: str, service: str | None) -> Detected:
-    """All jobs of one replicated job are one run: they are alike, and their pods are counted job by job.
+    """All jobs of one replicated job are one run: they are equal, and their pods are numbered job by job.
 
-    The headless service of a JobSet has its name, unless another is given.
+    The headless service of a JobSet has the JobSet's name by default.
     """
     group, coordinator = text_of(environ, "JOBSET_REPLICATED_JOB"), text_of(environ, "JOBSET_COORDINATOR")
     jobs, job = number(environ, "JOBSET_REPLICAS"), number(environ, "JOBSET_JOB_INDEX")
-    placed(job, jobs, "JOBSET_JOB_INDEX", "JOBSET_REPLICAS")
+    check_rank(job, jobs, "JOBSET_JOB_INDEX", "JOBSET_REPLICAS")
     index = number(environ, "JOB_COMPLETION_INDEX")
     pods, size_said = _size(environ, JOB_SET)
-    placed(index, pods, "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS")
+    check_rank(index, pods, "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS")
     rank = None
     if job is not None and index is not None:
         rank = job * pods + index if pods is not None else (index if jobs == 1 else None)
     first = f"{name}-{group}-0-0.{service or name}" if group is not None else None
     attempt = number(environ, "JOBSET_RESTART_ATTEMPT") or 0
-    run_id = _named(f"{name}-{group}" if group else name, environ, "JOBSET_UID")
+    run_id = _run_id(f"{name}-{group}" if group else name, environ, "JOBSET_UID")
     missing = [variable for variable in JOBSET_VARIABLES if text_of(environ, variable) is None]
     lacks = (
-        f"; without {', '.join(missing)}: see docs/kubernetes.md for what the manifest has to add" if missing else ""
+        f"; {', '.join(missing)} missing: docs/kubernetes.md says what the manifest has to define" if missing else ""
     )
     return Detected(
         source=JOB_SET,
@@ -120,31 +122,31 @@ def _job_set(environ: Environ, name: str, service: str | None) -> Detected:
         run_id=f"{run_id}-restart{attempt}" if attempt else run_id,
         why=(
             f"JobSet {name}, job {job} of {jobs} in {group}, JOB_COMPLETION_INDEX={index}, {size_said}; "
-            f"{'JOBSET_COORDINATOR' if coordinator else 'its first pod'} is where to meet{lacks}"
+            f"the endpoint is {'JOBSET_COORDINATOR' if coordinator else 'the first pod'}{lacks}"
         ),
     )
 
 
 def _service(host: str, fqdn: str | None) -> str | None:
-    """The headless service in a full name `pod.service.namespace.svc.cluster.local`; None if that is not one."""
+    """The headless service in a full name `pod.service.namespace.svc.cluster.local`; None for any other name."""
     parts = (fqdn or "").split(".")
     return parts[1] if len(parts) > 3 and parts[0] == host and parts[3] == "svc" else None
 
 
 def _size(environ: Environ, kind: str) -> tuple[int | None, str]:
-    """How many, and a phrase for it."""
+    """The number of pods, and a phrase about it for `why`."""
     variable = SIZE_VARIABLES[kind]
     size = number(environ, variable)
-    return size, f"{variable}={size}" if size is not None else f"the size is not said: give --nnodes, or {variable}"
+    return size, f"{variable}={size}" if size is not None else f"the size is unknown: give --nnodes, or set {variable}"
 
 
 def _host_said(host: str, endpoint: str | None) -> str:
     if endpoint is not None:
         return f"host name {host}"
-    return f"host name {host}, and no headless service (`subdomain`, or `serviceName`) by which others could be found"
+    return f"host name {host}, and no headless service (`subdomain`, or `serviceName`), so no endpoint"
 
 
-def _named(name: str | None, environ: Environ, uid: str) -> str | None:
-    """The run's id: a name, with the beginning of the uid where there is one. A name may be used again."""
+def _run_id(name: str | None, environ: Environ, uid: str) -> str | None:
+    """The run id: the name and, if known, the beginning of the uid, because a name may be used again."""
     unique = text_of(environ, uid)
-    return f"{name}-{unique[:SHORTEST_UID]}" if name and unique else name
+    return f"{name}-{unique[:UID_PREFIX]}" if name and unique else name

@@ -1,26 +1,34 @@
-"""Slurm: what srun, and a batch script, give to a process. Pure.
+"""Slurm: the variables of a process in a step (srun) or in a batch script. Pure.
 
-Inside of a step (srun) only the variables of the step are right: those of the job speak of all nodes of the job, and
-some of them are inherited from the batch script, whatever srun was told.
+Inside of a step only the variables of the step are right: those of the job are about all nodes of the job, and some of
+them are inherited from the batch script, whatever the options of srun.
 """
 
 from __future__ import annotations
 
-from rallypoint.integrations.schedulers.detected import Detected, Environ, misplaced, number, placed, text_of, unusable
+from rallypoint.integrations.schedulers.detected import (
+    Detected,
+    Environ,
+    check_rank,
+    invalid_variable,
+    number,
+    text_of,
+    wrong_start,
+)
 from rallypoint.integrations.schedulers.nodelist import first, tasks_per_node
 
 SOURCE = "slurm"
 FIRST_PORT = 61440
 PORTS = 4096
-"""Jobs that share a machine must not share a server, which would end with the job that happened to start it. Ports from
-here on are above those that Linux gives to outgoing connections."""
+"""Each job has a port of its own: jobs on the same machine must not share a server, which would end with the job that
+started it. Ports from FIRST_PORT on are above those that Linux uses for outgoing connections."""
 
-ONCE = "it belongs once on each node and starts the workers itself"
+ONCE = "it must run once on each node, where it starts the workers itself"
 START = 'srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 rallypoint run --nproc-per-node=8 ...'
 
 
 def detect_slurm(environ: Environ) -> Detected | None:
-    """What Slurm says; None outside of a job. SettingsError if the process was not started once on each node."""
+    """What Slurm says; None outside of a job. SettingsError if this process was not started once on each node."""
     job = job_id(environ)
     if job is None:
         return None
@@ -31,7 +39,7 @@ def detect_slurm(environ: Environ) -> Detected | None:
     node_list = text_of(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     nodes = number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
     rank = number(environ, "SLURM_NODEID")
-    placed(rank, nodes, "SLURM_NODEID", "the number of nodes of the step")
+    check_rank(rank, nodes, "SLURM_NODEID", "the number of nodes of the step")
     return Detected(
         source=SOURCE,
         endpoint=None if node_list is None else endpoint(node_list, job),
@@ -46,23 +54,23 @@ def detect_slurm(environ: Environ) -> Detected | None:
 
 
 def job_id(environ: Environ) -> int | None:
-    """The number of the job; of a heterogeneous one that of its first component, which all components know."""
+    """The id of the job. A heterogeneous job has the id of its first component, which all components know."""
     return number(environ, "SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID")
 
 
 def endpoint(node_list: str, job: int) -> str:
-    """The first node of the list, at the job's own port."""
+    """The first node of the list, with the job's port."""
     return f"{first(node_list)}:{FIRST_PORT + job % PORTS}"
 
 
 def run_id(environ: Environ, job: int, step: int | None) -> str:
-    """A job that was requeued keeps its number, and counts its steps anew: the restart makes it another run."""
+    """The run id. It contains the restart count: a requeued job keeps its id and counts its steps anew."""
     restarts = number(environ, "SLURM_RESTART_COUNT") or 0
     return f"slurm-{job}" + (f".{step}" if step is not None else "") + (f"-restart{restarts}" if restarts else "")
 
 
 def nodes_of_job(environ: Environ) -> int | None:
-    """All nodes of the job, in all its components."""
+    """The number of nodes of the job, in all its components."""
     components = number(environ, "SLURM_HET_SIZE") or 0
     if components > 1:
         sizes = [number(environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{at}") for at in range(min(components, PORTS))]
@@ -71,13 +79,13 @@ def nodes_of_job(environ: Environ) -> int | None:
 
 
 def _in_the_batch_script(environ: Environ, job: int) -> Detected:
-    """Nobody but this process was started: right on one node, wrong on several."""
+    """This process was started once, without srun: right for a job of one node, an error for a larger one."""
     nodes = nodes_of_job(environ)
     if nodes is not None and nodes > 1:
-        raise misplaced(
+        raise wrong_start(
             "SLURM_JOB_NUM_NODES",
             str(nodes),
-            f"Slurm job {job} has {nodes} nodes, and this was started on one of them only, without srun",
+            f"Slurm job {job} has {nodes} nodes, but this launcher was started on one of them only, without srun",
             f"start it with {START}",
         )
     node_list = text_of(environ, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
@@ -92,7 +100,10 @@ def _in_the_batch_script(environ: Environ, job: int) -> Detected:
 
 
 def _check_tasks(environ: Environ) -> None:
-    """SettingsError if srun started several tasks on a node. What was asked for does not count: srun may ignore it."""
+    """SettingsError if srun started several tasks on a node.
+
+    The variables with the requested number of tasks are not used, because srun may ignore the request.
+    """
     name = "SLURM_STEP_TASKS_PER_NODE"
     text = text_of(environ, name)
     most = max(tasks for tasks, _ in tasks_per_node(text)) if text is not None else None
@@ -100,8 +111,8 @@ def _check_tasks(environ: Environ) -> None:
     if most is None:
         most, name, text = local + 1, "SLURM_LOCALID", str(local)
     elif local >= most:
-        raise unusable("SLURM_LOCALID", str(local), f"is not below the tasks of a node, {name}={text}")
+        raise invalid_variable("SLURM_LOCALID", str(local), f"is not below the number of tasks a node, {name}={text}")
     if most > 1:
-        raise misplaced(
-            name, text, f"srun started this several times on one node, and {ONCE}", f"start it with {START}"
+        raise wrong_start(
+            name, text, f"srun started this launcher several times on one node, and {ONCE}", f"start it with {START}"
         )

@@ -1,8 +1,8 @@
-"""Where the workers of a round meet: a real TCPStore of torch, which rank 0 of the round binds before it confirms.
+"""The store through which the workers of a round find each other: torch's TCPStore, which the round's rank 0 hosts.
 
-Every attempt has a store of its own, so that no key of an earlier round is ever seen; the store of a round is there
-until a later round was entered, which is when every member has left the earlier one. With sharing turned off, only a
-free port is published, and a worker binds it.
+Rank 0 binds it before it confirms. Every attempt has a store of its own, so that no key of an earlier round is ever
+seen. The store of a round lives until this node enters a later round: by then, all members have left the earlier one.
+If sharing is turned off, rank 0 only publishes a free port, and a worker binds it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rallypoint.errors import RendezvousError
 from rallypoint.rendezvous.membership import Bootstrap, Identity
 
 LOOPBACK = "127.0.0.1"
-"""The server listens on every address; its own client need not ask anybody for a name to reach it."""
+"""The server listens on all addresses. Its own client uses this one, which needs no name look-up."""
 
 
-class RoundStores:
-    """The stores that this node has served as rank 0 and that may still be in use. Never more than two."""
+class RoundTCPStores:
+    """The stores that this node hosts as rank 0: at most one for the active round and one for a forming one."""
 
     def __init__(self, is_shared: Callable[[], bool], limit_s: float) -> None:
         self._is_shared = is_shared
@@ -34,7 +34,7 @@ class RoundStores:
         self._is_closed = False
 
     def bootstrap(self, identity: Identity) -> Bootstrap:
-        """What the node publishes in its confirmation when it is to be rank 0."""
+        """The function that makes the address and port that this node publishes when it confirms as rank 0."""
 
         async def publish(number: int, size: int) -> tuple[str, int]:
             if not self._is_shared():
@@ -44,15 +44,15 @@ class RoundStores:
         return publish
 
     def entered(self, number: int) -> None:
-        """The node is in that round: whatever was served for others is over."""
+        """The node has entered that round: drop the stores of all others."""
         with self._lock:
             kept = [one for one in (self._forming, self._active) if one is not None and one[0] == number]
             old, self._forming = (self._forming, self._active), None
             self._active = kept[0] if kept else None
-        del old  # outside the lock: a server that goes waits for its thread
+        del old  # outside the lock: the destructor of a server waits for its thread
 
     def close(self) -> None:
-        """Serve nothing any more."""
+        """Drop all stores, and host no more."""
         with self._lock:
             old = self._forming, self._active
             self._forming = self._active = None
@@ -61,18 +61,18 @@ class RoundStores:
 
     @property
     def rounds(self) -> list[int]:
-        """For which rounds and attempts something is served."""
+        """The numbers of the rounds and attempts that have a store."""
         return [one[0] for one in (self._active, self._forming) if one is not None]
 
     def _open(self, number: int) -> int:
-        """Blocks, but not for long. RendezvousError if it cannot be: without it, no worker could start."""
+        """Host a store and return its port. Blocks briefly. RendezvousError if that fails: no worker could start."""
         try:
             store = dist.TCPStore(
                 LOOPBACK, 0, is_master=True, multi_tenant=True, timeout=timedelta(seconds=self._limit_s)
             )
         except Exception as error:
             raise RendezvousError(
-                f"this node is to be rank 0 of round {number} and cannot serve the workers' TCPStore: {error}"
+                f"this node is rank 0 of round {number}, but cannot host the workers' TCPStore: {error}"
             ) from error
         with self._lock:
             old = self._forming

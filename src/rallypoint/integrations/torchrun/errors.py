@@ -1,4 +1,7 @@
-"""Our errors as torch's: its agent tells them apart by class. The original is the cause, and the sentence is kept."""
+"""Translates Rallypoint's errors to torch's, which torch's agent tells apart by class.
+
+The message stays the same, and the original error is the cause.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ QUEUE_EMPTY: type[Exception] = getattr(dist, "QueueEmptyError", dist.DistStoreEr
 
 
 def rendezvous_error(error: ours.RallypointError) -> Exception:
-    """The error that torch's agent knows. One about settings stays what it is: a ValueError."""
+    """The corresponding error of torch. An error about settings is not translated: it is a ValueError already."""
     for kind, target in _RENDEZVOUS:
         if isinstance(error, kind):
             return target(str(error))
@@ -35,7 +38,10 @@ def rendezvous_error(error: ours.RallypointError) -> Exception:
 
 @contextmanager
 def as_store_errors(keys: list[str], limit_ms: int) -> Iterator[None]:
-    """What torch's TCPStore would raise. A time-out has its words, then ours, which say what was missing."""
+    """Raise the errors that torch's TCPStore would raise.
+
+    The message of a time-out is torch's, followed by Rallypoint's, which says what was missing.
+    """
     try:
         yield
     except ours.StoreTimeoutError as error:

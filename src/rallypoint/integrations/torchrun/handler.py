@@ -1,7 +1,7 @@
-"""The rendezvous handler of torchrun's backend `rallypoint`: torch's interface, errors and results over our handler.
+"""The rendezvous handler of torchrun's backend `rallypoint`: torch's interface and errors over Rallypoint's handler.
 
-It adds no behaviour of its own but what torch's agent needs: a TCPStore for the workers of every round, and a
-`shutdown()` that does not close the run for everybody when only this node is to go.
+It adds only what torch's agent needs: a TCPStore for the workers of every round, and a `shutdown()` that does not close
+the run for all nodes if only this one has to go.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from rallypoint.errors import RallypointError, RendezvousGracefulExitError, SettingsMismatchError
 from rallypoint.handler import Handler
-from rallypoint.integrations.torchrun.bootstrap import RoundStores
+from rallypoint.integrations.torchrun.bootstrap import RoundTCPStores
 from rallypoint.integrations.torchrun.errors import rendezvous_error
-from rallypoint.integrations.torchrun.narration import Narrator
 from rallypoint.integrations.torchrun.settings import settings_of
 from rallypoint.integrations.torchrun.store import TorchStore
+from rallypoint.integrations.torchrun.torch_events import TorchEventSink
 from rallypoint.rendezvous.membership import Bootstrap, Identity
 from rallypoint.settings import Parameters, Settings
 
 SHARING_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ONLY_THIS_NODE = (RendezvousGracefulExitError, SettingsMismatchError)
-"""Whoever gets one of these is not to be a part of the run; that is no reason to end it for the others."""
+"""Errors that exclude only this node from the run. `shutdown()` does not close the run after them."""
 
 
 class NamedParameters(Parameters, Protocol):
@@ -38,12 +38,12 @@ class NamedParameters(Parameters, Protocol):
 
 
 def create_handler(params: NamedParameters, environ: Mapping[str, str] = os.environ) -> TorchrunHandler:
-    """What torchrun's registry calls. SettingsError, a ValueError, if an option is not acceptable. Does not block."""
+    """The handler for torchrun's registry. Does not block. SettingsError, a ValueError, if an option is not valid."""
     return TorchrunHandler(settings_of(params, environ), params.backend)
 
 
 def shares_store() -> bool:
-    """Whether the agent of rank 0 serves the workers' store, as it does unless torch's variable says otherwise."""
+    """Whether the agent of rank 0 hosts the workers' store. It does unless torch's variable turns that off."""
     return os.environ.get(SHARING_VARIABLE, "0") != "1"
 
 
@@ -51,16 +51,16 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
     """One agent of one run."""
 
     def __init__(self, settings: Settings, backend_name: str) -> None:
-        stores = self._stores = RoundStores(shares_store, settings.confirm_timeout_s)
-        narrator = self._narrator = Narrator(settings)
+        stores = self._stores = RoundTCPStores(shares_store, settings.confirm_timeout_s)
+        event_sink = self._event_sink = TorchEventSink(settings)
 
-        def bootstrap(identity: Identity) -> Bootstrap:  # refers to no handler: one that is dropped must be able to go
-            narrator.introduce(identity)
+        def bootstrap(identity: Identity) -> Bootstrap:  # must not refer to `self`, which could never be collected then
+            event_sink.set_identity(identity)
             return stores.bootstrap(identity)
 
-        self._handler = Handler(settings, backend_name=backend_name, sinks=[narrator], bootstrap=bootstrap)
+        self._handler = Handler(settings, backend_name=backend_name, sinks=[event_sink], bootstrap=bootstrap)
         self._store: TorchStore | None = None
-        self._is_outsider = False
+        self._is_excluded = False
 
     @property
     def settings(self) -> Settings:
@@ -78,16 +78,16 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
         return shares_store()
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, if any, and block for a place in the next. Raises torch's errors."""
-        with self._as_theirs("next_rendezvous"):
+        """Leave the current round, if any, and block until this node is in the next. Raises torch's errors."""
+        with self._translated("next_rendezvous"):
             try:
                 world = self._handler.next_rendezvous()
             except RallypointError as error:
-                self._is_outsider = isinstance(error, ONLY_THIS_NODE)
+                self._is_excluded = isinstance(error, ONLY_THIS_NODE)
                 raise
             self._stores.entered(world.round)
             self._store = TorchStore(world.store)
-            self._store.release()  # this handler keeps it, and lets it go when it goes
+            self._store.release()  # this handler keeps it alive
             place = world.bootstrap_store_info
             return RendezvousInfo(
                 self._store,
@@ -97,29 +97,29 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
             )
 
     def num_nodes_waiting(self) -> int:
-        """From what was pushed last: microseconds, and the last known number while nobody can be reached."""
-        with self._as_theirs("num_nodes_waiting"):
+        """From the last push, in microseconds. During an outage, the last known number."""
+        with self._translated("num_nodes_waiting"):
             return self._handler.num_nodes_waiting()
 
     def is_closed(self) -> bool:
-        with self._as_theirs("is_closed"):
+        with self._translated("is_closed"):
             return self._handler.is_closed()
 
     def set_closed(self) -> None:
-        with self._as_theirs("set_closed"):
+        with self._translated("set_closed"):
             self._handler.set_closed()
 
     def shutdown(self) -> bool:
-        """Leave, and close the run; True, or False with a warning if closing did not work. Again: the same answer.
+        """Leave and close the run. True, or False with a warning if closing failed. A second call returns the same.
 
-        The run goes on if this node was not to be a part of it: a spare, one that was asked to go, one whose settings
-        were refused. And if a signal ends the agent: torch's does not call this then, but for Ctrl-C while it waits for
-        its first round.
+        The run is not closed if only this node is excluded from it: a spare, a drained node, one with refused settings.
+        Nor is it closed if a signal ends the agent. (In that case torch calls `shutdown` only for Ctrl-C before the
+        first round.)
         """
         is_interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit | SignalException)
-        with self._as_theirs("shutdown"):
+        with self._translated("shutdown"):
             try:
-                if not self._is_outsider and not is_interrupted:
+                if not self._is_excluded and not is_interrupted:
                     return self._handler.shutdown()
                 self._handler.close()
                 return True
@@ -128,16 +128,16 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
                 self._store = None
 
     @contextmanager
-    def _as_theirs(self, verb: str) -> Iterator[None]:
-        """Whatever leaves the API is recorded, and is torch's if it was ours."""
+    def _translated(self, call: str) -> Iterator[None]:
+        """Record every error that leaves the API, and translate Rallypoint's to torch's."""
         try:
             yield
         except RallypointError as error:
             translated = rendezvous_error(error)
-            self._narrator.failed(verb, translated)
+            self._event_sink.failed(call, translated)
             if translated is error:
                 raise
             raise translated from error
         except BaseException as error:
-            self._narrator.failed(verb, error)
+            self._event_sink.failed(call, error)
             raise

@@ -1,7 +1,7 @@
-"""Queues, and the list of keys, in the store of a round: what newer torch stores have and ours does not.
+"""Queues and the list of keys in the store of a round: the features of newer torch stores that `AsyncStore` lacks.
 
-A friend of `AsyncStore`: it uses the same connection, the same fence and the same prefix, beside the keys. An item is
-a key of its own, numbered by a counter, so that a push never waits for another; whoever deletes it has popped it.
+It uses private parts of `AsyncStore`: the same connection, fence and prefix. Each item of a queue is a key of its own,
+numbered by a counter, so that pushes do not wait for each other. The client that deletes the key has popped the item.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rallypoint.store.async_store import RETRY_S, AsyncStore
 
 
 class QueueEmpty(RallypointError):
-    """There was nothing to pop, and nobody wanted to wait."""
+    """The queue is empty, and the call was not to wait."""
 
 
 class Queues:
@@ -25,7 +25,7 @@ class Queues:
         self._store = store
 
     async def push(self, key: str, value: bytes) -> None:
-        """Add at the end."""
+        """Append an item."""
         store, what = self._store, f"queue_push({key!r})"
         counter = f"{store._root}queued/{quote(key, safe='')}"
         async with store._limit(what):
@@ -37,7 +37,7 @@ class Queues:
             await store._transact(what, (), [Put(f"{self._place(key)}{added.value:016d}", value, store._lease)])
 
     async def pop(self, key: str, timeout_s: float | None) -> bytes:
-        """Take from the front; waits until there is something. QueueEmpty at once if `timeout_s` is None."""
+        """Remove the first item, waiting for one. With `timeout_s` None, raise QueueEmpty instead of waiting."""
         what = f"queue_pop({key!r})"
         if timeout_s is None:
             async with self._store._limit(what):
@@ -51,13 +51,13 @@ class Queues:
             return taken
 
     async def length(self, key: str) -> int:
-        """How many wait to be popped."""
+        """The number of items in the queue."""
         what = f"queue_len({key!r})"
         async with self._store._limit(what):
             return (await self._range(what, Range(self._place(key), count_only=True))).count
 
     async def keys(self) -> list[str]:
-        """All keys of the store, without the queues."""
+        """All keys of the store, without those of queues."""
         place = self._store._path("")
         async with self._store._limit("list_keys"):
             found = await self._range("list_keys", Range(place))
@@ -67,7 +67,7 @@ class Queues:
         return f"{self._store._root}queue/{quote(key, safe='')}/"
 
     async def _range(self, what: str, wanted: Range) -> GotRange:
-        result = await self._store._reach(what, lambda: self._store._backend.txn((), [wanted]), harmless=True)
+        result = await self._store._reach(what, lambda: self._store._backend.txn((), [wanted]), idempotent=True)
         (found,) = result.results
         assert isinstance(found, GotRange)
         return found
@@ -82,9 +82,9 @@ class Queues:
                 return first[0].value
 
     async def _await_more(self, what: str, key: str) -> None:
-        """Until something was pushed. Returns too early rather than too late: the caller looks again."""
+        """Wait until an item may have been pushed. It may return too early: the caller checks."""
         store, place = self._store, self._place(key)
-        read = await store._reach(what, lambda: store._backend.scan(place), harmless=True)
+        read = await store._reach(what, lambda: store._backend.scan(place), idempotent=True)
         if read.items:
             return
         watch = store._backend.watch(place, read.revision)

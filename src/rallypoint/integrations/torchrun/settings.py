@@ -1,6 +1,6 @@
-"""Settings from what torchrun was given: its endpoint, its `--rdzv-conf` and a few environment variables.
+"""Settings from the arguments of torchrun: its endpoint, its `--rdzv-conf` and a few environment variables.
 
-Pure but for the environment, which is an argument. Everything unacceptable is a SettingsError, which is a ValueError.
+Pure; the environment is an argument. Every invalid value is a SettingsError, which is a ValueError.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from rallypoint.urls import shown
 
 DEFAULT_SCHEME = "tcp"
 NODE_RANK_VARIABLE = "PET_NODE_RANK"
-"""Where torchrun takes --node-rank from if it is not given; the flag itself never reaches a backend like this one."""
+"""The variable from which torchrun takes a default for --node-rank. The flag itself is not passed to rendezvous
+backends."""
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SIZES = ("min_nodes", "max_nodes", "min_workers", "max_workers")
-_PLACES = frozenset({"file", "memory"})
-"""Schemes whose endpoint may have slashes in it."""
-_OPEN_TO_ALL = frozenset({"etcd"})
-"""Where one cluster serves many runs, always."""
+_PATHS = frozenset({"file", "memory"})
+"""Schemes whose endpoint may contain slashes."""
+_MANY_RUNS = frozenset({"etcd"})
+"""Schemes whose backend always serves many runs."""
 
 
 def settings_of(params: Parameters, environ: Mapping[str, str]) -> Settings:
-    """The settings of this node. The endpoint is `host[:port]`, or a URL without a run id and without sizes."""
+    """The settings of this node. The endpoint is `host[:port]`, or a URL without run id and sizes. SettingsError."""
     options = _options(params, environ)
     endpoint = params.endpoint.strip()
     start = _URL.match(endpoint)
@@ -35,10 +36,10 @@ def settings_of(params: Parameters, environ: Mapping[str, str]) -> Settings:
         settings = Settings.build(scheme=DEFAULT_SCHEME, endpoints=endpoint, run_id=params.run_id, **options)
     else:
         settings = Settings.from_url(_run_url(endpoint, start, params.run_id), **options)
-    if settings.run_id == TORCHRUN_DEFAULT_RUN_ID and settings.scheme in _OPEN_TO_ALL:
+    if settings.run_id == TORCHRUN_DEFAULT_RUN_ID and settings.scheme in _MANY_RUNS:
         raise SettingsError(
-            f"run id {settings.run_id!r} is what torchrun calls every run without an id, and {settings.scheme}:// "
-            f"serves many: two jobs would become one. Give this one an id of its own with --rdzv-id",
+            f"run id {settings.run_id!r} is torchrun's default, and {settings.scheme}:// serves many runs: two jobs "
+            f"with this id would become one. Give this run a unique id with --rdzv-id",
             option="run_id",
             value=settings.run_id,
         )
@@ -54,20 +55,20 @@ def _options(params: Parameters, environ: Mapping[str, str]) -> dict[str, object
         options["local_addr"] = params.local_addr
     if "node_rank" not in options and "rank" not in options:
         options["node_rank"] = environ.get(NODE_RANK_VARIABLE) or None
-    asks = options.get("node_rank") is not None or options.get("rank") is not None
-    if asks and "ranks" not in options:
-        options["ranks"] = "node_rank"  # whoever says which rank a node is to have means it
+    has_rank = options.get("node_rank") is not None or options.get("rank") is not None
+    if has_rank and "ranks" not in options:
+        options["ranks"] = "node_rank"
     options["min_nodes"], options["max_nodes"] = params.min_nodes, params.max_nodes
     return options
 
 
 def _run_url(endpoint: str, start: re.Match[str], run_id: str) -> str:
-    """The endpoint's URL, completed to that of the run."""
+    """The URL of the run, from an endpoint that is a URL."""
     location, mark, query = endpoint[start.end() :].partition("?")
     location = location.rstrip("/")
-    if "/" in location and start[1].lower() not in _PLACES:
+    if "/" in location and start[1].lower() not in _PATHS:
         raise SettingsError(
-            f"the endpoint {shown(endpoint)} names a run ({location.partition('/')[2]}): leave that to --rdzv-id",
+            f"the endpoint {shown(endpoint)} contains a run id ({location.partition('/')[2]}): give it with --rdzv-id",
             option="endpoint",
             value=endpoint,
         )
@@ -78,4 +79,4 @@ def _run_url(endpoint: str, start: re.Match[str], run_id: str) -> str:
 
 
 def _refuse_size(name: str, where: str) -> None:
-    raise SettingsError(f"{name} is given {where}: leave it out, --nnodes=MIN:MAX says it", option=name)
+    raise SettingsError(f"{name} is given {where}: omit it, and use --nnodes=MIN:MAX", option=name)

@@ -1,11 +1,11 @@
-"""The store of a round as a `torch.distributed.Store`: for Python, and for C++ callers (PrefixStore, process groups).
+"""The store of a round as a `torch.distributed.Store`, for Python and for C++ callers (PrefixStore, process groups).
 
-C++ finds the methods by name, some under names of its own (`deleteKey`, `getNumKeys`), and holds only its half of the
-object: a Python store that nobody in Python refers to is dead to it. So every store here is kept alive until the store
-of its round has ended, or `release()` is called.
+C++ finds the methods by name, some under different names (`deleteKey`, `getNumKeys`). It holds a reference only to the
+C++ part of the object: once Python collects the Python part, calls from C++ fail. So every store is kept alive until
+the store of its round has ended, or `release()` is called.
 
-The time-out is the one that C++ holds, so that `PrefixStore.set_timeout` changes it too. Zero means no time-out, as in
-torch. Errors are torch's (`DistStoreError`, in TCPStore's words); ours is their cause.
+The time-out is kept in the C++ part, so that `PrefixStore.set_timeout` changes it, too. Zero means no time-out, as in
+torch. Errors are torch's (`DistStoreError`, worded as by TCPStore), with Rallypoint's as their cause.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 NO_TIMEOUT_S = 1e9
 SPARE_S = 2.0
-"""What a call may take beyond its time-out to find out what was missing."""
-_kept: set[TorchStore] = set()
+"""How much longer than its time-out a call may take, to find out what was missing."""
+_kept_alive: set[TorchStore] = set()
 
 
 class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
-    """What `torch.distributed.TCPStore` is, for the members of one round. May be used from any thread."""
+    """A replacement of `torch.distributed.TCPStore` for the members of one round. May be used from any thread."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
         self._inner = store._store
         self._queues = Queues(self._inner)
         self.set_timeout(store.timeout)
-        for old in [kept for kept in _kept if kept._inner.ended is not None]:
+        for old in [kept for kept in _kept_alive if kept._inner.ended is not None]:
             old.release()
-        _kept.add(self)
+        _kept_alive.add(self)
 
     def release(self) -> None:
-        """Stop keeping it alive for C++: nobody there uses it any more. Harmless if it was done before."""
-        _kept.discard(self)
+        """Stop keeping the store alive: C++ no longer uses it. Idempotent."""
+        _kept_alive.discard(self)
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
         self._do([name], lambda store: store.set(name, value))
 
     def get(self, key: str) -> bytes:
-        """Waits until the key exists."""
+        """The value of a key. Waits until it exists."""
         name, limit_s = _key(key), self._limit_s()
         with as_store_errors([name], round(limit_s * 1000)):
             return self._store.get(name, limit_s)
@@ -102,17 +102,17 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
         self._do(names, lambda store: store.multi_set(names, values))
 
     def has_extended_api(self) -> bool:
-        """That `append`, `multi_get` and `multi_set` are there."""
+        """True: `append`, `multi_get` and `multi_set` exist."""
         return True
 
-    # --- queues: from Python only, C++ does not ask a Python store for them ------------------------------------------
+    # --- queues: only for Python, C++ does not call them on a Python store -------------------------------------------
 
     def queue_push(self, key: str, value: bytes | str) -> None:
         name, data = _key(key), value.encode() if isinstance(value, str) else bytes(value)
         self._queue([name], lambda: self._queues.push(name, data))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """The first of the queue; waits for one, or with `block=False` raises QueueEmptyError."""
+        """Remove and return the first item. Waits for one, or with `block=False` raises QueueEmptyError."""
         name, limit_s = _key(key), self._limit_s()
         try:
             return self._queue([name], lambda: self._queues.pop(name, limit_s if block else None), limit_s)
@@ -123,7 +123,7 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
         name = _key(key)
         return self._queue([name], lambda: self._queues.length(name))
 
-    # --- what C++ calls by other names, and copies --------------------------------------------------------------------
+    # --- names that C++ uses, and copies ------------------------------------------------------------------------------
 
     def deleteKey(self, key: str) -> bool:
         return self.delete_key(key)
@@ -132,15 +132,15 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
         return self.num_keys()
 
     def clone(self) -> TorchStore:
-        """Another one on the same connection, which may be used by any thread anyway."""
-        twin = TorchStore(self._store)
-        twin.set_timeout(self.timeout)
-        return twin
+        """A copy on the same connection, which any thread may use anyway."""
+        copy = TorchStore(self._store)
+        copy.set_timeout(self.timeout)
+        return copy
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a TorchStore cannot be pickled: it belongs to a member of a round. In another process, connect to "
-            "MASTER_ADDR:MASTER_PORT, or join with a handler of its own"
+            "MASTER_ADDR:MASTER_PORT, or join the run with another handler"
         )
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _do(self, names: list[str], request: Callable[[AsyncStore], Coroutine[Any, Any, T]]) -> T:
-        """Run it within the time-out."""
+        """Execute a request within the store's time-out."""
         limit_s = self._limit_s()
         with as_store_errors(names, round(limit_s * 1000)):
             return self._store.do(request, limit_s)
@@ -158,7 +158,10 @@ class TorchStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     def _queue(
         self, names: list[str], request: Callable[[], Coroutine[Any, Any, T]], limit_s: float | None = None
     ) -> T:
-        """On the background loop; a request that waits for something is given the same limit and ends by itself."""
+        """Execute a request of queues on the background loop.
+
+        A request that waits has the time limit `limit_s` itself, so the call may take a little longer.
+        """
         most_s = self._limit_s() if limit_s is None else limit_s + SPARE_S
         with as_store_errors(names, round((limit_s or most_s) * 1000)):
             return self._store._call(within(most_s, request))
@@ -179,9 +182,9 @@ def _key(key: str | bytes) -> str:
 
 
 def _amount(value: SupportsInt | SupportsIndex) -> int:
-    """What torch takes for an int of 64 bits: whatever can be one, but for floats and text."""
+    """The value as a 64-bit integer. As in torch, anything that converts to int is accepted, except floats and text."""
     if isinstance(value, float) or not isinstance(value, SupportsInt | SupportsIndex):
-        raise TypeError(f"what is added is an int, not {value!r}")
+        raise TypeError(f"the amount is an int, not {value!r}")
     try:
         return as_amount(int(value))
     except StoreError as error:
@@ -190,5 +193,5 @@ def _amount(value: SupportsInt | SupportsIndex) -> int:
 
 def _keys(keys: Sequence[str]) -> list[str]:
     if isinstance(keys, str | bytes):
-        raise TypeError(f"several keys are a list, not {keys!r}: write [{keys!r}]")
+        raise TypeError(f"keys are a list, not {keys!r}: write [{keys!r}]")
     return [_key(key) for key in keys]

@@ -1,4 +1,4 @@
-"""The words of the doctor, and which checks belong to which URL scheme."""
+"""The result of a check, and the registry of backend checks by URL scheme."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.settings import Settings
 
 
 class Verdict(enum.Enum):
-    """How a check went."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,7 +21,7 @@ class Verdict(enum.Enum):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One check: `found` in a sentence, and for what is not well the `fix`."""
+    """One check that was made. `found` is the finding in a sentence; `fix` says what to do about a problem."""
 
     name: str
     verdict: Verdict
@@ -49,18 +49,18 @@ def skipped(name: str, found: str) -> Check:
     return Check(name=name, verdict=Verdict.SKIPPED, found=found)
 
 
-PlaceChecks: TypeAlias = Callable[[Settings, float], AsyncIterator[Check]]
-"""Checks of where the keys live: given the settings and the seconds that one step may take. A check that failed means
-that the backend need not be tried."""
+BackendChecks: TypeAlias = Callable[[Settings, float], AsyncIterator[Check]]
+"""The checks of a backend. The arguments are the settings and the time limit of one step, in seconds. If a check fails,
+the doctor does not open the backend."""
 
-_checks: dict[str, PlaceChecks] = {}
+_checks: dict[str, BackendChecks] = {}
 
 
-def register_checks(scheme: str, checks: PlaceChecks) -> None:
-    """The checks of places with URLs of this scheme."""
+def register_checks(scheme: str, checks: BackendChecks) -> None:
+    """Register the checks of backends whose URLs have this scheme."""
     _checks[scheme] = checks
 
 
-def checks_of(scheme: str) -> PlaceChecks | None:
-    """Those that were registered; None: there are none of their own."""
+def checks_of(scheme: str) -> BackendChecks | None:
+    """The checks registered for a scheme, or None."""
     return _checks.get(scheme)

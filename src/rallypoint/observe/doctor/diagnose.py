@@ -1,4 +1,4 @@
-"""All checks of a URL, in the order in which one rules out the next."""
+"""All checks of a URL. If an early check fails, later ones that depend on it are skipped."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from rallypoint.errors import RallypointError, Rejected, SettingsError
 from rallypoint.observe.doctor import etcd, tcp
 from rallypoint.observe.doctor.checks import Check, checks_of, failed, ok, skipped, warning
 from rallypoint.observe.doctor.launcher import check_launcher
-from rallypoint.observe.explain import MEND, SAME_SETTINGS, mismatch_sentence, refusal_sentence
-from rallypoint.observe.follower import look
-from rallypoint.observe.opening import Target, opened, read_target
+from rallypoint.observe.explain import FIX_PREFLIGHT, SAME_SETTINGS, mismatch_sentence, refusal_sentence
+from rallypoint.observe.follower import read_report
 from rallypoint.observe.report import Report
+from rallypoint.observe.target import Target, open_backend, read_target
 
 ROUND_TRIPS = 5
 SLOW_S = 0.25
 SPARE_FILES = 100
-"""Files that a process needs besides its connections."""
+"""Open files that a server needs besides its connections."""
 
 etcd.register()
 tcp.register()
 
 
 async def diagnose(url: str, limit_s: float) -> AsyncIterator[Check]:
-    """Each check as it is done; one step takes no longer than `limit_s`."""
+    """Run the checks and yield each result at once. One step takes no longer than `limit_s`."""
     try:
         target = read_target(url, read_timeout=limit_s)
     except SettingsError as error:
-        yield failed("url", str(error), "mend the URL")
+        yield failed("url", str(error), "correct the URL")
         return
     yield ok("url", f"run {target.settings.run_id!r} on {target.where}")
-    is_there = True
-    place = checks_of(target.settings.scheme)
-    if place is not None:
-        async for check in place(target.settings, limit_s):
+    all_passed = True
+    backend_checks = checks_of(target.settings.scheme)
+    if backend_checks is not None:
+        async for check in backend_checks(target.settings, limit_s):
             yield check
-            is_there = is_there and not check.is_bad
+            all_passed = all_passed and not check.is_bad
     report: Report | None = None
-    if not is_there:
+    if not all_passed:
         yield skipped("run", "the checks before this one have to pass first")
     else:
         try:
-            async with asyncio.timeout(4 * limit_s), opened(target, limit_s) as backend:
+            async with asyncio.timeout(4 * limit_s), open_backend(target, limit_s) as backend:
                 yield await _check_backend(backend, target.keys.config)
-                report = await look(backend, target.keys, target.where)
+                report = await read_report(backend, target.keys, target.where)
         except TimeoutError:
             yield failed(
-                "backend", f"no answer within {4 * limit_s:g} s", "see to the server: it is paused or overloaded"
+                "backend", f"no answer within {4 * limit_s:g} s", "check the server: it is paused or overloaded"
             )
         except Rejected as error:
-            yield failed("backend", str(error), "it is reached, and refuses: mend in the URL what the sentence names")
+            yield failed("backend", str(error), "the backend refused: correct in the URL what the message names")
         except RallypointError as error:
             yield failed("backend", str(error), "see the checks above")
     if report is not None:
@@ -62,7 +62,7 @@ async def diagnose(url: str, limit_s: float) -> AsyncIterator[Check]:
 
 
 async def _check_backend(backend: Backend, key: str) -> Check:
-    """A few requests through the contract, as nodes make them."""
+    """Make a few requests through the backend contract, as nodes do."""
     loop = asyncio.get_running_loop()
     took = []
     status = await backend.status()
@@ -75,15 +75,15 @@ async def _check_backend(backend: Backend, key: str) -> Check:
     if shown:
         found += f"; {', '.join(shown)}"
     if min(took) > SLOW_S:
-        return warning("backend", found, "requests are slow: see to the network and the load of the server")
+        return warning("backend", found, "requests are slow: check the network and the load of the server")
     return ok("backend", found)
 
 
 def _check_run(target: Target, report: Report) -> list[Check]:
     if not report.exists or report.config is None:
-        why = "there is no such run yet: the first node makes it"
-        return [warning("run", why, "if there should be nodes, see with `rallypoint ls` whether they use another id")]
-    checks = [ok("run", f"{report.phase.value}: {report.reason or 'nothing was said yet'}")]
+        why = "there is no such run yet: the first node creates it"
+        return [warning("run", why, "if nodes should be there, check with `rallypoint ls` whether they use another id")]
+    checks = [ok("run", f"{report.phase.value}: {report.reason or 'no reason was given yet'}")]
     if report.unreadable:
         checks += [
             failed("records", why, "remove the key, or use another run id") for why in report.unreadable.values()
@@ -93,16 +93,16 @@ def _check_run(target: Target, report: Report) -> list[Check]:
     elif refused := [one for one in report.refused if one.differences]:
         checks.append(failed("settings", "; ".join(map(refusal_sentence, refused)), SAME_SETTINGS))
     elif target.given:
-        checks.append(ok("settings", "those of the URL are those of the run, and no node was refused"))
+        checks.append(ok("settings", "the settings in the URL are those of the run, and no node was refused"))
     else:
-        checks.append(ok("settings", "no node was refused (give the nodes' whole URL to compare its settings)"))
-    if unfit := [one for one in report.refused if not one.differences]:
-        checks.append(warning("preflight", "; ".join(map(refusal_sentence, unfit)), MEND))
+        checks.append(ok("settings", "no node was refused (give a node's whole URL to compare its settings)"))
+    if failed_preflight := [one for one in report.refused if not one.differences]:
+        checks.append(warning("preflight", "; ".join(map(refusal_sentence, failed_preflight)), FIX_PREFLIGHT))
     return checks
 
 
 def _check_files(report: Report | None) -> Check:
-    """Whether this machine could serve a run of this size."""
+    """Whether the limit on open files of this machine allows to serve a run of this size."""
     try:
         import resource
     except ImportError:
@@ -111,6 +111,6 @@ def _check_files(report: Report | None) -> Check:
     needed = (report.shared("max_nodes") if report is not None else 0) + SPARE_FILES
     found = f"this shell allows {soft} (up to {hard} if raised)"
     if soft < needed:
-        fix = f"raise it (`ulimit -n {needed}`) where the server runs: one connection a node, and some more"
+        fix = f"raise it (`ulimit -n {needed}`) where the server runs: it needs one for each node, and some more"
         return warning("open files", f"{found}, and a server of this run may need {needed}", fix)
     return ok("open files", found)

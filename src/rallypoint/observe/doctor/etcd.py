@@ -1,5 +1,7 @@
-"""Checks of an etcd cluster: each endpoint by itself, then whether a majority is there. Asks what etcd tells everybody
-over HTTP on its client port, which answers even when the cluster has no leader."""
+"""Checks of an etcd cluster: each endpoint by itself, then whether a majority is healthy.
+
+They use etcd's unauthenticated HTTP paths on the client port, which answer even when the cluster has no leader.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +11,27 @@ from collections.abc import AsyncIterator
 
 from rallypoint.observe.doctor.checks import Check, failed, ok, register_checks, warning
 from rallypoint.observe.doctor.network import Reached, check_network
-from rallypoint.observe.doctor.probe import get, who_listens
+from rallypoint.observe.doctor.probe import get, identify
 from rallypoint.settings import EtcdProtocol, Settings
 from rallypoint.urls import DEFAULT_PORTS, parse_endpoint
 
-PAUSED = "it is paused (`kill -CONT` its process), overloaded, or no etcd at all: see to the process that listens there"
-START = "start the etcd member that should listen there, or mend the endpoint"
+PAUSED = "it is paused (`kill -CONT` its process), overloaded, or not an etcd: check the process that listens there"
+START = "start the etcd member that should listen there, or correct the endpoint"
 
 
 async def check_etcd(settings: Settings, limit_s: float) -> AsyncIterator[Check]:
-    """Every endpoint, then the cluster."""
+    """Check every endpoint, then the cluster."""
     try:
         tls = tls_context(settings)
     except OSError as error:
-        yield failed("files", str(error), "mend cert, key or cacert in the URL")
+        yield failed("files", str(error), "correct cert, key or cacert in the URL")
         return
     healthy, troubles = 0, []
     for endpoint in settings.endpoints:
         host, port = parse_endpoint(endpoint, DEFAULT_PORTS["etcd"])
         reached = Reached()
         async for check in check_network(host, port, limit_s, reached, START, f" {endpoint}"):
-            # One member that is down is no failure of the cluster; `cluster` says what is.
+            # One unreachable member is no failure of the cluster: the check `cluster` decides that.
             yield warning(check.name, check.found, check.fix) if check.is_bad else check
         if reached.address is None:
             troubles.append(f"{endpoint} cannot be reached")
@@ -45,7 +47,7 @@ async def check_etcd(settings: Settings, limit_s: float) -> AsyncIterator[Check]
 async def _check_member(
     endpoint: str, address: str, port: int, host: str, tls: ssl.SSLContext | None, limit_s: float
 ) -> tuple[Check, bool]:
-    """What one member says of itself, and whether it can serve."""
+    """Check one member. Also returns whether it is healthy."""
     name = f"member {endpoint}"
     try:
         version = await get(address, port, "/version", tls, limit_s, host)
@@ -55,7 +57,7 @@ async def _check_member(
         return warning(name, f"the TLS handshake failed: {error}", fix), False
     told = _json(version)
     if "etcdserver" not in told:
-        return await _check_stranger(name, address, port, limit_s), False
+        return await _check_unknown(name, address, port, limit_s), False
     state = _json(health)
     found = f"etcd {told['etcdserver']}"
     if state.get("health") == "true":
@@ -67,14 +69,14 @@ async def _check_member(
     return warning(name, f"{found}, not healthy: {reason}", "see `cluster` below"), False
 
 
-async def _check_stranger(name: str, address: str, port: int, limit_s: float) -> Check:
-    """Something else than an etcd, or one that does not answer."""
-    known = await who_listens(address, port, limit_s)
-    if known is not None and known.is_tls:
-        return warning(name, "it speaks TLS and this URL does not", "give protocol=https and cacert")
-    if known is not None:
-        return warning(name, f"it is not an etcd: it is {known.what}", "mend the port in the URL")
-    return warning(name, f"it accepts connections and says nothing within {limit_s:g} s", PAUSED)
+async def _check_unknown(name: str, address: str, port: int, limit_s: float) -> Check:
+    """The result for an endpoint that did not answer as an etcd."""
+    found = await identify(address, port, limit_s)
+    if found is not None and found.is_tls:
+        return warning(name, "it speaks TLS, but the URL does not ask for TLS", "give protocol=https and cacert")
+    if found is not None:
+        return warning(name, f"it is not an etcd: it is {found.what}", "correct the port in the URL")
+    return warning(name, f"it accepts connections but does not answer within {limit_s:g} s", PAUSED)
 
 
 def _cluster(endpoints: int, healthy: int, troubles: list[str]) -> Check:
@@ -82,12 +84,12 @@ def _cluster(endpoints: int, healthy: int, troubles: list[str]) -> Check:
         return ok("cluster", f"{healthy} of {endpoints} endpoint{'s' * (endpoints != 1)} healthy")
     found = f"{healthy} of {endpoints} endpoint{'s' * (endpoints != 1)} healthy: {'; '.join(troubles)}"
     if healthy:
-        return warning("cluster", found, "bring the others back: it goes on for as long as a majority is there")
+        return warning("cluster", found, "bring the others back: the cluster works as long as it has a majority")
     return failed(
         "cluster",
         found,
-        "without a leader nothing can be read or written: a majority of etcd's members has to be up and to reach each "
-        "other (`etcdctl endpoint status --cluster`, `etcdctl member list`)",
+        "without a leader nothing can be read or written: a majority of etcd's members must be up and reach each other "
+        "(`etcdctl endpoint status --cluster`, `etcdctl member list`)",
     )
 
 
@@ -102,7 +104,7 @@ def _json(answer: tuple[str, str, str] | None) -> dict[str, str]:
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """What the URL says of TLS; None: plain HTTP. OSError if a file cannot be read."""
+    """The TLS settings of the URL; None: plain HTTP. OSError if a file cannot be read."""
     if settings.protocol is EtcdProtocol.HTTP:
         return None
     context = ssl.create_default_context(cafile=settings.cacert)
@@ -112,5 +114,5 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def register() -> None:
-    """For etcd:// URLs."""
+    """Register the checks for etcd:// URLs."""
     register_checks("etcd", check_etcd)

@@ -1,4 +1,4 @@
-"""Checks that every place behind a TCP address has: the name, and whether somebody listens."""
+"""Checks of a TCP endpoint, whatever the backend: does the name resolve, and does the port accept connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOW_CONNECT_S = 0.5
 
 
 class Reached:
-    """Filled by `check_network`: the first address that accepted a connection, and how long that took."""
+    """Filled in by `check_network`: the first address that accepted a connection, and how long that took."""
 
     def __init__(self) -> None:
         self.address: str | None = None
@@ -25,7 +25,7 @@ class Reached:
 async def check_network(
     host: str, port: int, limit_s: float, reached: Reached, to_start: str, label: str = ""
 ) -> AsyncIterator[Check]:
-    """`to_start`: what an operator does if nobody listens; `label` tells several endpoints apart."""
+    """Resolve and connect. `to_start`: the advice if no process listens; `label` tells several endpoints apart."""
     name_check, connect_check = f"name{label}", f"connect{label}"
     addresses = [host]
     if not _is_literal(host):
@@ -37,21 +37,21 @@ async def check_network(
             yield failed(
                 name_check,
                 f"no name server answered within {limit_s:g} s for {host!r}",
-                "look at /etc/resolv.conf on this machine, or give an address instead of the name",
+                "check /etc/resolv.conf on this machine, or give an address instead of the name",
             )
             return
         except OSError as error:
             yield failed(
                 name_check,
                 f"{host!r} does not resolve: {error.strerror or error}",
-                "check the spelling, and DNS and /etc/hosts on this machine (in Kubernetes: the full name, "
+                "check the spelling, DNS and /etc/hosts on this machine (in Kubernetes, use the full name "
                 "service.namespace.svc); or give an address instead of the name",
             )
             return
         took_s = loop.time() - started_at
         found = f"{host} is {', '.join(addresses)}"
         if took_s > SLOW_NAME_S:
-            yield warning(name_check, f"{found}, and asking took {took_s:.1f} s", "see to the name server")
+            yield warning(name_check, f"{found}, and the look-up took {took_s:.1f} s", "check the name server")
         else:
             yield ok(name_check, found)
     async for check in _check_connect(host, addresses, port, limit_s, reached, to_start, connect_check):
@@ -79,16 +79,16 @@ async def _check_connect(
     if reached.address is not None:
         found = f"{format_endpoint(reached.address, port)} accepts connections, in {reached.took_s * 1000:.1f} ms"
         if troubles:
-            fix = f"every attempt loses time there: take the address out of the name {host}, or serve it"
+            fix = f"every connection loses time there: remove the address from the name {host}, or serve on it"
             yield warning(name, f"{found}; but {'; '.join(troubles)}", fix)
         elif reached.took_s > SLOW_CONNECT_S:
-            yield warning(name, found, "see to the network between here and there")
+            yield warning(name, found, "check the network to that address")
         else:
             yield ok(name, found)
     elif refused == len(addresses):
-        yield failed(name, f"nobody listens there: {'; '.join(troubles)}", to_start)
+        yield failed(name, f"no process listens there: {'; '.join(troubles)}", to_start)
     else:
-        fix = f"see whether the machine is up and a firewall lets port {port} through; otherwise {to_start}"
+        fix = f"check that the machine is up and that firewalls allow port {port}; if so, {to_start}"
         yield failed(name, f"it cannot be reached: {'; '.join(troubles)}", fix)
 
 

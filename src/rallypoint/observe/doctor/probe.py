@@ -1,6 +1,6 @@
-"""Who is behind an address: resolving, connecting, and finding out what speaks there. Bounded in time, every step.
+"""Probes an address: resolves, connects, and identifies the server there. Every step has a time limit.
 
-Strangers are asked in their own protocols (HTTP, TLS, torch's TCPStore) only when they did not answer in ours.
+Other protocols (HTTP, TLS, torch's TCPStore) are tried only if the server did not answer in Rallypoint's.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from rallypoint.wire.messages import Hello, Refused, Welcome, encoder, welcome_d
 TCPSTORE_MAGIC = 0x3C85F7CE
 TCPSTORE_VALIDATE, TCPSTORE_PING = 0, 13
 NONCE = 0x51A7E5
-MOST_BYTES = 64 * 1024
-MOST_HTTP_BYTES = 1024 * 1024
+MAX_BYTES = 64 * 1024
+MAX_HTTP_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
-    """It accepted the connection and said nothing."""
+class NoAnswer:
+    """The server accepted the connection and sent nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class HungUp:
-    """It accepted the connection and closed it without a word."""
+    """The server accepted the connection and closed it without sending anything."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
-    """It speaks something else: `what` in words, `is_etcd` and `is_tls` if it is that."""
+class OtherServer:
+    """A server that does not speak Rallypoint's protocol; `what` describes it."""
 
     what: str
     is_etcd: bool = False
@@ -49,13 +49,13 @@ class Stranger:
 
 
 async def resolve(host: str, port: int, limit_s: float) -> list[str]:
-    """The addresses of a name. OSError, or TimeoutError: the name server does not answer."""
+    """The addresses of a name. OSError; TimeoutError if the name server does not answer."""
     async with asyncio.timeout(limit_s):
         return await addresses_of(host, port)
 
 
 async def connect_s(address: str, port: int, limit_s: float) -> float:
-    """How long a connection takes. OSError or TimeoutError."""
+    """Connect and disconnect. Returns how long connecting took. OSError or TimeoutError."""
     loop = asyncio.get_running_loop()
     started_at = loop.time()
     async with asyncio.timeout(limit_s):
@@ -67,10 +67,10 @@ async def connect_s(address: str, port: int, limit_s: float) -> float:
 
 async def greet(
     address: str, port: int, host: str, tls: ssl.SSLContext | None, limit_s: float
-) -> Welcome | Refused | Silent | HungUp | Stranger:
-    """Say hello in our own protocol, without a token, as somebody who has come for no run.
+) -> Welcome | Refused | NoAnswer | HungUp | OtherServer:
+    """Send a hello in Rallypoint's protocol, without a token and without a run, and return the answer.
 
-    OSError if the connection breaks, ssl.SSLError among them; `host` is whom the certificate has to be of.
+    OSError, which includes ssl.SSLError, if the connection breaks. The certificate must be valid for `host`.
     """
     versions = Versions()
     hello = Hello(oldest=versions.oldest, newest=versions.newest, client="doctor", software=SOFTWARE)
@@ -80,35 +80,36 @@ async def greet(
             reader, writer = await asyncio.open_connection(address, port, ssl=tls, server_hostname=name)
             try:
                 writer.write(GREETING + frame(encoder.encode(hello)))
-                framer = Framer(MOST_BYTES)
-                while data := await reader.read(MOST_BYTES):
+                framer = Framer(MAX_BYTES)
+                while data := await reader.read(MAX_BYTES):
                     for payload in framer.feed(data):
                         welcome: Welcome | Refused = welcome_decoder.decode(payload)
                         return welcome
             finally:
                 writer.close()
     except TimeoutError:
-        return Silent()
+        return NoAnswer()
     except NotRallypoint as error:
-        return Stranger(describe(error.first), is_tls=error.first[:1] in (b"\x15", b"\x16"))
+        return OtherServer(describe(error.first), is_tls=error.first[:1] in (b"\x15", b"\x16"))
     except (FrameError, msgspec.DecodeError) as error:
-        return Stranger(f"something that cannot be read ({error})")
+        return OtherServer(f"something whose answer cannot be decoded ({error})")
     except ConnectionError as error:
         return HungUp(str(error) or "the connection was reset")
     return HungUp("the connection was closed")
 
 
-async def who_listens(address: str, port: int, limit_s: float) -> Stranger | None:
-    """What it is that does not speak our protocol; None: it answers to nothing that is known here."""
-    asked = [ask_http(address, port, limit_s), _ask_tls(address, port, limit_s), _ask_tcpstore(address, port, limit_s)]
-    for found in await asyncio.gather(*asked):
+async def identify(address: str, port: int, limit_s: float) -> OtherServer | None:
+    """Identify a server that does not speak Rallypoint's protocol. None if it answers in no known protocol."""
+    probes = [probe_http(address, port, limit_s), _probe_tls(address, port, limit_s)]
+    probes.append(_probe_tcpstore(address, port, limit_s))
+    for found in await asyncio.gather(*probes):
         if found is not None:
             return found
     return None
 
 
-async def ask_http(address: str, port: int, limit_s: float) -> Stranger | None:
-    """Whether it is an HTTP server, an etcd for example."""
+async def probe_http(address: str, port: int, limit_s: float) -> OtherServer | None:
+    """The server if it speaks HTTP, as an etcd does."""
     answer = await get(address, port, "/version", None, limit_s)
     if answer is None:
         return None
@@ -116,17 +117,17 @@ async def ask_http(address: str, port: int, limit_s: float) -> Stranger | None:
     with suppress(ValueError):
         told = json.loads(body)
         if isinstance(told, dict) and "etcdserver" in told:
-            return Stranger(f"an etcd {told['etcdserver']}", is_etcd=True)
+            return OtherServer(f"an etcd {told['etcdserver']}", is_etcd=True)
     server = next((line[7:].strip() for line in head.splitlines() if line.lower().startswith("server:")), "")
     if "HTTPS" in body or "HTTPS" in status:
-        return Stranger("a TLS server that was spoken to in HTTP", is_tls=True)
-    return Stranger(f"an HTTP server ({server or status})")
+        return OtherServer("an HTTPS server", is_tls=True)
+    return OtherServer(f"an HTTP server ({server or status})")
 
 
 async def get(
     address: str, port: int, path: str, tls: ssl.SSLContext | None, limit_s: float, name: str | None = None
 ) -> tuple[str, str, str] | None:
-    """Status line, head and body of an HTTP answer; None if there is none. ssl.SSLError if TLS is asked for in vain."""
+    """The status line, head and body of an HTTP answer, or None without one. ssl.SSLError if TLS fails."""
     try:
         async with asyncio.timeout(limit_s):
             sni = name if tls is not None else None
@@ -134,7 +135,7 @@ async def get(
             try:
                 writer.write(f"GET {path} HTTP/1.0\r\nHost: {name or address}\r\nConnection: close\r\n\r\n".encode())
                 data = b""
-                while len(data) < MOST_HTTP_BYTES and (part := await reader.read(MOST_BYTES)):
+                while len(data) < MAX_HTTP_BYTES and (part := await reader.read(MAX_BYTES)):
                     data += part
             finally:
                 writer.close()
@@ -148,24 +149,24 @@ async def get(
     return head.partition("\r\n")[0], head, body
 
 
-async def _ask_tls(address: str, port: int, limit_s: float) -> Stranger | None:
+async def _probe_tls(address: str, port: int, limit_s: float) -> OtherServer | None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         async with asyncio.timeout(limit_s):
             _, writer = await asyncio.open_connection(address, port, ssl=context)
     except ssl.SSLError as error:
-        # It spoke TLS, and did not like us: it asks for a certificate, for example.
-        spoke = "alert" in str(error).lower()
-        return Stranger("a TLS server", is_tls=True) if spoke else None
+        # A TLS alert comes from a TLS server that refused the handshake: it asks for a certificate, for example.
+        has_alert = "alert" in str(error).lower()
+        return OtherServer("a TLS server", is_tls=True) if has_alert else None
     except (OSError, TimeoutError):
         return None
     writer.close()
-    return Stranger("a TLS server", is_tls=True)
+    return OtherServer("a TLS server", is_tls=True)
 
 
-async def _ask_tcpstore(address: str, port: int, limit_s: float) -> Stranger | None:
-    """torch's TCPStore answers a ping with its number."""
+async def _probe_tcpstore(address: str, port: int, limit_s: float) -> OtherServer | None:
+    """torch's TCPStore answers a ping with the nonce of that ping."""
     ping = struct.pack("<BIBI", TCPSTORE_VALIDATE, TCPSTORE_MAGIC, TCPSTORE_PING, NONCE)
     try:
         async with asyncio.timeout(limit_s):
@@ -177,4 +178,4 @@ async def _ask_tcpstore(address: str, port: int, limit_s: float) -> Stranger | N
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return None
-    return Stranger("torch's TCPStore") if answer == struct.pack("<I", NONCE) else None
+    return OtherServer("torch's TCPStore") if answer == struct.pack("<I", NONCE) else None

@@ -1,19 +1,19 @@
-"""What coordinators decide, counted from the events that they emit: a sink. The same for a server and for a node.
+"""Counts the decisions of coordinators: a sink for their events, in a server as in a node.
 
-Each event is emitted once, by whoever decides, so that sums over all processes are right.
+Each event is emitted once, by the process that decides, so that sums over all processes are right.
 """
 
 from __future__ import annotations
 
 from rallypoint.events import Event, NodeHeldBack, NodeLost, RecordUnreadable, RoundActive, RoundGivenUp, RoundOver
 from rallypoint.observe.metrics import table
-from rallypoint.observe.metrics.families import Sheet, Tally
+from rallypoint.observe.metrics.families import Scrape, Tally
 
 PHASES = ("gather", "last_call", "confirm")
 
 
 class Decisions:
-    """Give it to an `Emitter`. Plain numbers: may be read by another thread."""
+    """A sink. Its counters are plain numbers, which another thread may read."""
 
     def __init__(self) -> None:
         self._active = self._given_up = self._members_lost = self._others_lost = self._held_back = self._unreadable = 0
@@ -43,14 +43,14 @@ class Decisions:
             case _:
                 pass
 
-    def show(self, sheet: Sheet) -> None:
-        """Everything, so that series are there before anything happened."""
-        sheet.put(table.ROUNDS, self._active, "active")
-        sheet.put(table.ROUNDS, self._given_up, "given_up")
+    def show(self, scrape: Scrape) -> None:
+        """Put all metrics, also those that are still 0, so that their series exist from the start."""
+        scrape.put(table.ROUNDS, self._active, "active")
+        scrape.put(table.ROUNDS, self._given_up, "given_up")
         for phase, tally in self._phases.items():
-            sheet.put_tally(table.ROUND_PHASE, tally, phase)
-        sheet.put_tally(table.ROUND_LASTED, self._lasted)
-        sheet.put(table.NODES_LOST, self._members_lost, "member")
-        sheet.put(table.NODES_LOST, self._others_lost, "other")
-        sheet.put(table.NODES_HELD_BACK, self._held_back)
-        sheet.put(table.RECORDS_UNREADABLE, self._unreadable)
+            scrape.put_tally(table.ROUND_PHASE, tally, phase)
+        scrape.put_tally(table.ROUND_LASTED, self._lasted)
+        scrape.put(table.NODES_LOST, self._members_lost, "member")
+        scrape.put(table.NODES_LOST, self._others_lost, "other")
+        scrape.put(table.NODES_HELD_BACK, self._held_back)
+        scrape.put(table.RECORDS_UNREADABLE, self._unreadable)

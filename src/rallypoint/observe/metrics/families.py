@@ -1,4 +1,4 @@
-"""From the table of metrics to what `prometheus-client` shows. Values are put in by definition, never by name."""
+"""Converts values to the metric families of `prometheus-client`. A value is put by its definition, never by a name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rallypoint.observe.metrics.table import Kind, Metric
 
 
 class Tally:
-    """A histogram or a summary in plain numbers: one addition to each of three."""
+    """The state of a histogram or a summary, in plain numbers. An observation costs a few additions."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -28,7 +28,7 @@ class Tally:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        """One observation. A value equal to a bound is within it."""
+        """Add an observation. A value equal to a bound belongs to the bucket of that bound."""
         self.counts[bisect.bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -37,25 +37,25 @@ class Tally:
         return sum(self.counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as the format wants them."""
+        """The buckets as the exposition format requires them: cumulative."""
         names = [*(repr(bound) for bound in self.bounds), "+Inf"]
         return list(zip(names, accumulate(self.counts), strict=True))
 
 
-class Sheet:
-    """What one scrape shows, in the order of putting."""
+class Scrape:
+    """The metric families of one scrape, in the order in which they were put."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
 
     def put(self, metric: Metric, value: float, *labels: str) -> None:
-        """A counter or a gauge; its labels in the order of the definition."""
+        """Put a value of a counter or a gauge, with the values of its labels in the order of the definition."""
         family = self._family(metric)
         assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
         family.add_metric(labels, value)
 
     def put_tally(self, metric: Metric, tally: Tally, *labels: str) -> None:
-        """A histogram or a summary."""
+        """Put a histogram or a summary."""
         family = self._family(metric)
         if isinstance(family, HistogramMetricFamily):
             family.add_metric(labels, tally.buckets(), tally.total)
@@ -64,7 +64,7 @@ class Sheet:
             family.add_metric(labels, tally.count, tally.total)
 
     def put_sum(self, metric: Metric, count: int, total: float) -> None:
-        """A summary whose sums are kept elsewhere."""
+        """Put a summary whose count and total are kept elsewhere."""
         family = self._family(metric)
         assert isinstance(family, SummaryMetricFamily)
         family.add_metric((), count, total)

@@ -1,7 +1,7 @@
-"""`/metrics` over HTTP, for processes that serve no page: one thread that listens, and one for each request.
+"""`/metrics` over HTTP, for processes without a web page: one thread that listens, and one for each request.
 
-Anybody who reaches the address can read it, as with every exporter; it answers nothing else, takes at most a few
-requests at a time, and lets none last long.
+Every client that reaches the address can read the metrics, as with other exporters. The listener serves nothing else,
+and bounds the number of concurrent requests and the duration of each.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ from prometheus_client.registry import CollectorRegistry
 from rallypoint.server.process import BindError
 from rallypoint.urls import format_endpoint
 
-MOST_AT_ONCE = 8
+MAX_REQUESTS = 8
 REQUEST_S = 10.0
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """The text of all metrics and its content type; `accept` is the header of the request.
+    """The text of all metrics and its content type. `accept` is the request's Accept header.
 
-    For a server's registry: call it on the server's own loop, or from a thread that may wait for that.
+    With a server's registry, call it on the server's loop, or in a thread that may block until the loop is free.
     """
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> MetricsListener:
-    """Serve `/metrics` from threads of this process until it is closed. Port 0 takes a free one. BindError."""
+    """Serve `/metrics` in threads of this process until the listener is closed. Port 0: any free port. BindError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return MetricsListener(registry, family, (str(address[0]), int(address[1])))
     except OSError as error:
         why = error.strerror or str(error)
         where = format_endpoint(host, port)
-        raise BindError(f"metrics cannot be served on {where}: {why}. Give another address with --metrics") from error
+        raise BindError(f"metrics cannot be served on {where}: {why}. Choose another one with --metrics") from error
 
 
 class MetricsListener(ThreadingHTTPServer):
-    """Listens from the moment it is made; `close` ends it. `address` is where, as numbers."""
+    """Listens as soon as it is constructed, until `close`. `address` is its numeric address and port."""
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, registry: CollectorRegistry, family: socket.AddressFamily, address: tuple[str, int]) -> None:
         self.address_family = family
-        self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._free = threading.BoundedSemaphore(MAX_REQUESTS)
         super().__init__(address, partial(_Request, registry))
         self.address = format_endpoint(*self.server_address[:2])  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
     def server_bind(self) -> None:
-        """As the base does, but for the look-up of a name, which may take seconds and nobody needs."""
+        """As the base class does, but without its reverse DNS look-up, which may take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread for it
-            self._room.release()
+        except BaseException:  # the thread could not be started
+            self._free.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The time-out of the socket is for each byte, so a request as a whole has one of its own."""
+        """Limit the whole request by a timer: the socket's time-out applies only to each read."""
         limit = threading.Timer(REQUEST_S, _hang_up, (request,))
         limit.daemon = True
         limit.start()
@@ -83,13 +83,13 @@ class MetricsListener(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             limit.cancel()
-            self._room.release()
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A scraper that hung up is no news."""
+        """Ignored: the scraper closed the connection."""
 
     def close(self) -> None:
-        """Listen no more. What is under way ends with the process at the latest."""
+        """Stop listening. Running requests are not interrupted; they end with the process at the latest."""
         self.shutdown()
         self.server_close()
         self._thread.join(REQUEST_S)
@@ -115,7 +115,7 @@ class _Request(BaseHTTPRequestHandler):
             return
         try:
             body, content_type = exposition(self._registry, self.headers.get("Accept", ""))
-        except Exception as error:  # whatever it is, the scraper is told, and nothing else is disturbed
+        except Exception as error:  # a defect in metrics is reported to the scraper, and must have no other effect
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode(), "text/plain; charset=utf-8")
             return
         self._answer(HTTPStatus.OK, body, content_type)

@@ -1,7 +1,7 @@
-"""The gauges of runs: from reports of whoever follows them (any backend), or from the coordinators of a server.
+"""The gauges of runs, from the reports of followers (any backend) or from the coordinators of a server.
 
-However many runs there are, at most `MOST_RUNS` have series of their own, those that came first, so that none flickers;
-the others are added up under the empty run id.
+At most `MAX_RUNS` runs have series of their own: the first ones, so that no series comes and goes. The others are added
+up under the empty run id.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from rallypoint.observe.metrics import table
-from rallypoint.observe.metrics.families import Sheet
-from rallypoint.observe.metrics.table import MOST_RUNS, Metric
+from rallypoint.observe.metrics.families import Scrape
+from rallypoint.observe.metrics.table import MAX_RUNS, Metric
 from rallypoint.observe.report import Phase, Report
 from rallypoint.rendezvous.view import View
 
 
 class RunNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, or several added up."""
+    """The values of one run, or the sums of several."""
 
     members: int = 0
     joining: int = 0
@@ -53,7 +53,7 @@ _SHOWN: dict[str, Metric] = {
 
 
 def numbers_of_report(report: Report) -> RunNumbers:
-    """From what a follower says."""
+    """The values of a run, from its report."""
     counts = report.counts
     return RunNumbers(
         members=counts.member,
@@ -70,7 +70,7 @@ def numbers_of_report(report: Report) -> RunNumbers:
 
 
 def numbers_of_view(view: View) -> RunNumbers:
-    """From what a coordinator knows: O(1), so that a scrape costs little whatever the size of the runs."""
+    """The values of a run, from its coordinator's view. O(1): a scrape stays cheap whatever the size of the runs."""
     number = view.round.number if view.round is not None else 0
     told = view.waiting if view.waiting is not None and view.waiting.number == number else None
     members = len(view.members)
@@ -88,46 +88,46 @@ def numbers_of_view(view: View) -> RunNumbers:
     )
 
 
-def show_runs(sheet: Sheet, runs: Iterable[tuple[str, RunNumbers]], most: int = MOST_RUNS) -> None:
-    """The first have series of their own, the others share one."""
+def show_runs(scrape: Scrape, runs: Iterable[tuple[str, RunNumbers]], max_runs: int = MAX_RUNS) -> None:
+    """Put the metrics of all runs. The first `max_runs` have series of their own, the others are added up."""
     rest: RunNumbers | None = None
     for index, (run_id, numbers) in enumerate(runs):
-        if index < most:
-            _show(sheet, run_id, numbers)
-            sheet.put(table.RUN_ROUND, numbers.round, run_id)
+        if index < max_runs:
+            _show(scrape, run_id, numbers)
+            scrape.put(table.RUN_ROUND, numbers.round, run_id)
         else:
             rest = numbers if rest is None else rest + numbers
     if rest is not None:
-        _show(sheet, "", rest)
+        _show(scrape, "", rest)
 
 
-def _show(sheet: Sheet, run_id: str, numbers: RunNumbers) -> None:
+def _show(scrape: Scrape, run_id: str, numbers: RunNumbers) -> None:
     for name, metric in _SHOWN.items():
-        sheet.put(metric, getattr(numbers, name), run_id)
+        scrape.put(metric, getattr(numbers, name), run_id)
 
 
 class RunMetrics(Collector):
-    """The runs that somebody follows. `take` each report; `forget` a run that is not followed any more.
+    """The metrics of the runs that a process follows. Call `take` with each report; `forget` a run at the end.
 
-    The registry of it is `registry`. Taking a report costs an assignment. A run that does not exist is not shown.
+    Taking a report costs an assignment. A run that does not exist has no metrics.
     """
 
-    def __init__(self, most_runs: int = MOST_RUNS) -> None:
+    def __init__(self, max_runs: int = MAX_RUNS) -> None:
         self._reports: dict[str, Report] = {}
-        self._most = most_runs
+        self._max_runs = max_runs
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
     def take(self, report: Report) -> None:
-        """The run as it stands now."""
+        """Set the current state of a run."""
         self._reports[report.run_id] = report
 
     def forget(self, run_id: str) -> None:
-        """Nobody knows any more how it stands."""
+        """Remove a run that is no longer followed."""
         self._reports.pop(run_id, None)
 
     def collect(self) -> Iterator[Family]:
-        sheet = Sheet()
+        scrape = Scrape()
         reports = [report for report in list(self._reports.values()) if report.exists]
-        show_runs(sheet, ((report.run_id, numbers_of_report(report)) for report in reports), self._most)
-        return sheet.families()
+        show_runs(scrape, ((report.run_id, numbers_of_report(report)) for report in reports), self._max_runs)
+        return scrape.families()

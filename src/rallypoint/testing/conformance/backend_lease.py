@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rallypoint.backends.lost import Lost
+from rallypoint.backends.loss_signal import LossSignal
 from rallypoint.errors import LeaseGone
 from rallypoint.kv.types import Delete, Put
 from rallypoint.testing.conformance.backend_watch import take
@@ -209,7 +209,7 @@ async def check_sessions_end_by_time_when_their_connection_is_closed(kit: Backen
         await kept.close()
 
 
-async def _wait_lost(lost: Lost) -> str:
+async def _wait_lost(lost: LossSignal) -> str:
     return await lost
 
 

@@ -1,4 +1,4 @@
-"""The picture of a run that is kept up to date equals the one that is drawn anew, and looking leaves no trace."""
+"""A report that is kept up to date equals one that is read anew, and observing a run leaves no trace in it."""
 
 import asyncio
 import random
@@ -8,9 +8,9 @@ import pytest
 
 from rallypoint.backends.memory import MemoryBackend
 from rallypoint.kv.types import Change, Item
-from rallypoint.observe.follower import Follower, look
+from rallypoint.observe.follower import Follower, read_report
 from rallypoint.observe.report import NodeReport, Phase, Report, Standing
-from rallypoint.observe.scene import Scene
+from rallypoint.observe.report_builder import ReportBuilder
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import NodePhase, encode
 from tests.rendezvous.board import KEYS, config, node
@@ -33,7 +33,7 @@ class Watcher:
             self.reports.append(report)
 
     async def fresh(self) -> Report:
-        return await look(self.backend, self.keys, "memory://")
+        return await read_report(self.backend, self.keys, "memory://")
 
     async def stop(self) -> None:
         self._task.cancel()
@@ -42,29 +42,29 @@ class Watcher:
 
 
 def comparable(report: Report) -> object:
-    """What two ways to draw the same picture must agree on: everything but the order of lines."""
+    """A report without the order of its nodes and without its revision."""
     plain = msgspec.to_builtins(report)
-    plain["nodes"] = sorted(plain["nodes"], key=lambda line: line["id"])
-    plain["held"] = sorted(plain["held"], key=lambda line: line["name"])
+    plain["nodes"] = sorted(plain["nodes"], key=lambda node: node["id"])
+    plain["held"] = sorted(plain["held"], key=lambda held: held["name"])
     plain.pop("revision")
     return plain
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_followed_report_equals_a_fresh_look(seed):
-    async def scene(town: Town) -> None:
+def test_followed_report_equals_one_that_is_read_anew(seed):
+    async def case(town: Town) -> None:
         rng = random.Random(seed)
         watcher = Watcher(town)
         for _ in range(25):
             town.stir(rng, NAMES)
             await asyncio.sleep(rng.choice([0.0, 0.01, 0.3, 2.0, 20.0]))
             if rng.random() < 0.5:
-                await asyncio.sleep(3.0)  # let what is under way come to rest
+                await asyncio.sleep(3.0)  # until no more changes arrive
                 assert comparable(watcher.reports[-1]) == comparable(await watcher.fresh())
         await watcher.stop()
 
     play(
-        scene,
+        case,
         seed=seed,
         min_nodes=2,
         max_nodes=4,
@@ -75,10 +75,10 @@ def test_followed_report_equals_a_fresh_look(seed):
     )
 
 
-def test_looking_leaves_no_trace_and_makes_no_run():
-    async def scene(town: Town) -> None:
+def test_observing_creates_no_key_no_lease_and_no_run():
+    async def case(town: Town) -> None:
         backend = MemoryBackend(town.server)
-        report = await look(backend, town.keys, "memory://")
+        report = await read_report(backend, town.keys, "memory://")
         assert report.phase is Phase.ABSENT
         follower = aiter(Follower(backend, town.keys, "memory://"))
         await anext(follower)
@@ -86,52 +86,52 @@ def test_looking_leaves_no_trace_and_makes_no_run():
         assert len(town.server.engine.leases) == 0
         await backend.close()
 
-    play(scene, min_nodes=1)
+    play(case, min_nodes=1)
 
 
 def test_members_have_ranks_labels_and_the_time_they_joined():
-    async def scene(town: Town) -> None:
+    async def case(town: Town) -> None:
         await town.gathered("a", "b", labels={"zone": "x"})
         backend = MemoryBackend(town.server)
-        report = await look(backend, town.keys, "memory://")
-        lines = report.standing(Standing.MEMBER)
-        assert [(line.name, line.rank, line.labels) for line in lines] == [
+        report = await read_report(backend, town.keys, "memory://")
+        members = report.standing(Standing.MEMBER)
+        assert [(member.name, member.rank, member.labels) for member in members] == [
             ("a", 0, {"zone": "x"}),
             ("b", 1, {"zone": "x"}),
         ]
-        assert all(line.joined_at is not None and line.joined_at >= 1_000_000.0 for line in lines)
+        assert all(member.joined_at is not None and member.joined_at >= 1_000_000.0 for member in members)
         assert report.round is not None
         assert (report.round.number, report.round.phase, report.round.present) == (1, "active", 2)
         assert report.coordinator is not None
         assert report.coordinator.name in ("a", "b")
         await backend.close()
 
-    play(scene, min_nodes=2)
+    play(case, min_nodes=2)
 
 
-def test_who_would_be_admitted_is_waiting_and_the_rest_are_spares():
-    async def scene(town: Town) -> None:
+def test_nodes_that_would_be_admitted_are_waiting_and_the_others_are_spares():
+    async def case(town: Town) -> None:
         await town.gathered("a", "b")
         for name in ("c", "d", "e"):
             town.enter(name)
             await asyncio.sleep(0.5)
         backend = MemoryBackend(town.server)
-        report = await look(backend, town.keys, "memory://")
-        assert [line.name for line in report.standing(Standing.WAITING)] == ["c", "d"]
-        assert [line.name for line in report.standing(Standing.SPARE)] == ["e"]
+        report = await read_report(backend, town.keys, "memory://")
+        assert [waiting.name for waiting in report.standing(Standing.WAITING)] == ["c", "d"]
+        assert [spare.name for spare in report.standing(Standing.SPARE)] == ["e"]
         await backend.close()
 
-    play(scene, min_nodes=2, max_nodes=4, last_call_timeout=0.1, admission_window=600)
+    play(case, min_nodes=2, max_nodes=4, last_call_timeout=0.1, admission_window=600)
 
 
-class Counting(Scene):
-    """Counts the lines it draws."""
+class Counting(ReportBuilder):
+    """Counts the reports of nodes that it makes."""
 
-    drawn = 0
+    made = 0
 
-    def _line(self, node_id: str, standing: Standing) -> NodeReport:
-        self.drawn += 1
-        return super()._line(node_id, standing)
+    def _node_report(self, node_id: str, standing: Standing) -> NodeReport:
+        self.made += 1
+        return super()._node_report(node_id, standing)
 
 
 def test_a_change_costs_the_same_however_many_nodes_there_are():
@@ -139,19 +139,19 @@ def test_a_change_costs_the_same_however_many_nodes_there_are():
         return Item(KEYS.node(name), encode(node(name, phase=phase)), revision, revision, 1)
 
     for count in (10, 2_000):
-        scene = Counting(KEYS, "memory://", 0.0)
+        builder = Counting(KEYS, "memory://", 0.0)
         first = Item(KEYS.config, encode(config(min_nodes=5_000, max_nodes=5_000)), 1, 1, 1)
-        scene.load([first, *(item(f"n{number}", number + 2) for number in range(count))], count + 2, 0.0)
-        assert scene.report().counts.joining == count
-        scene.drawn = 0
-        scene.apply([Change(KEYS.node("late"), item("late", count + 3))], count + 3, 1.0)
-        assert scene.report().counts.joining == count + 1
-        assert scene.drawn == 1
+        builder.load([first, *(item(f"n{number}", number + 2) for number in range(count))], count + 2, 0.0)
+        assert builder.report().counts.joining == count
+        builder.made = 0
+        builder.apply([Change(KEYS.node("late"), item("late", count + 3))], count + 3, 1.0)
+        assert builder.report().counts.joining == count + 1
+        assert builder.made == 1
 
 
-def test_key_that_holds_something_else_is_named():
-    scene = Scene(RunKeys("rallypoint", "run"), "memory://", 0.0)
-    scene.load([Item(KEYS.config, b"not ours", 1, 1, 1)], 1, 0.0)
-    report = scene.report()
+def test_key_whose_record_cannot_be_read_is_named():
+    builder = ReportBuilder(RunKeys("rallypoint", "run"), "memory://", 0.0)
+    builder.load([Item(KEYS.config, b"not ours", 1, 1, 1)], 1, 0.0)
+    report = builder.report()
     assert list(report.unreadable) == [KEYS.config]
     assert report.exists

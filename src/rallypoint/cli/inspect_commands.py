@@ -1,4 +1,4 @@
-"""The commands that only look: `status`, `why`, `watch`, `ls`, `history`, `events`. They never touch a run."""
+"""The read-only commands: `status`, `why`, `watch`, `ls`, `history`, `events`. They never change a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rallypoint._plain import one_line, plainly
-from rallypoint.cli.common import NO_SUCH, Failed, backend_of, common, place_of, print_json, run, target_of, within
+from rallypoint.cli.common import (
+    NO_SUCH,
+    Failed,
+    backend_of,
+    backend_target_of,
+    common_options,
+    print_json,
+    run_command,
+    target_of,
+    within,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,167 +30,166 @@ if TYPE_CHECKING:
 
     from rallypoint.events import Event
     from rallypoint.observe.follower import Follower
-    from rallypoint.observe.opening import Target
     from rallypoint.observe.report import Report
+    from rallypoint.observe.target import Target
 
 URL = click.argument("url", metavar="URL")
 REDRAW_S = 2.0
-"""Ages grow by themselves."""
+"""`watch` redraws at least this often, because the ages that it shows grow."""
 PAUSE_S = 0.1
 
 
 @click.command(epilog="Example: rallypoint status tcp://head:29400/my-run")
 @URL
-@common
+@common_options
 def status(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
-    """Show a run: its round, its members with ranks and labels, who waits, who is held back.
+    """Show a run: its round, its members with ranks and labels, nodes that wait or are held back.
 
     The exit code is 3 if there is no such run.
     """
-    target, report = _look(url, timeout_s, how)
+    target, report = _read(url, timeout_s, how)
     _fail_if_absent(target, report)
     if as_json:
         print_json(report)
         return
-    from rallypoint.cli.show import console
-    from rallypoint.cli.show import status as shown
+    from rallypoint.cli.render import console, status_view
 
     out = console()
-    out.print(shown(plainly(report), out), markup=False)
+    out.print(status_view(plainly(report), out), markup=False)
 
 
 @click.command(epilog="Example: rallypoint why tcp://head:29400/my-run")
 @URL
-@common
+@common_options
 def why(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
-    """Say in one paragraph what a run waits for, who is missing or was lost and why, and what to do.
+    """Explain in one paragraph what a run waits for, which nodes are missing or were lost and why, and what to do.
 
-    With the whole URL of a node, it also says whether that node would be let in. The exit code is 3 if there is no such
-    run.
+    With the whole URL of a node, it also says whether that node would be refused. The exit code is 3 if there is no
+    such run.
     """
     from rallypoint.observe.explain import explain
 
-    target, report = _look(url, timeout_s, how)
+    target, report = _read(url, timeout_s, how)
     found = explain(plainly(report), target.given)
     if not report.exists:
         raise Failed(found.paragraph, NO_SUCH)
     if as_json:
-        brief = {"run_id": report.run_id, "where": report.where, "phase": report.phase, "reason": report.reason}
-        print_json({"schema": 1, **brief, "facts": found.facts, "advice": found.advice, "text": found.paragraph})
+        state = {"run_id": report.run_id, "where": report.where, "phase": report.phase, "reason": report.reason}
+        print_json({"schema": 1, **state, "facts": found.facts, "advice": found.advice, "text": found.paragraph})
         return
-    from rallypoint.cli.show import console
+    from rallypoint.cli.render import console
 
     console().print(found.paragraph, markup=False, soft_wrap=not sys.stdout.isatty())
 
 
 @click.command(epilog="Example: rallypoint watch tcp://head:29400/my-run")
 @URL
-@common
+@common_options
 def watch(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
-    """Show a run as it changes, until Ctrl-C.
+    """Show a run continuously, until Ctrl-C.
 
-    Without a terminal, one line for every change; with --json, one report a line. A run that does not exist yet is
-    waited for.
+    On a terminal, the screen is redrawn on every change. Without a terminal, one line is printed for each change; with
+    --json, one report a line. The run need not exist yet.
     """
     target = target_of(url, timeout_s, **how)
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the window is restored
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the screen is restored
     try:
-        run(_watch(target, timeout_s, as_json), target.where)
+        run_command(_watch(target, timeout_s, as_json), target.where)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 @click.command(name="ls", epilog="Example: rallypoint ls tcp://head:29400")
 @URL
-@common
+@common_options
 def ls(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
-    """List the runs of a server or cluster. A run id in the URL does not matter."""
+    """List the runs of a server or cluster. A run id in the URL is ignored."""
     from rallypoint.observe.listing import list_runs
 
-    place = place_of(url, timeout_s, **how)
-    if place.settings.scheme == "file":
-        raise click.UsageError("with file:// each run is a file of its own: list the directory instead")
+    target = backend_target_of(url, timeout_s, **how)
+    if target.settings.scheme == "file":
+        raise click.UsageError("with file:// each run is a separate file: list the directory instead")
 
     async def ask() -> Any:
-        async with backend_of(place, timeout_s) as backend:
-            return await within(timeout_s, list_runs(backend, place.settings.etcd_prefix), place.where)
+        async with backend_of(target, timeout_s) as backend:
+            return await within(timeout_s, list_runs(backend, target.settings.etcd_prefix), target.where)
 
-    runs = run(ask(), place.where)
+    runs = run_command(ask(), target.where)
     if as_json:
-        print_json({"schema": 1, "where": place.where, "runs": runs})
+        print_json({"schema": 1, "where": target.where, "runs": runs})
         return
-    from rallypoint.cli.show import console, runs_table
+    from rallypoint.cli.render import console, runs_table
 
     out = console()
     if runs:
         out.print(runs_table([plainly(listed) for listed in runs], out))
     else:
-        click.echo(f"there are no runs on {place.where}")
+        click.echo(f"there are no runs on {target.where}")
 
 
 @click.command(epilog="Example: rallypoint history tcp://head:29400/my-run")
 @URL
-@common
+@common_options
 def history(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
-    """Show the last rounds of a run: when, how long each phase took, who arrived last, why it ended.
+    """Show the last rounds of a run: when each began, how long its phases took, which node arrived last, why it ended.
 
-    Durations are those of the coordinator's own clock; times of day are for people.
+    Durations are measured by the coordinator's monotonic clock. Times of day are for people only.
     """
-    target, report = _look(url, timeout_s, how)
+    target, report = _read(url, timeout_s, how)
     _fail_if_absent(target, report)
     if as_json:
         print_json({"schema": 1, "run_id": report.run_id, "where": report.where, "rounds": report.rounds})
         return
-    from rallypoint.cli.show import console, history_table
+    from rallypoint.cli.render import console, history_table
 
     out = console()
     if report.rounds:
         out.print(history_table(plainly(report).rounds, out))
     else:
-        click.echo(f"run {report.run_id!r} has had no round yet: {one_line(report.reason) or 'nothing was said'}")
+        click.echo(f"run {report.run_id!r} has had no round yet: {one_line(report.reason) or 'no reason was given'}")
 
 
 @click.command(epilog="Example: rallypoint events tcp://head:29400/my-run --follow --json | jq .text")
 @URL
-@click.option("--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
-@common
+@click.option("--follow", is_flag=True, help="Go on with new events, until Ctrl-C.")
+@common_options
 def events(url: str, follow: bool, as_json: bool, timeout_s: float, **how: Any) -> None:
-    """Show what happened to a run, as its own processes tell it in their logs.
+    """Show the events of a run, as its own processes write them to their logs.
 
-    First what the run still knows of its past (its last rounds, who was refused or held back, closing). With --follow,
-    then everything that happens. With --json, one object a line.
+    First come the past events that the run's keys still hold: its last rounds, nodes that were refused or held back,
+    closing. With --follow, new events come after them. With --json, one object a line.
     """
     target = target_of(url, timeout_s, **how)
-    run(_events(target, timeout_s, follow, as_json), target.where)
+    run_command(_events(target, timeout_s, follow, as_json), target.where)
 
 
-# --- one look ---------------------------------------------------------------------------------------------------------
+# --- reading a run once -----------------------------------------------------------------------------------------------
 
 
-def _look(url: str, timeout_s: float, how: dict[str, Any]) -> tuple[Target, Report]:
-    from rallypoint.observe.follower import look
+def _read(url: str, timeout_s: float, how: dict[str, Any]) -> tuple[Target, Report]:
+    from rallypoint.observe.follower import read_report
 
     target = target_of(url, timeout_s, **how)
 
     async def ask() -> Report:
         async with backend_of(target, timeout_s) as backend:
-            return await within(timeout_s, look(backend, target.keys, target.where), target.where)
+            return await within(timeout_s, read_report(backend, target.keys, target.where), target.where)
 
-    return target, run(ask(), target.where)
+    return target, run_command(ask(), target.where)
 
 
 def _fail_if_absent(target: Target, report: Report) -> None:
     if not report.exists:
-        from rallypoint.observe.operating import no_such_run
+        from rallypoint.observe.operator_actions import no_such_run
 
         raise Failed(str(no_such_run(target)), NO_SUCH)
 
 
-# --- as it changes ----------------------------------------------------------------------------------------------------
+# --- following a run --------------------------------------------------------------------------------------------------
 
 
 async def _reports(follower: Follower, timeout_s: float, where: str) -> AsyncIterator[Report]:
-    """Reports as they come; only the first has to come in time."""
+    """The follower's reports. Only the first one has to come within the time limit."""
     reports = aiter(follower)
     yield await within(timeout_s, anext(reports), where)  # type: ignore[arg-type]
     async for report in reports:
@@ -188,7 +197,7 @@ async def _reports(follower: Follower, timeout_s: float, where: str) -> AsyncIte
 
 
 async def _watch(target: Target, timeout_s: float, as_json: bool) -> None:
-    from rallypoint.cli.show import console
+    from rallypoint.cli.render import console
     from rallypoint.observe.follower import Follower
 
     out = console()
@@ -203,27 +212,27 @@ async def _watch(target: Target, timeout_s: float, as_json: bool) -> None:
         elif out.is_terminal:
             await _draw(reports, follower, out)
         else:
-            await _tell(reports, follower)
+            await _print_changes(reports, follower)
 
 
-async def _tell(reports: AsyncIterator[Report], follower: Follower) -> None:
-    """One line for every change that matters."""
-    from rallypoint.cli.show import counts_sentence, moment, wall
+async def _print_changes(reports: AsyncIterator[Report], follower: Follower) -> None:
+    """Print one line for each change of the phase, the counts or the reason."""
+    from rallypoint.cli.render import counts_sentence, moment, wall_clock
 
-    said = ""
+    last = ""
     async for report in reports:
         reason = report.reason if report.exists else "there is no such run"
         line = one_line(f"{report.phase.value}: {counts_sentence(report)}; {follower.trouble or reason}")
-        if line != said:
-            said = line
-            click.echo(f"{moment(wall())} {line}")
+        if line != last:
+            last = line
+            click.echo(f"{moment(wall_clock())} {line}")
 
 
 async def _draw(reports: AsyncIterator[Report], follower: Follower, out: Console) -> None:
-    """Redraw on every change, on a change of the window, and now and then because ages grow."""
+    """Redraw on every change, on a change of the window size, and every REDRAW_S."""
     from rich.live import Live
 
-    from rallypoint.cli.show import screen
+    from rallypoint.cli.render import screen
 
     latest: list[Report] = []
     due = asyncio.Event()
@@ -257,35 +266,35 @@ async def _draw(reports: AsyncIterator[Report], follower: Follower, out: Console
 
 
 async def _events(target: Target, timeout_s: float, follow: bool, as_json: bool) -> None:
-    from rallypoint.cli.show import wall
+    from rallypoint.cli.render import wall_clock
     from rallypoint.observe.follower import Follower
-    from rallypoint.observe.happenings import Happenings, recorded
-    from rallypoint.observe.operating import no_such_run
+    from rallypoint.observe.operator_actions import no_such_run
+    from rallypoint.observe.run_events import RunEvents, recorded_events
 
-    happenings = Happenings()
+    run_events = RunEvents()
     async with backend_of(target, timeout_s) as backend:
-        follower = Follower(backend, target.keys, target.where, on_changes=happenings.take)
+        follower = Follower(backend, target.keys, target.where, on_changes=run_events.take)
         is_first = True
         async for report in _reports(follower, timeout_s, target.where):
             if is_first:
                 is_first = False
                 if not report.exists and not follow:
                     raise no_such_run(target)
-                for past in recorded(report):
+                for past in recorded_events(report):
                     _print_event(past.at, past.event, as_json)
                 if not follow:
                     return
-            told, happenings.events = happenings.events, []
-            for event in told:
-                _print_event(wall(), event, as_json)
+            new, run_events.events = run_events.events, []
+            for event in new:
+                _print_event(wall_clock(), event, as_json)
 
 
 def _print_event(at: float | None, event: Event, as_json: bool) -> None:
     if as_json:
-        from rallypoint.observe.lines import event_line
+        from rallypoint.observe.event_json import event_line
 
         click.echo(event_line(at, event).decode())
         return
-    from rallypoint.cli.show import moment
+    from rallypoint.cli.render import moment
 
     click.echo(one_line(f"{moment(at):>8}  {event.by}: {event.text()}"))

@@ -1,4 +1,4 @@
-"""What an observer tells of a run is what the run's own processes told."""
+"""The events that an observer derives are those that the run's own processes emitted."""
 
 import asyncio
 
@@ -18,24 +18,24 @@ from rallypoint.events import (
     RunClosed,
     RunReopened,
 )
-from rallypoint.observe.follower import Follower, look
-from rallypoint.observe.happenings import Happenings, recorded
+from rallypoint.observe.follower import Follower, read_report
+from rallypoint.observe.run_events import RunEvents, recorded_events
 from tests.rendezvous.kit import Town, play
 
-TOLD_BY_BOTH = (RoundForming, RoundActive, RoundOver, NodeLost, NodeHeldBack, RunClosed, RunReopened, JoinStarted)
+EMITTED_BY_BOTH = (RoundForming, RoundActive, RoundOver, NodeLost, NodeHeldBack, RunClosed, RunReopened, JoinStarted)
 
 
 class Listener:
     """Follows a town's run and keeps its events."""
 
     def __init__(self, town: Town) -> None:
-        self.happenings = Happenings()
+        self.run_events = RunEvents()
         self.backend = MemoryBackend(town.server)
         self._keys = town.keys
         self._task = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
-        async for _ in Follower(self.backend, self._keys, "memory://", on_changes=self.happenings.take):
+        async for _ in Follower(self.backend, self._keys, "memory://", on_changes=self.run_events.take):
             pass
 
     async def stop(self) -> None:
@@ -45,17 +45,17 @@ class Listener:
 
 
 def facts(events: list[Event]) -> set[tuple[str, str]]:
-    return {(type(event).__name__, event.text()) for event in events if isinstance(event, TOLD_BY_BOTH)}
+    return {(type(event).__name__, event.text()) for event in events if isinstance(event, EMITTED_BY_BOTH)}
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_events_from_outside_are_those_of_the_run_itself(seed):
-    async def scene(town: Town) -> None:
+def test_derived_events_are_those_of_the_run_itself(seed):
+    async def case(town: Town) -> None:
         listener = Listener(town)
         await asyncio.sleep(0)
         await town.gathered("a", "b", "c")
-        # Not the coordinator: the next one would know that a node is gone, but not how.
-        deciding = (await look(listener.backend, town.keys, "memory://")).coordinator
+        # Not the coordinator: its successor would know that the node is gone, but not how it was lost.
+        deciding = (await read_report(listener.backend, town.keys, "memory://")).coordinator
         assert deciding is not None
         victim, *others = sorted({"a", "b", "c"} - {deciding.name})
         town.crash(victim)
@@ -69,29 +69,29 @@ def test_events_from_outside_are_those_of_the_run_itself(seed):
         town.crash("d")
         await asyncio.sleep(30.0)
         own = [event for _, event in town.events]
-        assert facts(listener.happenings.events) == facts(own)
+        assert facts(listener.run_events.events) == facts(own)
         await listener.stop()
 
-    play(scene, seed=seed, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    play(case, seed=seed, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
-def test_node_that_leaves_or_is_refused_is_told():
-    async def scene(town: Town) -> None:
+def test_node_that_leaves_or_is_refused_is_an_event():
+    async def case(town: Town) -> None:
         listener = Listener(town)
         await town.gathered("a", "b")
         town.start("odd", max_nodes=7)
         await asyncio.gather(town.join("odd"), return_exceptions=True)
         await town.processes["b"].node.leave("its work is done")
         await asyncio.sleep(1.0)
-        told = listener.happenings.events
-        assert [(event.by, event.reason) for event in told if isinstance(event, NodeLeft)] == [
+        events = listener.run_events.events
+        assert [(event.by, event.reason) for event in events if isinstance(event, NodeLeft)] == [
             ("b", "its work is done")
         ]
-        refused = [event for event in told if isinstance(event, NodeRefused)]
+        refused = [event for event in events if isinstance(event, NodeRefused)]
         assert [event.node for event in refused] == ["odd"]
         assert "max_nodes is 7 here and 3 there" in refused[0].reason
-        past = recorded(await look(listener.backend, town.keys, "memory://"))
+        past = recorded_events(await read_report(listener.backend, town.keys, "memory://"))
         assert {type(one.event) for one in past} == {RoundActive, NodeRefused}
         await listener.stop()
 
-    play(scene, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    play(case, min_nodes=2, max_nodes=3, last_call_timeout=1)

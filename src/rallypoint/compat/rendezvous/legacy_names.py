@@ -1,4 +1,4 @@
-"""Names of the package before torch took it in. They mean what their successors mean."""
+"""The names of torchelastic, before it became a part of torch: aliases of their successors."""
 
 from rallypoint.compat.rendezvous.api import RendezvousHandlerRegistry
 from rallypoint.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError

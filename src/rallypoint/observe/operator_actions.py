@@ -1,6 +1,6 @@
-"""What an operator does to a run: close, reopen, ask a node to go, look into the store and write there.
+"""The actions of an operator on a run: close, reopen, drain a node, read and write the round's store.
 
-Each is one transaction against what was read, recorded with who did it and why, and makes no run.
+Each write is one transaction that compares what was read, and records who did it and why. No action creates a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rallypoint.backends.backoff import Backoff
 from rallypoint.backends.contract import Backend
 from rallypoint.errors import HistoryGone, OutcomeUnknown, RallypointError, RendezvousError, Unavailable
 from rallypoint.kv.types import Exists, Item, ModRevisionIs, Put
-from rallypoint.observe.opening import Target
+from rallypoint.observe.target import Target
 from rallypoint.rendezvous.records import ConfigRecord, RoundPhase, RoundRecord, decode
 from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot
 
@@ -23,23 +23,23 @@ T = TypeVar("T")
 
 
 class NoSuchRun(RallypointError):
-    """There is no such run; nothing was done."""
+    """There is no such run. Nothing was changed."""
 
 
 class NoSuchKey(RallypointError):
-    """There is no such node, round or key; nothing was done."""
+    """There is no such node, round or key. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Whether anything changed, and how the run stands now."""
+    """Whether the action changed anything, and the run's state afterwards."""
 
     changed: bool
-    door: RunSnapshot
+    run: RunSnapshot
 
 
 class Operator:
-    """Acts on one run, as `by`; `wall` is for the times that people read."""
+    """Acts on one run in the name of `by`. `wall` gives the wall-clock times that are recorded for people."""
 
     def __init__(self, backend: Backend, target: Target, by: str, wall: Callable[[], float]) -> None:
         self._backend = backend
@@ -47,35 +47,38 @@ class Operator:
         self._run_config = RunConfig(backend, target.keys, target.settings, by, lambda: "", wall)
         self._backoff = Backoff(random.Random())
 
-    async def door(self) -> RunSnapshot:
-        """The run as it is. NoSuchRun."""
-        door = await self._run_config.read()
-        if door is None:
+    async def snapshot(self) -> RunSnapshot:
+        """The current state of the run. Raises NoSuchRun."""
+        run = await self._run_config.read()
+        if run is None:
             raise no_such_run(self._target)
-        return door
+        return run
 
     async def close(self, why: str) -> Done:
-        """Close the run. NoSuchRun, and the backend's errors once it did not answer in time."""
-        await self.door()
+        """Close the run. Raises NoSuchRun. Retries while the backend is unavailable: the caller sets a time limit."""
+        await self.snapshot()
         changed = await self._retry(lambda: self._run_config.close(why, make=False))
-        return Done(changed, await self.door())
+        return Done(changed, await self.snapshot())
 
     async def reopen(self, why: str) -> Done:
-        """Reopen the run, as `close`."""
-        await self.door()
+        """Reopen the run. Raises and retries as `close`."""
+        await self.snapshot()
         changed = await self._retry(lambda: self._run_config.reopen(why))
-        return Done(changed, await self.door())
+        return Done(changed, await self.snapshot())
 
     async def drain(self, node: str, why: str) -> list[str]:
-        """Ask every node of this id or name to go; the ids that were asked. NoSuchRun, NoSuchKey."""
-        await self.door()
+        """Ask all nodes with this id or name to go. Returns their ids. Raises NoSuchRun, or NoSuchKey without a node.
+
+        Retries as `close`.
+        """
+        await self.snapshot()
         try:
             return await self._retry(lambda: self._run_config.drain(node, why))
         except RendezvousError as error:
             raise NoSuchKey(str(error)) from error
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Until it is known to have worked; whoever calls sets the limit."""
+        """Retry until the outcome is known. The caller sets the time limit."""
         while True:
             try:
                 return await attempt()
@@ -84,7 +87,7 @@ class Operator:
 
 
 class RoundStore:
-    """The key-value store of a run's round, from outside: not fenced by a membership, but by the round."""
+    """The key-value store of a round, for an operator. Writes are fenced by the round, not by a membership in it."""
 
     def __init__(self, backend: Backend, target: Target, number: int, round_revision: int, lease: int) -> None:
         self.number = number
@@ -96,7 +99,7 @@ class RoundStore:
 
     @classmethod
     async def of(cls, backend: Backend, target: Target, number: int | None) -> RoundStore:
-        """Of the current round, or of the one before it by its number. NoSuchRun, NoSuchKey."""
+        """The store of the current round, or of the round with that number. Raises NoSuchRun, or NoSuchKey."""
         keys = target.keys
         config, state = await backend.get(keys.config), await backend.get(keys.round)
         if config.item is None:
@@ -104,12 +107,12 @@ class RoundStore:
         record = decode(RoundRecord, state.item) if state.item is not None else None
         current = 0 if record is None else record.number if record.phase is RoundPhase.ACTIVE else record.last_active
         if not current:
-            raise NoSuchKey(f"run {keys.run_id!r} has had no round yet: its store begins with the first")
+            raise NoSuchKey(f"run {keys.run_id!r} has had no round yet, and so has no store")
         revision = state.item.mod_revision if state.item is not None and number in (None, current) else 0
         return cls(backend, target, number or current, revision, decode(ConfigRecord, config.item).data_lease)
 
     async def items(self) -> list[tuple[str, Item]]:
-        """All keys of the user, in order."""
+        """All user keys with their items, in order."""
         return [(item.key[len(self._root) :], item) for item in (await self._backend.scan(self._root)).items]
 
     async def get(self, key: str) -> bytes | None:
@@ -117,14 +120,14 @@ class RoundStore:
         return item.value if item is not None else None
 
     async def set(self, key: str, value: bytes) -> None:
-        """Write a key of the current round. NoSuchKey if that is over."""
+        """Write a key of the current round. Raises NoSuchKey if the round is over."""
         compares = (ModRevisionIs(self._keys.round, self._round_revision), Exists(self._keys.config))
         put = Put(self._root + key, value, self._lease)
         if not self._round_revision or not (await self._backend.txn(compares, [put])).committed:
             raise NoSuchKey(f"round {self.number} is over: nothing was written")
 
     async def watch(self, key: str) -> AsyncIterator[bytes | None]:
-        """The value now, if there is one, and after every change; None: it was removed."""
+        """The current value, if there is one, and the value after every change; None: the key was removed."""
         path, was_there = self._root + key, False
         while True:
             got = await self._backend.get(path)
@@ -145,7 +148,7 @@ class RoundStore:
 
 
 def no_such_run(target: Target) -> NoSuchRun:
-    """The error for a run that is not there."""
+    """The error for a run that does not exist."""
     return NoSuchRun(
         f"there is no run {target.settings.run_id!r} on {target.where}: no node has joined it, or all have gone for "
         f"longer than reopen_after. `rallypoint ls` shows the runs there"

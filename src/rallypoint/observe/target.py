@@ -1,6 +1,7 @@
-"""Opening a URL to look at a run, or at all runs of a place. Makes no run, serves nothing, takes no session.
+"""Parses and opens a URL in order to observe a run, or all runs of a backend.
 
-The sizes of a run need not be in the URL: whoever only looks learns them from the run.
+Creates no run, hosts no server, opens no session. The sizes of a run may be missing from the URL: an observer does not
+need them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from rallypoint.settings import Settings
 from rallypoint.urls import parse_url
 
 ANY_RUN = "runs"
-"""The run id of a URL that is about a place, not about a run."""
+"""The run id of a target that is a backend, not a run."""
 
 
 async def _observe_tcp(settings: Settings) -> Backend:
-    """Never serves, and does not count as somebody who has come for the run."""
+    """Never hosts a server, and does not make the server start a coordinator for the run."""
     from rallypoint.server.hosting import HostingBackend, open_tcp
 
     backend = await open_tcp(msgspec.structs.replace(settings, is_host=False))
@@ -41,7 +42,7 @@ for _scheme in ("tcp", "static"):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a URL means to somebody who looks on. `given` are the options that all nodes share and the URL names."""
+    """A run or backend to be observed. `given` are those shared settings (the same on all nodes) that the URL names."""
 
     settings: Settings
     keys: RunKeys
@@ -53,11 +54,11 @@ class Target:
 
 
 def read_target(url: str, **overrides: object) -> Target:
-    """A run by its URL, as nodes have it; options of nodes are checked and mostly ignored. SettingsError."""
+    """The run of a node's URL. Options that only nodes need are checked and then ignored. SettingsError."""
     parts = parse_url(url)
     named = {find_option(name, parts.scheme).name: value for name, value in parts.query.items()}
     sizes: dict[str, object] = {}
-    if "min_nodes" not in named:  # what the others allow
+    if "min_nodes" not in named:  # any value that the other sizes allow
         sizes["min_nodes"] = named.get("max_nodes", named.get("step", 1))
     settings = Settings.from_url(url, **sizes, **overrides)
     shared = settings.shared()
@@ -66,8 +67,8 @@ def read_target(url: str, **overrides: object) -> Target:
     return Target(settings, RunKeys(settings.etcd_prefix, settings.run_id), given)
 
 
-def read_place(url: str, **overrides: object) -> Target:
-    """A server or a cluster by its URL; a run id in it does not matter. SettingsError."""
+def read_backend_target(url: str, **overrides: object) -> Target:
+    """The server or cluster of a URL; a run id in the URL is ignored. SettingsError."""
     location, mark, query = url.strip().partition("?")
     scheme, separator, rest = location.partition("://")
     if separator and scheme.lower() == "file":
@@ -78,8 +79,8 @@ def read_place(url: str, **overrides: object) -> Target:
 
 
 @asynccontextmanager
-async def opened(target: Target, timeout_s: float) -> AsyncIterator[Backend]:
-    """The backend of a target, closed afterwards. Unavailable if opening alone takes too long."""
+async def open_backend(target: Target, timeout_s: float) -> AsyncIterator[Backend]:
+    """The backend of a target, closed on leaving the context. Unavailable if opening it takes longer than the limit."""
     opener = observer_opener(target.settings.scheme)
     try:
         async with asyncio.timeout(timeout_s):

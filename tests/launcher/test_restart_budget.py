@@ -1,4 +1,4 @@
-"""The restart budget: one number for the run, counted once a round, whoever counts."""
+"""The restart budget: one number for the run, counted once a round, whichever launcher counts."""
 
 import asyncio
 import time
@@ -8,8 +8,8 @@ import pytest
 from rallypoint.backends.contract import Backend
 from rallypoint.backends.memory import MemoryBackend, MemoryServer
 from rallypoint.errors import OutcomeUnknown, RendezvousError, Unavailable
-from rallypoint.launcher.book import Book
 from rallypoint.launcher.policy import BUDGET_USED_UP
+from rallypoint.launcher.restart_budget import RestartBudget
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
@@ -17,22 +17,22 @@ from rallypoint.settings import Settings
 KEYS = RunKeys("rallypoint", "job")
 
 
-class Desk:
-    """A run on a memory backend, and launchers that write into its book."""
+class SharedRun:
+    """A run on a memory backend, and the budgets of its launchers."""
 
     def __init__(self, **options: object) -> None:
         self.settings = Settings.build(scheme="memory", run_id="job", min_nodes=1, **options)
         self.backend: Backend = MemoryBackend(MemoryServer(), "")
         self.numbers = iter(range(1000))
 
-    def entry(self, backend: Backend, name: str = "a") -> RunConfig:
+    def config(self, backend: Backend, name: str = "a") -> RunConfig:
         return RunConfig(backend, KEYS, self.settings, name, lambda: f"life-{next(self.numbers)}", time.time)
 
-    def book(self, name: str, limit: int = 2) -> Book:
-        return Book(
+    def budget(self, name: str, limit: int = 2) -> RestartBudget:
+        return RestartBudget(
             lambda: self.backend,
             KEYS,
-            lambda backend: self.entry(backend, name),
+            lambda backend: self.config(backend, name),
             by=name,
             limit=limit,
             closes=True,
@@ -40,19 +40,19 @@ class Desk:
         )
 
     async def open(self) -> None:
-        await self.entry(self.backend).find_or_make()
+        await self.config(self.backend).find_or_make()
 
 
-def test_round_is_counted_once_whoever_counts_it():
+def test_round_is_counted_once_whichever_launcher_counts_it():
     async def case() -> None:
-        desk = Desk()
-        await desk.open()
-        a, b = desk.book("a"), desk.book("b", limit=9)
+        run = SharedRun()
+        await run.open()
+        a, b = run.budget("a"), run.budget("b", limit=9)
         assert (await a.begin()).used == 0
         first = await asyncio.gather(a.spend(1, "a failed", 3), b.spend(1, "b failed", 4), a.spend(1, "a failed", 3))
         assert all(verdict.allowed for verdict in first)
         record = await b.begin()
-        assert (record.used, record.limit, record.round) == (1, 2, 1), "and the limit is that of the first"
+        assert (record.used, record.limit, record.round) == (1, 2, 1), "the limit is that of the first launcher"
         assert "restart 1 of 2" in record.why
 
     asyncio.run(case())
@@ -60,18 +60,18 @@ def test_round_is_counted_once_whoever_counts_it():
 
 def test_run_whose_restarts_are_used_up_is_closed_in_the_same_step():
     async def case() -> None:
-        desk = Desk()
-        await desk.open()
-        a, b = desk.book("a"), desk.book("b")
+        run = SharedRun()
+        await run.open()
+        a, b = run.budget("a"), run.budget("b")
         assert (await a.spend(1, "x", 3)).allowed
         assert (await b.spend(4, "x", 3)).allowed
         last = await a.spend(5, "a: the worker of rank 0 exited with 3", 3)
         assert (last.allowed, last.code) == (False, BUDGET_USED_UP)
         assert "has used its 2 restarts" in last.why
-        door = await desk.entry(desk.backend).read()
-        assert door is not None
-        assert (door.closed.closed, door.closed.by, door.closed.why) == (True, "a", last.why)
-        assert await b.spend(5, "b failed too", 9) == last, "everybody gets the same answer"
+        snapshot = await run.config(run.backend).read()
+        assert snapshot is not None
+        assert (snapshot.closed.closed, snapshot.closed.by, snapshot.closed.why) == (True, "a", last.why)
+        assert await b.spend(5, "b failed too", 9) == last, "all launchers get the same answer"
         ended = await b.outcome()
         assert ended is not None
         assert ended.outcome == BUDGET_USED_UP
@@ -81,47 +81,47 @@ def test_run_whose_restarts_are_used_up_is_closed_in_the_same_step():
 
 def test_run_without_restarts_ends_with_the_code_of_the_worker():
     async def case() -> None:
-        desk = Desk()
-        await desk.open()
-        verdict = await desk.book("a", limit=0).spend(1, "x", 7)
+        run = SharedRun()
+        await run.open()
+        verdict = await run.budget("a", limit=0).spend(1, "x", 7)
         assert (verdict.allowed, verdict.code) == (False, 7)
 
     asyncio.run(case())
 
 
-def test_run_that_was_reopened_begins_with_a_whole_budget():
+def test_run_that_was_reopened_starts_with_a_full_budget():
     async def case() -> None:
-        desk = Desk()
-        await desk.open()
-        book = desk.book("a")
-        await book.spend(1, "x", 3)
-        await book.finish()
-        await book.finish()
-        ended = await book.outcome()
+        run = SharedRun()
+        await run.open()
+        budget = run.budget("a")
+        await budget.spend(1, "x", 3)
+        await budget.finish()
+        await budget.finish()
+        ended = await budget.outcome()
         assert ended is not None
         assert (ended.outcome, ended.used) == (0, 1)
-        assert await desk.entry(desk.backend).reopen("again")
-        fresh = await book.begin()
+        assert await run.config(run.backend).reopen("again")
+        fresh = await budget.begin()
         assert (fresh.used, fresh.outcome) == (0, None)
 
     asyncio.run(case())
 
 
-def test_budget_of_another_life_of_the_run_does_not_count():
+def test_budget_of_an_earlier_incarnation_does_not_count():
     async def case() -> None:
-        desk = Desk()
-        await desk.open()
-        await desk.book("a").spend(1, "x", 3)
-        other = Desk(max_nodes=2)
-        other.backend, other.numbers = desk.backend, desk.numbers
-        await other.entry(other.backend).check()  # nobody is in it: its settings may change, and it is a new one
-        assert (await other.book("b").begin()).used == 0
+        run = SharedRun()
+        await run.open()
+        await run.budget("a").spend(1, "x", 3)
+        other = SharedRun(max_nodes=2)
+        other.backend, other.numbers = run.backend, run.numbers
+        await other.config(other.backend).check()  # the run has no nodes: other settings make a new incarnation
+        assert (await other.budget("b").begin()).used == 0
 
     asyncio.run(case())
 
 
-class Shaky(MemoryBackend):
-    """Of its transactions some are not executed, and some are without a word."""
+class Unreliable(MemoryBackend):
+    """Does not execute some of its transactions, and executes others without saying so."""
 
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(server, "")
@@ -133,32 +133,32 @@ class Shaky(MemoryBackend):
             raise Unavailable("not executed")
         result = await super().txn(compares, then, otherwise)
         if self.asked % 2 == 0:
-            raise OutcomeUnknown("executed, and nobody says so")
+            raise OutcomeUnknown("executed, but reported as unknown")
         return result
 
 
-def test_restart_is_counted_once_when_the_outcome_of_the_writing_is_not_known():
+def test_restart_is_counted_once_if_the_outcome_of_the_write_is_unknown():
     async def case() -> None:
-        desk = Desk()
-        desk.backend = Shaky(MemoryServer())
+        run = SharedRun()
+        run.backend = Unreliable(MemoryServer())
         async with asyncio.timeout(30):
             while True:
                 try:
-                    await desk.open()
+                    await run.open()
                     break
                 except (Unavailable, OutcomeUnknown):
                     continue
-            book = desk.book("a", limit=5)
+            budget = run.budget("a", limit=5)
             for number in range(1, 5):
-                assert (await book.spend(number, "x", 3)).allowed
-            assert (await book.begin()).used == 4
+                assert (await budget.spend(number, "x", 3)).allowed
+            assert (await budget.begin()).used == 4
 
     asyncio.run(case())
 
 
-def test_run_that_is_gone_is_an_error():
+def test_budget_of_a_run_that_does_not_exist_is_an_error():
     async def case() -> None:
-        await Desk().book("a").begin()
+        await SharedRun().budget("a").begin()
 
-    with pytest.raises(RendezvousError, match="does not exist any more"):
+    with pytest.raises(RendezvousError, match="no longer exists"):
         asyncio.run(case())

@@ -1,10 +1,10 @@
-"""Draws the picture of a run from its keys, and keeps it up to date. Pure: keys and times come in as arguments.
+"""Builds the report of a run from its keys, and keeps it up to date. Pure: keys and times are arguments.
 
-A change costs O(1): only the nodes that it is about are looked at again; a change of `state/round` or of the roster
-looks at all of them. `report()` makes a value of it: one tuple of lines that are known already.
+A change costs O(1): only the nodes that it concerns are evaluated again. A change of `state/round`, of `config`, of a
+health record or of the roster evaluates all of them. `report()` assembles the `NodeReport`s that exist already.
 
-Who is waiting and who is a spare is decided as the coordinator decides it: members of the last round first, then by
-order of joining. Who is held back is what the coordinator says.
+Waiting nodes and spares are told apart as the coordinator would choose: members of the last round first, then in order
+of joining. Which nodes are held back is read from the coordinator's record.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from rallypoint.rendezvous.view import FEW, View
 
 R = TypeVar("R", bound=Record)
 
-# Up to Python 3.11, asking an enumeration for one of its members takes as long as making a line.
+# Up to Python 3.11, the access to a member of an enumeration takes as long as making a NodeReport.
 _MEMBER, _CONFIRMED, _CONFIRMING, _GONE = Standing.MEMBER, Standing.CONFIRMED, Standing.CONFIRMING, Standing.GONE
-_CONFIRMED_ONE, _HAS_LEFT = NodePhase.MEMBER, NodePhase.LEFT
+_PHASE_MEMBER, _PHASE_LEFT = NodePhase.MEMBER, NodePhase.LEFT
 _ACTIVE = RoundPhase.ACTIVE
 
 
-class Scene:
-    """One run. `load` first, then `apply`; give it the roster whenever it wants one."""
+class ReportBuilder:
+    """One run. Call `load` first, then `apply`, and `set_roster` whenever `wanted_roster` is not None."""
 
     def __init__(self, keys: RunKeys, where: str, now: float) -> None:
         self.keys = keys
@@ -63,7 +63,7 @@ class Scene:
         self.coordinator: Coordinator | None = None
         self.histories: dict[int, HistoryRecord] = {}
         self.refusals: dict[str, tuple[RefusedRecord, int]] = {}
-        """Name -> its note, and the revision that was written at."""
+        """Node name -> (its record, the revision at which it was written)."""
         self._where = where
         self._revision = 0
         self._config_revision = 0
@@ -71,12 +71,15 @@ class Scene:
         """id -> (rank, member) of the current round or attempt."""
         self._roster_number = 0
         self._unreadable: dict[str, str] = {}
-        self._lines: dict[str, NodeReport] = {}
+        self._reports: dict[str, NodeReport] = {}
+        """Node id -> its report."""
         self._groups: dict[Standing, dict[str, None]] = {standing: {} for standing in Standing}
+        """The ids of the nodes with each standing, as ordered sets."""
         self._stale: dict[str, None] = {}
+        """The ids of nodes whose reports are out of date, as an ordered set."""
         self._all_stale = True
         self._is_current = False
-        """Some member is in the active round."""
+        """Whether the active round has a member, and so is current."""
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
@@ -94,11 +97,11 @@ class Scene:
         self._all_stale = True
 
     def apply(self, changes: Sequence[Change], revision: int, now: float) -> None:
-        """One batch of a watch on any of them."""
+        """One batch of a watch on one of these prefixes."""
         self.view.apply([change for change in changes if change.key.startswith(self.keys.control)], revision, now)
         for change in changes:
             self._take(change.key, change.item)
-        self._tell_view()
+        self._pass_roster()
         self._revision = max(self._revision, revision)
 
     def _take(self, key: str, item: Item | None) -> None:
@@ -113,9 +116,9 @@ class Scene:
             self._take_refusal(key, item)
         elif key == keys.coordinator:
             self._take_coordinator(item)
-        elif key == keys.waiting:  # who is held back may have changed
-            wanting = (Standing.HELD_BACK, Standing.JOINING, Standing.WAITING, Standing.SPARE)
-            self._stale.update({node_id: None for standing in wanting for node_id in self._groups[standing]})
+        elif key == keys.waiting:  # it says which nodes are held back
+            candidates = (Standing.HELD_BACK, Standing.JOINING, Standing.WAITING, Standing.SPARE)
+            self._stale.update({node_id: None for standing in candidates for node_id in self._groups[standing]})
         elif key == keys.config:
             self._config_revision = item.mod_revision if item is not None else 0
             self._all_stale = True
@@ -158,14 +161,14 @@ class Scene:
 
     @property
     def wanted_roster(self) -> int | None:
-        """The number of the round whose roster has to be read; None: it is known, or there is none."""
+        """The number of the round whose roster must be read; None if it is known, or there is no round."""
         record, config = self.view.round, self.view.config
         if record is None or config is None or record.incarnation != config.incarnation:
             return None
         return record.number if record.number != self._roster_number else None
 
     def set_roster(self, number: int, items: Sequence[Item], now: float) -> None:
-        """What is under `RunKeys.roster(number)`. One that is not whole counts as empty, and is named."""
+        """The items under `RunKeys.roster(number)`. An incomplete roster counts as empty, and as unreadable."""
         record = self.view.round
         if record is None or record.number != number:
             return
@@ -178,44 +181,44 @@ class Scene:
             self._unreadable[key] = str(error)
         self._roster_number = number
         self._roster = {member.id: (rank, member) for rank, member in enumerate(members)}
-        self._tell_view()
+        self._pass_roster()
         self._all_stale = True
 
-    def _tell_view(self) -> None:
-        """The view wants to know the members of an active round, whenever it became one."""
+    def _pass_roster(self) -> None:
+        """Pass the roster of an active round to the view, once."""
         record = self.view.round
         if record is None or record.phase is not RoundPhase.ACTIVE or record.number != self._roster_number:
             return
         if self.view.roster_number != record.number:
             self.view.set_roster(record.number, [member for _, member in self._roster.values()])
 
-    # --- lines --------------------------------------------------------------------------------------------------------
+    # --- reports of nodes ---------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Look again at every node that something was said about."""
+        """Evaluate all stale nodes again."""
         if not self._all_stale and not self._stale:
             return
         is_current = bool(self.view.members)
         if is_current != self._is_current:
-            self._is_current, self._all_stale = is_current, True  # a round has begun or is over: all stand elsewhere
+            self._is_current, self._all_stale = is_current, True  # a round has begun or is over: all standings change
         if self._all_stale:
-            self._stale = dict.fromkeys([*self._lines, *self.view.nodes, *self._roster])
+            self._stale = dict.fromkeys([*self._reports, *self.view.nodes, *self._roster])
         for node_id in self._stale:
-            self._draw(node_id, self._standing(node_id))
+            self._update(node_id, self._standing(node_id))
         self._stale, self._all_stale = {}, False
         if is_current:
-            self._split()
+            self._separate_spares()
 
     def _standing(self, node_id: str) -> Standing | None:
-        """Where a node stands; None: it is not there. Spares are told from waiting nodes by `_split`."""
+        """The standing of a node; None: it is not in the run. `_separate_spares` tells spares from waiting nodes."""
         node, record = self.view.nodes.get(node_id), self.view.round
         place = self._roster.get(node_id) if record is not None and record.number == self._roster_number else None
         if node is None:
             return _GONE if place is not None and self._is_current else None
         own = node.record
-        if own.phase is _HAS_LEFT:
+        if own.phase is _PHASE_LEFT:
             return Standing.LEFT
-        if record is not None and own.phase is _CONFIRMED_ONE and own.round == record.number:
+        if record is not None and own.phase is _PHASE_MEMBER and own.round == record.number:
             return _MEMBER if record.phase is _ACTIVE else _CONFIRMED
         is_forming = record is not None and record.phase is RoundPhase.FORMING
         if is_forming and place is not None and place[1].join == own.join:
@@ -227,42 +230,46 @@ class Scene:
         return Standing.WAITING if self._is_current else Standing.JOINING
 
     def _is_held(self, name: str) -> bool:
-        """What the coordinator says; it names only a few, and then a record of it has to do."""
+        """Whether the coordinator holds the node back.
+
+        Its record names only the first few; beyond them, a node with a health record counts as held back.
+        """
         told = self.view.waiting
         if told is None or told.held_back == 0:
             return False
         return name in told.held or (len(told.held) >= FEW and name in self.view.hold_back.records)
 
-    def _split(self) -> None:
-        """Who of those that want in would get a place, as the coordinator would choose."""
+    def _separate_spares(self) -> None:
+        """Decide which candidates would get a place in the next round (waiting) and which would not (spares)."""
         rules, nodes = self.view.rules, self.view.nodes
         members = len(self._groups[Standing.MEMBER])
-        wanting = [*self._groups[Standing.WAITING], *self._groups[Standing.SPARE]]
-        if rules is None or not wanting:
+        candidates = [*self._groups[Standing.WAITING], *self._groups[Standing.SPARE]]
+        if rules is None or not candidates:
             return
-        size = rules.usable(members + len(wanting))
-        places = len(wanting) if size < rules.min_nodes else max(0, size - members)
-        if 0 < places < len(wanting):
-            wanting.sort(key=lambda node_id: (node_id not in self._roster, nodes[node_id].order))
-        for index, node_id in enumerate(wanting):
+        size = rules.usable(members + len(candidates))
+        places = len(candidates) if size < rules.min_nodes else max(0, size - members)
+        if 0 < places < len(candidates):
+            candidates.sort(key=lambda node_id: (node_id not in self._roster, nodes[node_id].order))
+        for index, node_id in enumerate(candidates):
             standing = Standing.WAITING if index < places else Standing.SPARE
-            if self._lines[node_id].standing is not standing:
-                self._draw(node_id, standing)
+            if self._reports[node_id].standing is not standing:
+                self._update(node_id, standing)
 
-    def _draw(self, node_id: str, standing: Standing | None) -> None:
-        before = self._lines.get(node_id)
-        stood = None if before is None else before.standing
-        if stood is not standing:
-            if stood is not None:
-                del self._groups[stood][node_id]
+    def _update(self, node_id: str, standing: Standing | None) -> None:
+        """Set a node's standing and make its report anew. None: the node is not in the run any more."""
+        before = self._reports.get(node_id)
+        old = None if before is None else before.standing
+        if old is not standing:
+            if old is not None:
+                del self._groups[old][node_id]
             if standing is not None:
                 self._groups[standing][node_id] = None
         if standing is not None:
-            self._lines[node_id] = self._line(node_id, standing)
-        elif stood is not None:
-            del self._lines[node_id]
+            self._reports[node_id] = self._node_report(node_id, standing)
+        elif old is not None:
+            del self._reports[node_id]
 
-    def _line(self, node_id: str, standing: Standing) -> NodeReport:
+    def _node_report(self, node_id: str, standing: Standing) -> NodeReport:
         node, place = self.view.nodes.get(node_id), self._roster.get(node_id)
         rank = None
         if place is not None and standing in (_MEMBER, _CONFIRMED, _CONFIRMING, _GONE):
@@ -288,10 +295,10 @@ class Scene:
             drain=None if drain is None else Drain(by=drain.by, why=drain.why, drained_at=drain.at or None),
         )
 
-    # --- the picture --------------------------------------------------------------------------------------------------
+    # --- the report of the run ----------------------------------------------------------------------------------------
 
     def report(self) -> Report:
-        """The run as it stands now."""
+        """The current state of the run."""
         self._refresh()
         view, config = self.view, self.view.config
         if config is None and not view.nodes and self.keys.config not in view.unreadable:
@@ -308,7 +315,7 @@ class Scene:
             config=self._config(),
             closing=self._closing(),
             coordinator=self.coordinator,
-            nodes=tuple(self._lines.values()),
+            nodes=tuple(self._reports.values()),
             missing=self._missing(),
             held=self._held(),
             refused=self._refused(),
@@ -325,10 +332,10 @@ class Scene:
         if record is None or record.phase is not RoundPhase.FORMING:
             return Phase.GATHERING
         planned = len(self._groups[Standing.CONFIRMED]) + len(self._groups[Standing.CONFIRMING])
-        return Phase.FORMING if planned == record.size else Phase.GATHERING  # one that lost a member is given up
+        return Phase.FORMING if planned == record.size else Phase.GATHERING  # without a member it will be given up
 
     def _reason(self) -> str:
-        """In the coordinator's words; in those of the record while it has said nothing of this round yet."""
+        """The coordinator's sentence, or the one that follows from the round's record if there is none yet."""
         record, told = self.view.round, self.view.waiting
         if told is not None and told.number == (record.number if record is not None else 0):
             return told.reason
@@ -399,7 +406,7 @@ class Scene:
         )
 
     def _refused(self) -> tuple[Refusal, ...]:
-        """Notes that are not older than the config they speak of, of nodes that have not come in since."""
+        """Refusals under the current config of nodes that have not joined since."""
         return tuple(
             Refusal(name=one.name, why=one.why, differences=one.differences, refused_at=one.at or None)
             for one, revision in self.refusals.values()

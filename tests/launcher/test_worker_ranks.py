@@ -8,48 +8,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint import aio
-from rallypoint.launcher.environment import Surroundings, worker_environment
-from rallypoint.launcher.plan import Plan, Share, agree, planned
+from rallypoint.launcher.environment import RoundContext, worker_environment
+from rallypoint.launcher.worker_ranks import NodeShare, RankPlan, agree, make_plan
 from tests.patience import unique
 
-shares = st.lists(st.builds(Share, st.integers(1, 4), st.sampled_from(["trainer", "reader"])), min_size=1, max_size=12)
+shares = st.lists(
+    st.builds(NodeShare, st.integers(1, 4), st.sampled_from(["trainer", "reader"])), min_size=1, max_size=12
+)
 
 
 @given(shares)
 def test_every_worker_has_a_rank_of_its_own_and_one_in_its_role(nodes):
-    plan = planned(nodes, restarts=1, max_restarts=3)
+    plan = make_plan(nodes, restarts=1, max_restarts=3)
     ranks, by_role = [], {}
     for number, share in enumerate(nodes):
-        place = plan.place(number)
-        assert place.workers == share.workers
-        ranks += range(place.rank, place.rank + place.workers)
-        by_role.setdefault(share.role, []).extend(range(place.role_rank, place.role_rank + place.workers))
-        assert place.role_size == sum(one.workers for one in nodes if one.role == share.role)
+        own = plan.ranks_of(number)
+        assert own.workers == share.workers
+        ranks += range(own.rank, own.rank + own.workers)
+        by_role.setdefault(share.role, []).extend(range(own.role_rank, own.role_rank + own.workers))
+        assert own.role_size == sum(one.workers for one in nodes if one.role == share.role)
     assert ranks == list(range(plan.world_size))
     assert all(found == list(range(len(found))) for found in by_role.values())
 
 
 def test_plan_of_a_thousand_equal_nodes_is_small():
-    plan = planned([Share(8, "default")] * 1000, restarts=0, max_restarts=0)
+    plan = make_plan([NodeShare(8, "default")] * 1000, restarts=0, max_restarts=0)
     assert len(msgspec.json.encode(plan)) < 100
-    assert plan.place(999).rank == 7992
+    assert plan.ranks_of(999).rank == 7992
 
 
 def test_node_that_is_not_in_the_plan_is_an_error():
     with pytest.raises(ValueError, match="none of rank 1"):
-        planned([Share(1, "default")], 0, 0).place(1)
+        make_plan([NodeShare(1, "default")], 0, 0).ranks_of(1)
 
 
 def test_nodes_of_a_round_agree_on_one_plan():
-    async def node(url: str, name: str, workers: int) -> tuple[int, Plan]:
+    async def node(url: str, name: str, workers: int) -> tuple[int, RankPlan]:
         async with aio.join(url, name=name) as run:
             world = await run.handler.next_rendezvous()
             used = 2 if world.rank == 0 else 99
-            plan = await agree(world.store, Share(workers, "default"), used, 5, timeout_s=30)
+            plan = await agree(world.store, NodeShare(workers, "default"), used, 5, timeout_s=30)
             await world.store.barrier("read", 30)
             return world.rank, plan
 
-    async def all_of_them() -> list[tuple[int, Plan]]:
+    async def all_of_them() -> list[tuple[int, RankPlan]]:
         url = f"memory:///{unique()}?min_nodes=3"
         return await asyncio.gather(*(node(url, name, count) for name, count in (("a", 1), ("b", 4), ("c", 4))))
 
@@ -61,8 +63,8 @@ def test_nodes_of_a_round_agree_on_one_plan():
 
 
 def test_environment_of_a_worker_has_all_names_and_nothing_of_an_outer_launcher():
-    plan = planned([Share(2, "default"), Share(2, "default")], restarts=1, max_restarts=3)
-    around = Surroundings(
+    plan = make_plan([NodeShare(2, "default"), NodeShare(2, "default")], restarts=1, max_restarts=3)
+    around = RoundContext(
         run_id="my-run",
         run_url="tcp://head:29400/my-run",
         node_name="b",

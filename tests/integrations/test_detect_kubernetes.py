@@ -1,9 +1,9 @@
-"""What is known of a pod. The environments are composed; names and labels are as Kubernetes documents them."""
+"""Detection in pods. The environments are composed by hand; names and labels are as Kubernetes documents them."""
 
 import pytest
 
 from rallypoint.errors import SettingsError
-from rallypoint.integrations.hosts import detect
+from rallypoint.integrations.schedulers import detect
 
 CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 TAIL = "ns.svc.cluster.local"
@@ -65,7 +65,7 @@ def test_pod_of_a_stateful_set_is_known_by_its_label():
 
 
 @pytest.mark.parametrize("host", ["web-7d9c8b6f5d-24567", "web-7d9c8b6f5d-x2x9z", "train-05"])
-def test_pod_of_a_deployment_is_nobody(host):
+def test_pod_of_a_deployment_is_not_detected(host):
     assert detect(CLUSTER, hostname=host, fqdn=host) is None
 
 
@@ -73,7 +73,7 @@ def test_host_name_with_leading_zeros_is_no_ordinal():
     assert detect(CLUSTER, hostname="node-02", fqdn=f"node-02.nodes.{TAIL}") is None
 
 
-def test_machine_with_such_a_name_outside_of_kubernetes_is_nobody():
+def test_machine_with_such_a_name_outside_of_kubernetes_is_not_detected():
     assert detect({}, hostname="node-2", fqdn=f"node-2.nodes.{TAIL}") is None
 
 
@@ -94,7 +94,7 @@ def jobset(job_index: int, index: int, **more: str) -> dict[str, str]:
     )
 
 
-def test_pods_of_a_jobset_are_one_run_counted_job_by_job():
+def test_pods_of_a_jobset_are_one_run_numbered_job_by_job():
     found = [detect(jobset(job_index, index)) for job_index in range(3) for index in range(4)]
     assert [one.node_rank for one in found] == list(range(12))
     assert {(one.source, one.endpoint, one.nodes, one.run_id) for one in found} == {
@@ -102,7 +102,7 @@ def test_pods_of_a_jobset_are_one_run_counted_job_by_job():
     }
 
 
-def test_coordinator_of_a_jobset_is_where_to_meet():
+def test_coordinator_of_a_jobset_is_the_endpoint():
     found = detect(jobset(0, 1, JOBSET_COORDINATOR="big-driver-0-0.big"))
     assert found.endpoint == "big-driver-0-0.big"
 
@@ -117,7 +117,7 @@ def test_restarted_jobset_is_another_run():
     assert detect(jobset(0, 0, JOBSET_RESTART_ATTEMPT="2", JOBSET_UID=uid)).run_id == "big-workers-3f9c1b2a-restart2"
 
 
-def test_jobset_whose_manifest_says_little_is_not_guessed_at():
+def test_values_that_the_manifest_of_a_jobset_omits_are_not_guessed():
     environ = jobset(1, 2)
     for variable in ("JOB_COMPLETIONS", "JOBSET_REPLICATED_JOB", "JOBSET_RESTART_ATTEMPT"):
         del environ[variable]

@@ -1,4 +1,4 @@
-"""The operating commands as an operator meets them first: help, completion, wrong calls."""
+"""The inspect and operator commands: help, completion, wrong usage."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def test_help_has_an_example(path):
 @pytest.mark.parametrize(
     "path", [path for path in commands(main) if path[0] in OPERATING and path != ("store",)], ids=" ".join
 )
-def test_every_command_prints_json_and_has_a_limit_in_time(path):
+def test_every_command_prints_json_and_has_a_time_limit(path):
     help_text = CliRunner().invoke(main, [*path, "--help"]).output
     assert "--json" in help_text
     assert "--timeout" in help_text
@@ -55,13 +55,13 @@ def test_every_command_prints_json_and_has_a_limit_in_time(path):
         (["why", "tcp://head/run", "--timeout", "0"], "is not in the range"),
     ],
 )
-def test_wrong_call_says_what_is_wrong_with_code_2(words, said):
+def test_wrong_usage_is_an_error_with_code_2(words, said):
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
     assert said in result.output
 
 
-def test_failure_carries_its_code():
+def test_failure_has_its_exit_code():
     assert Failed("x", 4).exit_code == 4
     assert Failed("x", 5).exit_code == 5
 
@@ -90,7 +90,7 @@ def test_importing_the_commands_imports_no_backend_and_no_tables():
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_runs_of_a_directory_are_not_said_to_be_none(tmp_path):
+def test_listing_the_runs_of_a_directory_is_refused(tmp_path):
     result = CliRunner().invoke(main, ["ls", f"file://{tmp_path}"])
     assert result.exit_code == 2
     assert "list the directory" in result.output

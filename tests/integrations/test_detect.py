@@ -1,4 +1,4 @@
-"""What is known of a node from the environments that real launchers gave: endpoint, size, rank, run."""
+"""Detection in environments that were recorded from real launchers: endpoint, number of nodes, rank, run id."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from rallypoint.errors import SettingsError
-from rallypoint.integrations.here import detect_here
-from rallypoint.integrations.hosts import Detected, detect
+from rallypoint.integrations.detect_scheduler import detect_scheduler
+from rallypoint.integrations.schedulers import Detected, detect
 from rallypoint.settings import Settings
 from tests.integrations.recorded import NAMES, recorded
 
@@ -30,7 +30,7 @@ RIGHT = {
     "mpich": ("hydra", None, 2, None),
     "intelmpi": ("hydra", None, 2, "mpi-fd580000-7458-353e-5460-060003c4504d"),
 }
-# name of the recording -> what the error says to do.
+# name of the recording -> a part of the error's advice.
 WRONG = {
     "slurm-batch": "without srun",
     "slurm-heterogeneous-batch": "without srun",
@@ -45,7 +45,7 @@ def test_every_recording_has_an_expectation():
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_recorded_processes_are_placed_rightly(name):
+def test_recorded_processes_are_detected(name):
     source, endpoint, nodes, run_id = RIGHT[name]
     processes = recorded(name)
     assert len(processes) == nodes
@@ -63,7 +63,7 @@ def test_recorded_processes_are_placed_rightly(name):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_was_found_is_accepted_as_settings(name):
+def test_detected_values_are_valid_settings(name):
     for environ in recorded(name):
         found = detect(environ)
         assert found is not None
@@ -78,7 +78,7 @@ def test_what_was_found_is_accepted_as_settings(name):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_launcher_in_the_wrong_place_is_told_what_to_do(name):
+def test_launcher_that_was_started_wrongly_gets_an_error_with_advice(name):
     for environ in recorded(name):
         with pytest.raises(SettingsError) as caught:
             detect(environ)
@@ -92,7 +92,7 @@ def test_requeued_job_is_another_run():
     assert detect(before).run_id != detect(after).run_id
 
 
-def test_tasks_of_an_array_are_runs_of_their_own():
+def test_tasks_of_an_array_are_separate_runs():
     one = recorded("slurm-array")[0]
     other = one | {"SLURM_JOB_ID": "4", "SLURM_JOBID": "4", "SLURM_ARRAY_TASK_ID": "5"}
     assert one["SLURM_ARRAY_JOB_ID"] == other["SLURM_ARRAY_JOB_ID"]
@@ -111,7 +111,7 @@ def test_batch_script_of_one_node_needs_no_srun():
     assert (found.endpoint, found.nodes, found.node_rank, found.run_id) == ("gpu007:61441", 1, 0, "slurm-1")
 
 
-def test_local_id_alone_shows_several_tasks():
+def test_several_tasks_are_recognised_by_the_local_id_alone():
     environ = recorded("slurm-srun")[0] | {"SLURM_LOCALID": "1"}
     del environ["SLURM_STEP_TASKS_PER_NODE"]
     with pytest.raises(SettingsError, match="SLURM_LOCALID=1"):
@@ -133,7 +133,7 @@ def test_rank_beyond_the_size_is_refused():
         detect(recorded("mpich")[0] | {"PMI_RANK": "2"})
 
 
-def test_nobody_tells_anything_in_an_ordinary_shell():
+def test_nothing_is_detected_in_an_ordinary_shell():
     assert detect({"HOME": "/root", "HOSTNAME": "node-7", "PATH": "/usr/bin"}) is None
     assert detect({}) is None
 
@@ -141,19 +141,19 @@ def test_nobody_tells_anything_in_an_ordinary_shell():
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "5", "HOSTNAME": "pod-5"}
 
 
-def test_srun_inside_of_a_pod_counts_before_the_pod():
+def test_srun_inside_of_a_pod_takes_precedence_over_the_pod():
     found = detect(recorded("slurm-srun")[1] | POD)
     assert (found.source, found.node_rank) == ("slurm", 1)
 
 
-def test_mpirun_inside_of_a_slurm_job_counts_before_the_steps_of_its_daemons():
+def test_mpirun_inside_of_a_slurm_job_takes_precedence_over_the_steps_of_its_daemons():
     ranks = [detect(environ).node_rank for environ in recorded("openmpi4-in-slurm")]
     claimed = [environ["SLURM_NODEID"] for environ in recorded("openmpi4-in-slurm")]
     assert ranks == [0, 1, 2]
-    assert claimed == ["0", "0", "1"]  # which is why
+    assert claimed == ["0", "0", "1"]  # the numbers of the daemons are wrong for the processes
 
 
-def test_mpirun_of_an_operator_does_not_say_where_to_meet():
+def test_mpirun_in_a_pod_gives_no_endpoint():
     found = detect(recorded("openmpi5")[1] | POD)
     assert (found.source, found.node_rank, found.nodes, found.endpoint) == ("open mpi", 1, 2, None)
     assert "--rdzv-endpoint" in found.why
@@ -164,7 +164,7 @@ def test_mpirun_of_an_operator_does_not_say_where_to_meet():
     [
         ("1.0;tcp://10.1.2.3:34911", "10.1.2.3"),
         ("1.0;tcp://127.0.0.1,10.1.2.3:34911", "10.1.2.3"),
-        ("1.0;tcp://10.1.2.3,172.17.0.1:34911", None),  # a bridge of containers is the same on every machine
+        ("1.0;tcp://10.1.2.3,172.17.0.1:34911", None),  # a container bridge has the same address on every machine
         ("1.0;tcp6://[fe80::1,fd00::7]:43370", "[fd00::7]"),
         ("1.0;tcp6://[fd00::7,fd00::8]:43370", None),
         ("1.0;tcp://10.1.2.3:34911;tcp6://[fd00::7]:43370", None),
@@ -172,21 +172,21 @@ def test_mpirun_of_an_operator_does_not_say_where_to_meet():
         ("nonsense", None),
     ],
 )
-def test_machine_of_mpirun_is_taken_only_if_it_has_one_address(uri, endpoint):
+def test_machine_of_mpirun_is_the_endpoint_only_if_it_has_one_address(uri, endpoint):
     found = detect(recorded("openmpi4")[0] | {"OMPI_MCA_orte_hnp_uri": uri})
     assert found.endpoint == endpoint
 
 
-def test_single_process_of_mpirun_meets_itself():
+def test_single_process_of_mpirun_has_localhost_as_endpoint():
     alone = {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     assert detect(alone).endpoint == "localhost"
 
 
 @pytest.mark.parametrize("environ", [{"PMI_RANK": "3", "PMI_SIZE": "8"}, {"PMIX_RANK": "3", "PMIX_NAMESPACE": "x"}])
-def test_number_of_a_process_alone_says_nothing_about_nodes(environ):
+def test_number_of_a_process_alone_gives_nothing_about_nodes(environ):
     found = detect(environ)
     assert (found.endpoint, found.nodes, found.node_rank, found.run_id) == (None, None, None, None)
-    assert "not said" in found.why
+    assert "unknown" in found.why
 
 
 def test_detected_is_a_value():
@@ -195,13 +195,16 @@ def test_detected_is_a_value():
         found.nodes = 3
 
 
-def test_this_process_is_asked_for_its_own_environment(monkeypatch):
+def test_scheduler_of_this_process_is_detected(monkeypatch):
     for variable, value in recorded("slurm-srun")[2].items():
         monkeypatch.setenv(variable, value)
-    assert detect_here().node_rank == 2
+    assert detect_scheduler().node_rank == 2
 
 
-def test_importing_it_imports_no_framework():
-    code = "import sys, rallypoint.integrations.here; print(sorted({'torch', 'jax', 'asyncio'} & set(sys.modules)))"
+def test_import_of_the_detection_imports_no_framework():
+    code = (
+        "import sys, rallypoint.integrations.detect_scheduler;"
+        "print(sorted({'torch', 'jax', 'asyncio'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,6 +1,6 @@
-"""Our events as torch's: on a logger of torch's, at the levels its users know, and as `RdzvEvent`s.
+"""Passes Rallypoint's events on to torch: to a logger of torch, at levels that its users know, and as `RdzvEvent`s.
 
-Called on the background loop for what happens there, and by the handler for what leaves its API.
+The background loop calls the sink with events; the handler calls `failed` with errors that leave its API.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from rallypoint.server.hosting import TORCHRUN_DEFAULT_RUN_ID
 from rallypoint.settings import Settings
 
 DESTINATION = "dynamic_rendezvous"
-"""What torch calls the destination of rendezvous events, whatever the backend."""
+"""torch's name for the destination of rendezvous events, whatever the backend."""
 
 _INFO = (JoinStarted, RoundEntered, RunClosed)
+"""Events logged as info. Other events of that level are logged as debug."""
 _DONE = (NodeLeft, RunClosed)
+"""Events after which the node's state is SUCCEEDED."""
 
 logger: logging.Logger = get_logger("torch.distributed.elastic.rendezvous.rallypoint")
 
 
-class Narrator:
-    """A sink, for one handler. It knows who the node is once the node does."""
+class TorchEventSink:
+    """A sink for one handler."""
 
     def __init__(self, settings: Settings) -> None:
         self._run_id = settings.run_id
@@ -38,8 +40,8 @@ class Narrator:
         self._local_id: int | None = None
         self._rank: int | None = None
 
-    def introduce(self, identity: Identity) -> None:
-        """This is the node that all of it is about."""
+    def set_identity(self, identity: Identity) -> None:
+        """Set the identity of the node, which is known only when it opens its backend."""
         self._addr, self._local_id = identity.addr, identity.local_id
 
     def __call__(self, event: Event) -> None:
@@ -47,8 +49,8 @@ class Narrator:
         logger.log(level, "%s", event)
         if isinstance(event, Hosting) and event.run_id == TORCHRUN_DEFAULT_RUN_ID:
             logger.warning(
-                "this run was given no id of its own (torchrun: --rdzv-id): every other job that comes to %s without "
-                "one joins it",
+                "this run has torchrun's default id (--rdzv-id was not given): every other job without an id that uses "
+                "%s joins it",
                 event.address,
             )
         if isinstance(event, JoinStarted):
@@ -58,13 +60,13 @@ class Narrator:
         state = theirs.NodeState.SUCCEEDED if isinstance(event, _DONE) else theirs.NodeState.RUNNING
         self._record(type(event).__name__, event.text(), state)
 
-    def failed(self, verb: str, error: BaseException) -> None:
-        """An exception leaves the API."""
-        self._record(verb, f"{type(error).__name__}: {error}", theirs.NodeState.FAILED, traceback.format_exc())
+    def failed(self, call: str, error: BaseException) -> None:
+        """Record an error that leaves the API."""
+        self._record(call, f"{type(error).__name__}: {error}", theirs.NodeState.FAILED, traceback.format_exc())
 
     def _record(self, name: str, message: str, state: theirs.NodeState, trace: str = "") -> None:
         if isinstance(get_logging_handler(DESTINATION), logging.NullHandler):
-            return  # nobody listens
+            return  # torch would discard it
         theirs.record_rdzv_event(
             theirs.RdzvEvent(
                 name=f"rallypoint:{name}",

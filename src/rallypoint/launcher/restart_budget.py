@@ -1,8 +1,8 @@
-"""What the launchers of a run agree on, in the run itself: how many restarts it has used, and how it ended.
+"""The restart budget of a run, shared by its launchers: how many restarts the run has used, and how it ended.
 
-One key, `budget`, written by transaction: it is one number for the whole run, whichever node counts and however often
-nodes come and go. A round is counted once. The record belongs to an incarnation of the run; what an earlier one left,
-or one that had ended and was reopened, counts from nothing.
+The budget is one key, `budget`, written by transaction, so it is one number for the whole run: leaving and re-joining
+does not reset it. Each round is counted at most once. The record belongs to one incarnation of the run. A new
+incarnation starts at zero, and so does a run that ended and was reopened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RETRY_S = 0.2
 
 
 class BudgetRecord(Record, frozen=True, kw_only=True):
-    """Restarts of a run. `round` is the last that was counted; `outcome` the run's exit code, once it has ended."""
+    """`round` is the last round that was counted; `outcome` is the run's exit code once the run has ended."""
 
     incarnation: str
     used: int
@@ -36,15 +36,18 @@ class BudgetRecord(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the run may go on after a failure; if not, its exit code. `why` is for everybody."""
+    """Whether the run may restart after a failure; if not, `code` is its exit code. All launchers show `why`."""
 
     allowed: bool
     code: int
     why: str
 
 
-class Book:
-    """The budget of one run, for one launcher. Calls are repeated until the backend answers: the caller limits them."""
+class RestartBudget:
+    """The budget of one run, for one launcher. Every call retries until the backend answers: the caller sets a limit.
+
+    `closes`: whether the end of the run also closes it.
+    """
 
     def __init__(
         self,
@@ -66,23 +69,23 @@ class Book:
         self._wall = wall
 
     async def begin(self) -> BudgetRecord:
-        """The record of the run as it goes on: made, or begun anew after another life of the run."""
+        """The current record. Creates it if there is none, or if the existing one belongs to a run that has ended."""
         while True:
-            door, record, revision = await self._read()
+            run, record, revision = await self._read()
             if record is not None and record.outcome is None:
                 return record
-            fresh = self._fresh(door)
-            if await self._write(door, revision, fresh):
+            fresh = self._fresh(run)
+            if await self._write(run, revision, fresh):
                 return fresh
 
     async def spend(self, round: int, why: str, code: int) -> Verdict:
-        """Count a restart because of a failure in a round; one that was counted already is allowed again.
+        """Count a restart for a failure in a round. A round that was counted before is allowed and not counted again.
 
-        When none is left, the run is closed with its outcome, in the same transaction.
+        If no restart is left, the same transaction records the outcome and closes the run.
         """
         while True:
-            door, found, revision = await self._read()
-            record = found or self._fresh(door)
+            run, found, revision = await self._read()
+            record = found or self._fresh(run)
             if record.outcome is not None:
                 return Verdict(False, record.outcome, record.why)
             if record.round >= round:
@@ -90,35 +93,35 @@ class Book:
             if record.used < record.limit:
                 text = f"{why} (restart {record.used + 1} of {record.limit})"
                 spent = self._changed(record, used=record.used + 1, round=round, why=text)
-                if await self._write(door, revision, spent):
+                if await self._write(run, revision, spent):
                     return Verdict(True, 0, text)
                 continue
             outcome = code if record.limit == 0 else BUDGET_USED_UP
-            text = f"{why}, and {_no_more(record.limit)}"
+            text = f"{why}, and {_used_up(record.limit)}"
             failed = self._changed(record, round=round, why=text, outcome=outcome)
-            if await self._write(door, revision, failed, close=text):
+            if await self._write(run, revision, failed, close=text):
                 return Verdict(False, outcome, text)
 
     async def finish(self) -> None:
-        """Close the run as finished; fine if that was done already."""
+        """Record that the run has finished, and close it. Idempotent."""
         while True:
-            door, found, revision = await self._read()
-            record = found or self._fresh(door)
+            run, found, revision = await self._read()
+            record = found or self._fresh(run)
             if record.outcome is not None:
                 return
             text = "all workers have finished"
-            if await self._write(door, revision, self._changed(record, outcome=0, why=text), close=text):
+            if await self._write(run, revision, self._changed(record, outcome=0, why=text), close=text):
                 return
 
     async def outcome(self) -> BudgetRecord | None:
-        """How the run ended; None: it has not, or nobody said."""
+        """The record of a run that has ended; None if it has not, or if no outcome was recorded."""
         _, record, _ = await self._read()
         return record if record is not None and record.outcome is not None else None
 
     # --- one read, one write ------------------------------------------------------------------------------------------
 
-    def _fresh(self, door: RunSnapshot) -> BudgetRecord:
-        return BudgetRecord(incarnation=door.config.incarnation, used=0, limit=self._limit, by=self._by)
+    def _fresh(self, run: RunSnapshot) -> BudgetRecord:
+        return BudgetRecord(incarnation=run.config.incarnation, used=0, limit=self._limit, by=self._by)
 
     def _changed(
         self,
@@ -140,32 +143,35 @@ class Book:
         )
 
     async def _read(self) -> tuple[RunSnapshot, BudgetRecord | None, int]:
-        """The run, the record if it is of this life of it, and the key's revision."""
+        """The run, the record if it belongs to this incarnation, and the key's revision (0: no key)."""
         while True:
             try:
                 backend = self._backend()
-                door = await self._run_config(backend).read()
+                run = await self._run_config(backend).read()
                 item = (await backend.get(self._keys.budget)).item
             except (Unavailable, OutcomeUnknown):
                 await asyncio.sleep(RETRY_S)
                 continue
-            if door is None:
-                raise RendezvousError(f"run {self._keys.run_id!r} does not exist any more")
+            if run is None:
+                raise RendezvousError(f"run {self._keys.run_id!r} no longer exists")
             record = decode(BudgetRecord, item) if item is not None else None
-            if record is not None and record.incarnation != door.config.incarnation:
+            if record is not None and record.incarnation != run.config.incarnation:
                 record = None
-            return door, record, item.mod_revision if item is not None else 0
+            return run, record, item.mod_revision if item is not None else 0
 
-    async def _write(self, door: RunSnapshot, revision: int, record: BudgetRecord, close: str | None = None) -> bool:
-        """Whether it is written. If not, or if that is not known: read again, a round is counted once."""
-        lease = door.config.run_lease
+    async def _write(self, run: RunSnapshot, revision: int, record: BudgetRecord, close: str | None = None) -> bool:
+        """Whether the record was written. On False the caller reads again; an unknown outcome also returns False.
+
+        That is safe because a round is counted once.
+        """
+        lease = run.config.run_lease
         compares: list[Compare] = [
             ModRevisionIs(self._keys.budget, revision),
-            ModRevisionIs(self._keys.config, door.config_revision),
+            ModRevisionIs(self._keys.config, run.config_revision),
         ]
         ops: list[BranchOp] = [Put(self._keys.budget, encode(record), lease)]
-        if close is not None and self._closes and not door.closed.closed:
-            compares.append(ModRevisionIs(self._keys.closed, door.closed_revision))
+        if close is not None and self._closes and not run.closed.closed:
+            compares.append(ModRevisionIs(self._keys.closed, run.closed_revision))
             closed = ClosedRecord(closed=True, by=self._by, why=close, at=self._wall())
             ops.append(Put(self._keys.closed, encode(closed), lease))
         try:
@@ -177,7 +183,7 @@ class Book:
             return False
 
 
-def _no_more(limit: int) -> str:
+def _used_up(limit: int) -> str:
     if limit == 0:
         return "the run has no restarts (--max-restarts 0)"
     return f"the run has used its {limit} restart{'s' * (limit != 1)} (--max-restarts)"

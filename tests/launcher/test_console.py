@@ -1,4 +1,4 @@
-"""What workers say: whole lines, with a prefix, and what is waited for in one line."""
+"""The launcher's console: whole lines of workers with a prefix, and one line about the current wait."""
 
 import os
 import pty
@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from rallypoint.launcher.output import Console, Stream
+from rallypoint.launcher.console import Console, Stream
 from tests.patience import PATIENCE_S, until
 
 
 class Ends:
-    """Pipes in the place of a launcher's stdout and stderr."""
+    """Pipes instead of a launcher's stdout and stderr."""
 
     def __init__(self) -> None:
         self.said = {1: b"", 2: b""}
@@ -28,7 +28,7 @@ class Ends:
 
 
 def follow(console: Console, to: int, prefix: bytes = b"[rank 0] ", file: int | None = None) -> tuple[int, list[str]]:
-    """A worker's pipe; and a list that is no longer empty once it has ended."""
+    """The writing end of a worker's pipe, and a list that gets an item when the console has seen its end."""
     reader, writer = os.pipe()
     ended: list[str] = []
     console.follow(Stream(reader, prefix, to, file, lambda: ended.append("ended")))
@@ -52,7 +52,7 @@ def test_lines_have_prefixes_and_are_never_torn(ends):
     os.close(two)
     until(lambda: one_ended and two_ended, "both have ended")
     console.close()
-    until(lambda: b"last words" in ends.said[1], "everything is said")
+    until(lambda: b"last words" in ends.said[1], "everything is shown")
     assert ends.said[1].splitlines() == [
         b"[rank 1] from the other",
         b"[rank 0] hello",
@@ -62,18 +62,18 @@ def test_lines_have_prefixes_and_are_never_torn(ends):
     ]
 
 
-def test_names_of_others_cannot_speak_for_the_launcher(ends):
+def test_name_of_a_node_cannot_forge_a_line_of_the_launcher(ends):
     console = Console(ends.fds[1], ends.fds[2])
-    console.say("lost: a\033[31m\nrallypoint run: ends with code 0")
+    console.say("lost: a\033[31m\nrallypoint run: exiting with code 0")
     console.close()
     until(lambda: ends.said[2].endswith(b"\n"), "it is said")
     assert (
         ends.said[2].decode()
-        == "rallypoint run: lost: a\N{REPLACEMENT CHARACTER}[31m rallypoint run: ends with code 0\n"
+        == "rallypoint run: lost: a\N{REPLACEMENT CHARACTER}[31m rallypoint run: exiting with code 0\n"
     )
 
 
-def test_files_hold_what_was_said_without_prefixes(ends, tmp_path):
+def test_log_files_hold_the_output_without_prefixes(ends, tmp_path):
     console = Console(ends.fds[1], ends.fds[2])
     file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     writer, ended = follow(console, 2, file=file)
@@ -85,7 +85,7 @@ def test_files_hold_what_was_said_without_prefixes(ends, tmp_path):
     until(lambda: ends.said[2] == b"[rank 0] one\n[rank 0] two\n", "and it is shown")
 
 
-def test_full_disk_is_said_once_and_stops_nobody(ends):
+def test_full_disk_is_reported_once_and_stops_no_worker(ends):
     console = Console(ends.fds[1], ends.fds[2])
     writer, ended = follow(console, 1, file=os.open("/dev/full", os.O_WRONLY))
     os.write(writer, b"one\n")
@@ -95,10 +95,10 @@ def test_full_disk_is_said_once_and_stops_nobody(ends):
     until(lambda: ended, "it has ended")
     console.close()
     until(lambda: b"two" in ends.said[1], "and goes on")
-    assert ends.said[2].count(b"a log file is not written any more") == 1
+    assert ends.said[2].count(b"a log file can no longer be written") == 1
 
 
-def test_output_that_nobody_reads_any_more_does_not_stop_the_workers(ends):
+def test_broken_pipe_does_not_stop_the_workers(ends):
     reader, broken = os.pipe()
     os.close(reader)
     console = Console(broken, ends.fds[2])
@@ -112,25 +112,25 @@ def test_output_that_nobody_reads_any_more_does_not_stop_the_workers(ends):
     until(lambda: b"rallypoint run: still here\n" in ends.said[2], "the rest is said")
 
 
-def test_without_a_terminal_what_is_waited_for_is_said_when_it_changes_and_now_and_then(ends):
+def test_without_a_terminal_the_waiting_reason_is_printed_when_it_changes_and_every_minute(ends):
     now = [0.0]
     console = Console(ends.fds[1], ends.fds[2], clock=lambda: now[0])
     console.wait_for("1 of 2")
     now[0] = 0.6
-    until(lambda: b"waits for 1 s: 1 of 2\n" in ends.said[2], "it is said after a moment")
+    until(lambda: b"waiting for 1 s: 1 of 2\n" in ends.said[2], "it is printed after half a second")
     console.wait_for("1 of 2")
     now[0] = 50.0
     console.wait_for("still 1 of 2")
-    until(lambda: b"waits for 50 s: still 1 of 2\n" in ends.said[2], "a change is said")
+    until(lambda: b"waiting for 50 s: still 1 of 2\n" in ends.said[2], "a change is printed")
     now[0] = 111.0
-    until(lambda: b"waits for 111 s: still 1 of 2\n" in ends.said[2], "and the same again after a minute")
+    until(lambda: b"waiting for 111 s: still 1 of 2\n" in ends.said[2], "and the same again after a minute")
     console.wait_for(None)
     console.close()
     assert ends.said[2].count(b"\n") == 3
     assert b"\x1b" not in ends.said[2]
 
 
-def test_on_a_terminal_there_is_one_line_and_it_gives_way_to_others(ends, monkeypatch):
+def test_on_a_terminal_the_waiting_reason_is_one_line_below_all_others(ends, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     master, terminal = pty.openpty()
     said = [b""]
@@ -145,15 +145,15 @@ def test_on_a_terminal_there_is_one_line_and_it_gives_way_to_others(ends, monkey
     threading.Thread(target=read, daemon=True).start()
     now = [0.0]
     console = Console(ends.fds[1], terminal, clock=lambda: now[0])
-    assert console.colour("[rank 1]", 1, to=2) == "\x1b[33m[rank 1]\x1b[0m"
-    assert console.colour("[rank 1]", 1, to=1) == "[rank 1]", "no colour where nobody sees it"
+    assert console.colour("[rank 1]", 1, stream=2) == "\x1b[33m[rank 1]\x1b[0m"
+    assert console.colour("[rank 1]", 1, stream=1) == "[rank 1]", "no colour without a terminal"
     console.wait_for("1 of 2")
     now[0] = 1.0
-    until(lambda: b"\r\x1b[Krallypoint run: waits for 1 s: 1 of 2" in said[0], "it is drawn")
+    until(lambda: b"\r\x1b[Krallypoint run: waiting for 1 s: 1 of 2" in said[0], "it is drawn")
     console.say("something else")
-    until(lambda: b"\r\x1b[Krallypoint run: something else" in said[0], "others have a line of their own")
+    until(lambda: b"\r\x1b[Krallypoint run: something else" in said[0], "another line replaces it")
     now[0] = 7.0
-    until(lambda: b"\r\x1b[Krallypoint run: waits for 7 s: 1 of 2" in said[0], "and it is there again")
+    until(lambda: b"\r\x1b[Krallypoint run: waiting for 7 s: 1 of 2" in said[0], "and it is drawn again")
     console.wait_for(None)
     console.close()
     until(lambda: said[0].endswith(b"\r\x1b[K"), "nothing is left of it")
@@ -161,7 +161,7 @@ def test_on_a_terminal_there_is_one_line_and_it_gives_way_to_others(ends, monkey
     os.close(master)
 
 
-def test_launcher_whose_streams_are_closed_runs_its_workers_all_the_same(tmp_path):
+def test_launcher_with_closed_standard_streams_runs_its_workers(tmp_path):
     talk = f"head -c 1000000 /dev/zero >&2; head -c 1000000 /dev/zero; touch {tmp_path}/done"
     launch = f"exec {sys.executable} -m rallypoint run --standalone -- sh -c '{talk}' <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", launch], timeout=PATIENCE_S, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Changes that are taken in together lead to the same picture, and nobody who left is called lost."""
+"""Merged batches lead to the same report as single ones, and a node that left does not count as lost."""
 
 import asyncio
 import random
@@ -10,8 +10,8 @@ from rallypoint.backends.contract import Watch
 from rallypoint.backends.memory import MemoryBackend
 from rallypoint.events import NodeLeft, NodeLost
 from rallypoint.kv.types import Batch, Change, Item
-from rallypoint.observe.follower import Follower, look, merged
-from rallypoint.observe.happenings import Happenings
+from rallypoint.observe.follower import Follower, merge_batches, read_report
+from rallypoint.observe.run_events import RunEvents
 from tests.rendezvous.kit import Town, play
 
 NAMES = [f"n{number}" for number in range(6)]
@@ -22,14 +22,14 @@ def change(key: str, revision: int, value: bytes | None) -> Change:
     return Change(key, item)
 
 
-def test_only_the_last_change_of_a_key_is_kept_and_what_a_removed_key_held():
+def test_only_the_last_change_of_a_key_is_kept_and_before_a_removal_the_last_value():
     batches = [
         Batch(1, (change("a", 1, b"1"), change("b", 1, b"1"))),
         Batch(2, (change("a", 2, b"2"),)),
         Batch(3, (change("b", 3, None), change("c", 3, None))),
         Batch(4, (change("a", 4, b"4"),)),
     ]
-    (one,) = merged(batches)
+    (one,) = merge_batches(batches)
     assert one.revision == 4
     assert [(found.key, found.item and found.item.value) for found in one.changes] == [
         ("b", b"1"),
@@ -37,54 +37,54 @@ def test_only_the_last_change_of_a_key_is_kept_and_what_a_removed_key_held():
         ("c", None),
         ("a", b"4"),
     ]
-    assert merged(batches[:1]) == batches[:1]
-    assert merged([]) == []
+    assert merge_batches(batches[:1]) == batches[:1]
+    assert merge_batches([]) == []
 
 
 def plain(report):
     found = msgspec.to_builtins(report)
-    found["nodes"] = sorted(found["nodes"], key=lambda line: line["id"])
-    found["held"] = sorted(found["held"], key=lambda line: line["name"])
+    found["nodes"] = sorted(found["nodes"], key=lambda node: node["id"])
+    found["held"] = sorted(found["held"], key=lambda held: held["name"])
     found.pop("revision")
     return found
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_picture_of_merged_changes_equals_a_fresh_look(seed):
-    async def scene(town: Town) -> None:
+def test_report_of_merged_changes_equals_one_that_is_read_anew(seed):
+    async def case(town: Town) -> None:
         rng = random.Random(seed)
         backend = MemoryBackend(town.server)
         reports = []
 
         async def follow():
             async for report in Follower(backend, town.keys, "memory://", quiet_s=0.1, pause_s=0.25):
-                reports.append(report)  # noqa: PERF401 - they are looked at meanwhile
+                reports.append(report)  # noqa: PERF401 - they are read while the loop runs
 
         task = asyncio.create_task(follow())
         for _ in range(25):
             town.stir(rng, NAMES)
             await asyncio.sleep(rng.choice([0.0, 0.01, 0.3, 2.0, 20.0]))
             if rng.random() < 0.5:
-                await asyncio.sleep(4.0)  # let what is under way come to rest
-                assert plain(reports[-1]) == plain(await look(backend, town.keys, "memory://"))
+                await asyncio.sleep(4.0)  # until no more changes arrive
+                assert plain(reports[-1]) == plain(await read_report(backend, town.keys, "memory://"))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await backend.close()
 
-    play(scene, seed=seed, min_nodes=2, max_nodes=4, last_call_timeout=1, hold_back_losses=2, keep_alive_interval=1)
+    play(case, seed=seed, min_nodes=2, max_nodes=4, last_call_timeout=1, hold_back_losses=2, keep_alive_interval=1)
 
 
-def test_node_that_left_between_two_looks_is_not_called_lost():
-    async def scene(town: Town) -> None:
+def test_node_that_left_between_two_reports_does_not_count_as_lost():
+    async def case(town: Town) -> None:
         backend = MemoryBackend(town.server)
-        happenings = Happenings()
+        run_events = RunEvents()
         told = []
 
         async def follow():
-            following = Follower(backend, town.keys, "memory://", quiet_s=0.1, on_changes=happenings.take)
+            following = Follower(backend, town.keys, "memory://", quiet_s=0.1, on_changes=run_events.take)
             async for _ in following:
-                told.extend(happenings.events)
-                happenings.events = []
+                told.extend(run_events.events)
+                run_events.events = []
 
         await town.gathered("a", "b")
         task = asyncio.create_task(follow())
@@ -97,11 +97,11 @@ def test_node_that_left_between_two_looks_is_not_called_lost():
         await asyncio.gather(task, return_exceptions=True)
         await backend.close()
 
-    play(scene, min_nodes=2, last_call_timeout=1)
+    play(case, min_nodes=2, last_call_timeout=1)
 
 
 class Stream(Watch):
-    """Batches that come one by one, and how often somebody waited for one."""
+    """A watch whose batches come one by one. Counts how often the reader waited for one."""
 
     def __init__(self) -> None:
         self.waits = 0
@@ -122,7 +122,7 @@ class Stream(Watch):
 
 
 class Streaming(MemoryBackend):
-    """A backend whose watches are those streams."""
+    """A backend whose watches are `Stream`s."""
 
     def __init__(self, server) -> None:
         super().__init__(server)
@@ -132,8 +132,8 @@ class Streaming(MemoryBackend):
         return self.streams.setdefault(prefix, Stream())
 
 
-def test_changes_that_come_one_by_one_wake_the_reader_a_few_times_and_all_are_taken_in():
-    async def scene(town: Town) -> None:
+def test_changes_that_come_one_by_one_wake_the_reader_a_few_times_and_all_are_applied():
+    async def case(town: Town) -> None:
         backend = Streaming(town.server)
         taken = []
 
@@ -158,4 +158,4 @@ def test_changes_that_come_one_by_one_wake_the_reader_a_few_times_and_all_are_ta
         await asyncio.gather(task, return_exceptions=True)
         await backend.close()
 
-    play(scene, min_nodes=2, last_call_timeout=1)
+    play(case, min_nodes=2, last_call_timeout=1)

@@ -1,4 +1,4 @@
-"""A caller's store under the prefix of one round: torch's own `PrefixStore` for a store of torch, else one of ours."""
+"""A caller's store under the prefix of one round: torch's `PrefixStore` for a store of torch, else `PrefixStore`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SEVERAL_KEYS = frozenset({"wait", "check", "multi_get", "multi_set"})
 
 
 def prefixed(prefix: str, store: Any, owner: object) -> Any:
-    """The store, as if only keys under the prefix were in it. `owner` lives at least as long as what is returned."""
+    """The store under the prefix. Keeps `owner` alive."""
     if torch_is_in_use():
         import torch.distributed as dist
 
@@ -22,7 +22,7 @@ def prefixed(prefix: str, store: Any, owner: object) -> Any:
 
 
 class PrefixStore:
-    """What `torch.distributed.PrefixStore` does, for any object with the methods of a store."""
+    """As `torch.distributed.PrefixStore`, for any object with the methods of a store."""
 
     def __init__(self, prefix: str, store: Any, owner: object = None) -> None:
         self._prefix = prefix

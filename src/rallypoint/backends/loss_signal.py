@@ -1,4 +1,7 @@
-"""A signal that can be awaited by many, any number of times, and that carries its reason."""
+"""A one-time signal with a reason, for any number of waiters: the loss of a session.
+
+Belongs to one event loop; it must never be set from another thread.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Generator
 
 
-class Lost:
-    """Set once with a reason. `await lost` gives the reason; cancelling one waiter does not disturb the others."""
+class LossSignal:
+    """Set once. `await signal` returns the reason; cancelling one waiter does not affect the others."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -18,7 +21,7 @@ class Lost:
         return self.reason is not None
 
     def set(self, reason: str) -> None:
-        """Only the first reason counts. Callbacks run before this returns."""
+        """Only the first reason counts. All callbacks have run when this returns."""
         if self.reason is not None:
             return
         self.reason = reason
@@ -27,7 +30,7 @@ class Lost:
             callback(reason)
 
     def add_callback(self, callback: Callable[[str], None]) -> None:
-        """Call when set; at once if it is set already. A callback must not raise or block."""
+        """Call it when the signal is set; at once if it is set already. A callback must not raise or block."""
         if self.reason is not None:
             callback(self.reason)
         else:

@@ -1,4 +1,4 @@
-"""The guard as the launcher runs it: real processes, and nothing left of them."""
+"""The guardian as the launcher runs it: real processes, none of which is left afterwards."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.launcher import guard
+from rallypoint.launcher import worker_guardian
 from tests.patience import PATIENCE_S, until
 
 FORKS = "sleep 300 & setsid sleep 300 & (setsid sh -c 'sleep 300 & sleep 300' &) ; echo up; exec sleep 300"
 
 
-class Held:
-    """A guard with one worker, or several that are alike."""
+class GuardianProcess:
+    """A guardian with one worker, or several equal ones."""
 
     def __init__(self, *argv: str, mark: str, workers: int = 1, at_once: bytes = b"") -> None:
         self.mark = f"TEST_GUARD={mark}"
@@ -26,7 +26,7 @@ class Held:
         writers = [writer, *(os.dup(writer) for _ in range(workers - 1))]
         self.output = os.fdopen(reader, "rb", buffering=0)
         self.popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__],
+            [sys.executable, "-I", "-S", worker_guardian.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=writers,
@@ -48,13 +48,13 @@ class Held:
         self.popen.stdin.write(words)
 
     def line(self) -> list[str]:
-        """The next thing that the guard says."""
+        """The next line that the guardian reports."""
         assert self.popen.stdout is not None
         found = b""
         deadline = time.monotonic() + PATIENCE_S
         while not found.endswith(b"\n"):
             ready, _, _ = select.select([self.popen.stdout], [], [], deadline - time.monotonic())
-            assert ready, "it says nothing"
+            assert ready, "it reports nothing"
             part = self.popen.stdout.read(1)
             assert part, "it has ended"
             found += part
@@ -84,10 +84,10 @@ class Held:
 
 @pytest.fixture
 def held(request, tmp_path):
-    made: list[Held] = []
+    made: list[GuardianProcess] = []
 
-    def make(*argv: str) -> Held:
-        made.append(Held(*argv, mark=str(tmp_path)))
+    def make(*argv: str) -> GuardianProcess:
+        made.append(GuardianProcess(*argv, mark=str(tmp_path)))
         assert made[-1].line()[0] == "started"
         return made[-1]
 
@@ -96,18 +96,18 @@ def held(request, tmp_path):
         one.end()
 
 
-def test_end_of_a_worker_is_told_with_its_code(held):
+def test_end_of_a_worker_is_reported_with_its_code(held):
     one = held("sh", "-c", "exit 7")
     assert [one.line(), one.line()] == [["exited", "0", "7"], ["empty"]]
     assert one.popen.wait(PATIENCE_S) == 0
 
 
-def test_signal_that_ended_a_worker_is_told_as_shells_do(held):
+def test_signal_that_ended_a_worker_is_reported_as_by_a_shell(held):
     one = held("sh", "-c", "kill -9 $$")
     assert one.line() == ["exited", "0", "137"]
 
 
-def test_program_that_is_not_there_is_told_by_code_and_words(held):
+def test_missing_program_is_reported_by_its_code_and_a_message(held):
     one = held("/no/such/program")
     assert one.line() == ["exited", "0", "127"]
     assert b"cannot start '/no/such/program': No such file or directory" in one.output.read(200)
@@ -119,22 +119,23 @@ def test_worker_that_ends_by_itself_leaves_no_children(held):
     assert one.left() == []
 
 
-def test_word_to_end_reaches_the_worker_and_the_word_to_kill_all_of_its_children(held):
-    one = held("sh", "-c", "trap 'echo told' TERM; " + FORKS.replace("exec sleep 300", "while :; do sleep 0.05; done"))
+def test_command_to_terminate_reaches_the_worker_and_command_to_kill_all_of_its_children(held):
+    loop = FORKS.replace("exec sleep 300", "while :; do sleep 0.05; done")
+    one = held("sh", "-c", "trap 'echo terminated' TERM; " + loop)
     one.wait_up()
     until(lambda: len(one.left()) >= 5, "all of them are there")
     one.tell(b"t\n")
-    said = b""
-    while b"told\n" not in said:  # its shell says more
-        said += one.output.read(100)
+    output = b""
+    while b"terminated\n" not in output:  # its shell may print more
+        output += one.output.read(100)
     assert one.popen.poll() is None, "it was only asked"
     one.tell(b"k\n")
     assert [one.line(), one.line()] == [["exited", "0", "137"], ["empty"]]
     assert one.left() == []
 
 
-def test_word_to_end_that_comes_with_the_order_reaches_workers_that_have_not_begun(tmp_path):
-    one = Held("sleep", "300", mark=str(tmp_path), at_once=b"t\n")
+def test_command_to_terminate_reaches_workers_whose_programs_have_not_started(tmp_path):
+    one = GuardianProcess("sleep", "300", mark=str(tmp_path), at_once=b"t\n")
     try:
         assert one.line()[0] == "started"
         assert one.line() == ["exited", "0", str(128 + signal.SIGTERM)]
@@ -143,26 +144,26 @@ def test_word_to_end_that_comes_with_the_order_reaches_workers_that_have_not_beg
 
 
 def test_worker_has_its_own_output_and_none_of_the_others(tmp_path):
-    one = Held("sh", "-c", "ls -m /proc/$$/fd; true", mark=str(tmp_path), workers=3)
+    one = GuardianProcess("sh", "-c", "ls -m /proc/$$/fd; true", mark=str(tmp_path), workers=3)
     try:
-        said = b"".join(iter(lambda: one.output.read(100), b""))
-        assert said.split(b"\n")[:3] == [b"0, 1, 2"] * 3
+        output = b"".join(iter(lambda: one.output.read(100), b""))
+        assert output.split(b"\n")[:3] == [b"0, 1, 2"] * 3
     finally:
         one.end()
 
 
-def test_process_that_may_not_be_killed_stops_nobody(monkeypatch):
+def test_process_that_may_not_be_killed_is_no_error(monkeypatch):
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
     with subprocess.Popen(["sleep", "300"]) as other:
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", refuse)
-            assert other.pid in guard.kill_below(os.getpid())
+            assert other.pid in worker_guardian.kill_below(os.getpid())
         other.kill()
 
 
-def test_end_of_the_launcher_is_the_end_of_everything(held):
+def test_end_of_the_launcher_kills_all_processes(held):
     one = held("sh", "-c", FORKS)
     one.wait_up()
     assert one.popen.stdin is not None
@@ -171,14 +172,14 @@ def test_end_of_the_launcher_is_the_end_of_everything(held):
     assert one.left() == []
 
 
-def test_worker_dies_with_a_guard_that_is_killed(held):
+def test_worker_dies_with_a_guardian_that_is_killed(held):
     one = held("sh", "-c", "echo up; exec sleep 300")
     one.wait_up()
     one.popen.kill()
     until(lambda: not one.left(), "the worker is gone")
 
 
-def test_signals_that_the_guard_ignores_are_not_ignored_by_workers(held):
+def test_signals_that_the_guardian_ignores_are_not_ignored_by_workers(held):
     one = held("sh", "-c", "echo up; exec sleep 300")
     one.wait_up()
     ignored = int(

@@ -1,6 +1,6 @@
-"""Reports as text for people: tables that fit the window, plain text without a terminal.
+"""Renders reports as text: tables that fit the window on a terminal, plain text without one.
 
-Imports rich, so it is imported by a command when it shows something.
+It imports rich, which is slow: commands import this module only when they print something.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rich.text import Text
 
 from rallypoint.observe.doctor.checks import Check, Verdict
 from rallypoint.observe.explain import explain
-from rallypoint.observe.listing import Listed
+from rallypoint.observe.listing import RunSummary
 from rallypoint.observe.report import NodeReport, PastRound, Phase, Report, Standing
 
 PIPED_WIDTH = 10_000
-"""What is read by a program or a file is never cut or wrapped."""
+"""Output to a pipe or a file is neither cut nor wrapped."""
 STYLES = {
     Standing.MEMBER: "green",
     Standing.CONFIRMED: "green",
@@ -33,25 +33,25 @@ STYLES = {
 VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red", Verdict.SKIPPED: "dim"}
 NARROW, MEDIUM = 60, 100
 LOW = 20
-"""In a window of fewer lines, sentences are cut so that there is room for nodes."""
+"""In a window with fewer lines than this, sentences are cut to leave room for nodes."""
 
 
 def console() -> Console:
-    """For stdout: as wide as the window, or as wide as it takes where there is none."""
+    """A console for stdout: as wide as the window on a terminal, else of PIPED_WIDTH."""
     found = Console(highlight=False, emoji=False)
     return found if found.is_terminal else Console(width=PIPED_WIDTH, highlight=False, emoji=False)
 
 
-def wall() -> float:
-    """The time of day, in seconds since 1970: shown to people, and written where people read it."""
+def wall_clock() -> float:
+    """Seconds since 1970. Only for times that are shown to people."""
     return time.time()
 
 
 def ago(at: float | None) -> str:
-    """How long ago that was by the clocks of here and there, for people."""
+    """How long ago that was. For people only: the time is from another machine's clock."""
     if at is None:
         return "-"
-    age_s = wall() - at
+    age_s = wall_clock() - at
     return f"{span(age_s)} ago" if age_s > -2 else "its clock is ahead"
 
 
@@ -70,11 +70,11 @@ def span(seconds: float | None) -> str:
 
 
 def moment(at: float | None) -> str:
-    """A wall-clock time, in the zone of this machine."""
+    """A wall-clock time in this machine's time zone; with the date unless it is today."""
     if not at:
         return "-"
     when = datetime.datetime.fromtimestamp(at, tz=datetime.UTC).astimezone()
-    is_today = when.date() == datetime.datetime.fromtimestamp(wall(), tz=datetime.UTC).astimezone().date()
+    is_today = when.date() == datetime.datetime.fromtimestamp(wall_clock(), tz=datetime.UTC).astimezone().date()
     return when.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S")
 
 
@@ -86,7 +86,7 @@ def _table(is_terminal: bool) -> Table:
 
 
 def heading(report: Report) -> list[Text]:
-    """The run in a few lines."""
+    """A summary of the run, one line each for its state, reason, sizes and nodes, and for each trouble."""
     lines = [Text.assemble((f"run {report.run_id}", "bold"), f" on {report.where}")]
     if not report.exists:
         return [*lines, Text("there is no such run")]
@@ -106,8 +106,8 @@ def heading(report: Report) -> list[Text]:
     if shared.get("step", 1) != 1:
         sizes += f" in steps of {shared['step']}"
     by = report.config.started_by if report.config is not None else ""
-    who = report.coordinator.name if report.coordinator is not None else "nobody"
-    lines.append(Text(f"sizes: {sizes}; coordinator: {who}; started by {by or '?'}"))
+    coordinator = report.coordinator.name if report.coordinator is not None else "none"
+    lines.append(Text(f"sizes: {sizes}; coordinator: {coordinator}; started by {by or '?'}"))
     lines.append(Text(f"nodes: {counts_sentence(report)}"))
     lines += [
         Text(f"held back for {held.hold_s:g} s: {held.name} ({held.why})", style="red")
@@ -131,7 +131,7 @@ def heading(report: Report) -> list[Text]:
 
 
 def counts_sentence(report: Report) -> str:
-    """How many stand where, without those that are none."""
+    """The number of nodes with each standing, without zeros."""
     counts = report.counts
     words = {
         "member": counts.member,
@@ -149,7 +149,7 @@ def counts_sentence(report: Report) -> str:
 
 
 def nodes_table(nodes: Sequence[NodeReport], width: int, is_terminal: bool) -> Table:
-    """One line a node; in a narrow window only what matters most."""
+    """One line for each node. A narrow window has fewer columns."""
     table = _table(is_terminal)
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("node", no_wrap=True, overflow="ellipsis")
@@ -179,12 +179,12 @@ def nodes_table(nodes: Sequence[NodeReport], width: int, is_terminal: bool) -> T
 
 
 def in_order(report: Report) -> list[NodeReport]:
-    """Members by rank, then the others."""
+    """The nodes: members by rank, then the others by standing and name."""
     return sorted(report.nodes, key=lambda node: (node.rank is None, node.rank or 0, node.standing.value, node.name))
 
 
 def trouble_first(report: Report) -> list[NodeReport]:
-    """What is not as it should be comes first: a window may not show all."""
+    """The nodes, those with a problem first: a window may not show all of them."""
     order = [
         Standing.GONE,
         Standing.HELD_BACK,
@@ -198,8 +198,8 @@ def trouble_first(report: Report) -> list[NodeReport]:
     return sorted(report.nodes, key=lambda node: (rank.get(node.standing, len(order)), node.rank or 0, node.name))
 
 
-def status(report: Report, out: Console) -> RenderableType:
-    """`rallypoint status`."""
+def status_view(report: Report, out: Console) -> RenderableType:
+    """The output of `rallypoint status`."""
     lines: list[RenderableType] = [*heading(report)]
     if report.nodes:
         lines += ["", nodes_table(in_order(report), out.width, out.is_terminal)]
@@ -207,10 +207,10 @@ def status(report: Report, out: Console) -> RenderableType:
 
 
 def screen(report: Report, trouble: str, out: Console) -> RenderableType:
-    """`rallypoint watch`: what fits into the window."""
+    """The screen of `rallypoint watch`: as much as fits into the window."""
     lines = heading(report)
     if trouble:
-        lines.insert(0, Text(f"not reached at present: {trouble}", style="bold red"))
+        lines.insert(0, Text(f"cannot be reached at present: {trouble}", style="bold red"))
     if report.exists:
         lines += [Text(text, style="cyan") for text in explain(report).advice]
     if out.height < LOW:
@@ -228,11 +228,11 @@ def screen(report: Report, trouble: str, out: Console) -> RenderableType:
     return Group(*head)
 
 
-# --- the others -------------------------------------------------------------------------------------------------------
+# --- runs, rounds, checks ---------------------------------------------------------------------------------------------
 
 
-def runs_table(runs: Sequence[Listed], out: Console) -> Table:
-    """`rallypoint ls`."""
+def runs_table(runs: Sequence[RunSummary], out: Console) -> Table:
+    """The output of `rallypoint ls`."""
     table = _table(out.is_terminal)
     for name, justify in (
         ("run", "left"),
@@ -258,7 +258,7 @@ def runs_table(runs: Sequence[Listed], out: Console) -> Table:
 
 
 def history_table(rounds: Sequence[PastRound], out: Console) -> Table:
-    """`rallypoint history`."""
+    """The output of `rallypoint history`."""
     table = _table(out.is_terminal)
     is_wide = out.width >= MEDIUM
     heads = ["round", "active since", "size", "gathered in", "last call", "confirmed in", "lasted"]
@@ -277,7 +277,7 @@ def history_table(rounds: Sequence[PastRound], out: Console) -> Table:
 
 
 def check_line(check: Check) -> Text:
-    """One check of `rallypoint doctor`."""
+    """The output of `rallypoint doctor` for one check."""
     line = Text.assemble(
         (f"{check.verdict.value:8}", VERDICTS[check.verdict]), (f"{check.name}: ", "bold"), check.found
     )

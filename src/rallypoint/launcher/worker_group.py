@@ -1,0 +1,179 @@
+"""The worker processes of one round on one node: started together, stopped together, with no process left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rallypoint.launcher import worker_guardian
+from rallypoint.launcher.console import Console, Stream
+from rallypoint.launcher.environment import WORKER_MARK
+from rallypoint.launcher.logs import WorkerLogs
+
+GUARDIAN = str(Path(worker_guardian.__file__))
+DRAIN_S = 5.0
+"""How long to wait for the last output of workers that have ended."""
+KILLED = 137
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker to be started."""
+
+    local_rank: int
+    rank: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+class WorkerGroup:
+    """Start it once. Calls `on_exit(local_rank, code)` for each worker, then `on_empty()` once no process is left."""
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        console: Console,
+        logs: WorkerLogs,
+        *,
+        on_exit: Callable[[int, int], None],
+        on_empty: Callable[[], None],
+    ) -> None:
+        self._workers = workers
+        self._console = console
+        self._logs = logs
+        self._on_exit = on_exit
+        self._on_empty = on_empty
+        self._running = {worker.local_rank for worker in workers}
+        self._open_streams = 0
+        self._streams_ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._guardian: asyncio.subprocess.Process | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self.pids: dict[int, int] = {}
+        """Local rank -> process id."""
+
+    async def start(self) -> None:
+        """Start all workers. OSError if no process can be started.
+
+        A worker whose program cannot be executed counts as ended, with code 126 or 127.
+        """
+        fds: list[int] = []
+        try:
+            specs = [self._prepare(worker, fds) for worker in self._workers]
+            self._guardian = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                GUARDIAN,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=fds,
+                env={**os.environ, WORKER_MARK: self._workers[0].env[WORKER_MARK]},
+                start_new_session=True,
+            )
+        finally:
+            for fd in set(fds):
+                os.close(fd)
+        text = json.dumps(specs).encode()
+        self._command(f"{len(text)}\n".encode() + text)
+        self._following = asyncio.create_task(self._follow(), name="worker group")
+
+    def _prepare(self, worker: Worker, fds: list[int]) -> dict[str, object]:
+        """The worker's specification for the guardian. Opens its outputs, and adds them to `fds`."""
+        outputs = {}
+        for stream, name in ((1, "stdout"), (2, "stderr")):
+            is_shown, file = self._logs.open(worker.local_rank, stream)
+            if not is_shown:
+                assert file is not None
+                fds.append(file)
+                outputs[name] = file
+                continue
+            reader, writer = os.pipe()
+            os.set_blocking(writer, True)
+            fds.append(writer)
+            outputs[name] = writer
+            tag = self._console.colour(f"[rank {worker.rank}]", worker.local_rank, stream)
+            self._open_streams += 1
+            self._console.follow(Stream(reader, f"{tag} ".encode(), stream, file, self._stream_ended))
+        return {"argv": worker.argv, "env": worker.env, "local_rank": worker.local_rank, **outputs}
+
+    def _stream_ended(self) -> None:
+        """Called on the console's thread."""
+        with suppress(RuntimeError):  # the launcher's loop is closed
+            self._loop.call_soon_threadsafe(self._count_ended_stream)
+
+    def _count_ended_stream(self) -> None:
+        self._open_streams -= 1
+        if self._open_streams == 0:
+            self._streams_ended.set()
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
+
+    def stop(self, grace_s: float) -> None:
+        """Ask the workers to end, and kill all processes that are left after the grace period."""
+        if self._kill_timer is None:
+            self._command(b"t\n")
+            self._kill_timer = self._loop.call_later(grace_s, self.kill)
+
+    def kill(self) -> None:
+        """Kill all processes that are left."""
+        self._command(b"k\n")
+
+    async def wait_empty(self) -> None:
+        """Wait until no process is left. Call `stop` or `kill` first."""
+        if self._following is not None:
+            await self._following
+
+    def _command(self, data: bytes) -> None:
+        if self._guardian is not None and self._guardian.stdin is not None:
+            with suppress(OSError):
+                self._guardian.stdin.write(data)
+
+    # --- following the guardian ---------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        process = self._guardian
+        assert process is not None
+        assert process.stdout is not None
+        is_empty = False
+        async for line in process.stdout:
+            match line.decode().split():
+                case ["started", rank, pid]:
+                    self.pids[int(rank)] = int(pid)
+                case ["exited", rank, code]:
+                    self._ended(int(rank), int(code))
+                case ["left", *pids]:
+                    self._console.say(f"these processes do not end although they were killed: {', '.join(pids)}")
+                case ["empty"]:
+                    is_empty = True
+        await process.wait()
+        if not is_empty:
+            await self._kill_orphans()
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                if self._open_streams:
+                    await self._streams_ended.wait()
+        self._on_empty()
+
+    def _ended(self, local_rank: int, code: int) -> None:
+        if local_rank in self._running:
+            self._running.discard(local_rank)
+            self._on_exit(local_rank, code)
+
+    async def _kill_orphans(self) -> None:
+        """The guardian was killed, and its workers with it. Their orphans are children of this process now."""
+        self._console.say("the workers were killed, because their guardian process was killed")
+        while left := worker_guardian.kill_below(os.getpid()):
+            worker_guardian.reap_all(left)
+            await asyncio.sleep(worker_guardian.KILL_AGAIN_S)
+        for local_rank in sorted(self._running):
+            self._ended(local_rank, KILLED)
