@@ -130,7 +130,7 @@ class _Life(Server):
         self.engine_host.watch(self, "", self.engine_host.engine.revision)
 
     def execute(self, op: Op, origin: Origin | None = None) -> Result:
-        """The engine_host's, seen from outside. What ends by time is nobody's doing."""
+        """The engine host's `execute`, recorded. The end of a lease by time has no writer."""
         deadline = self.engine_host.engine.next_deadline()
         if deadline is not None and deadline <= self._loop.time():
             self._let_end()
