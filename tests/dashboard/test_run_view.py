@@ -15,7 +15,7 @@ from rallypoint.observe.explain import explain
 from rallypoint.observe.follower import Follower, read_report
 from rallypoint.observe.report import Drain, NodeReport, Phase, Report, RoundReport, Standing
 from rallypoint.observe.run_events import RunEvents
-from tests.rendezvous.kit import Town, play
+from tests.rendezvous.kit import CheckedWorld, run_scenario
 
 
 class Reader:
@@ -53,21 +53,21 @@ class Reader:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_readers_of_any_pace_see_the_same(seed):
-    async def scene(town: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         rng = random.Random(seed)
-        backend = MemoryBackend(town.server)
+        backend = MemoryBackend(world.server)
         view, run_events = RunView("run", "memory://"), RunEvents()
         readers = [Reader() for _ in range(3)]
 
         async def follow():
-            async for report in Follower(backend, town.keys, "memory://", on_changes=run_events.take):
+            async for report in Follower(backend, world.keys, "memory://", on_changes=run_events.take):
                 told, run_events.events = run_events.events, []
                 view.update(report, told, "", asyncio.get_running_loop().time())
 
         task = asyncio.create_task(follow())
         names = [f"n{number}" for number in range(6)]
         for _ in range(30):
-            town.stir(rng, names)
+            world.random_event(rng, names)
             await asyncio.sleep(rng.choice((0.01, 0.3, 3.0)))
             for reader, share in zip(readers, (1.0, 0.3, 0.05), strict=True):
                 if rng.random() < share:
@@ -81,14 +81,16 @@ def test_readers_of_any_pace_see_the_same(seed):
             reader.read(view)
             assert reader.all == fresh.all
             assert not {"nodes", "node_states", "tracks", "lines"} & reader.read(view).keys()
-        report = await read_report(backend, town.keys, "memory://")
+        report = await read_report(backend, world.keys, "memory://")
         assert fresh.sections["state"]["why"] == explain(report).paragraph
         assert {node_id: spot[1] for node_id, (_, spot) in fresh.nodes.items()} == {
             node.id: node.standing.value for node in report.nodes
         }
         await backend.close()
 
-    play(scene, seed=seed, min_nodes=2, max_nodes=4, last_call_timeout=1, hold_back_losses=2, keep_alive_interval=1)
+    run_scenario(
+        scenario, seed=seed, min_nodes=2, max_nodes=4, last_call_timeout=1, hold_back_losses=2, keep_alive_interval=1
+    )
 
 
 def node(number, standing, join=1, rank=None, name=None):

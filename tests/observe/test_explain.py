@@ -18,7 +18,7 @@ from rallypoint.rendezvous.records import (
     roster_digest,
     split_roster,
 )
-from tests.rendezvous.board import KEYS, config, node, round_record
+from tests.rendezvous.fake_run import KEYS, config, node, round_record
 
 LED = (KEYS.coordinator, CoordinatorRecord(id="c", name="server"))
 

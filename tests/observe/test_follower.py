@@ -13,18 +13,18 @@ from rallypoint.observe.report import NodeReport, Phase, Report, Standing
 from rallypoint.observe.report_builder import ReportBuilder
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import NodePhase, encode
-from tests.rendezvous.board import KEYS, config, node
-from tests.rendezvous.kit import Town, play
+from tests.rendezvous.fake_run import KEYS, config, node
+from tests.rendezvous.kit import CheckedWorld, run_scenario
 
 NAMES = [f"n{number}" for number in range(7)]
 
 
 class Watcher:
-    """Follows a town's run and keeps the last report."""
+    """Follows a world's run and keeps the last report."""
 
-    def __init__(self, town: Town) -> None:
-        self.backend = MemoryBackend(town.server)
-        self.keys = town.keys
+    def __init__(self, world: CheckedWorld) -> None:
+        self.backend = MemoryBackend(world.server)
+        self.keys = world.keys
         self.reports: list[Report] = []
         self._task = asyncio.create_task(self._follow())
 
@@ -52,18 +52,18 @@ def comparable(report: Report) -> object:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_followed_report_equals_one_that_is_read_anew(seed):
-    async def case(town: Town) -> None:
+    async def case(world: CheckedWorld) -> None:
         rng = random.Random(seed)
-        watcher = Watcher(town)
+        watcher = Watcher(world)
         for _ in range(25):
-            town.stir(rng, NAMES)
+            world.random_event(rng, NAMES)
             await asyncio.sleep(rng.choice([0.0, 0.01, 0.3, 2.0, 20.0]))
             if rng.random() < 0.5:
                 await asyncio.sleep(3.0)  # until no more changes arrive
                 assert comparable(watcher.reports[-1]) == comparable(await watcher.fresh())
         await watcher.stop()
 
-    play(
+    run_scenario(
         case,
         seed=seed,
         min_nodes=2,
@@ -76,24 +76,24 @@ def test_followed_report_equals_one_that_is_read_anew(seed):
 
 
 def test_observing_creates_no_key_no_lease_and_no_run():
-    async def case(town: Town) -> None:
-        backend = MemoryBackend(town.server)
-        report = await read_report(backend, town.keys, "memory://")
+    async def case(world: CheckedWorld) -> None:
+        backend = MemoryBackend(world.server)
+        report = await read_report(backend, world.keys, "memory://")
         assert report.phase is Phase.ABSENT
-        follower = aiter(Follower(backend, town.keys, "memory://"))
+        follower = aiter(Follower(backend, world.keys, "memory://"))
         await anext(follower)
-        assert not town.server.engine.items
-        assert len(town.server.engine.leases) == 0
+        assert not world.server.engine.items
+        assert len(world.server.engine.leases) == 0
         await backend.close()
 
-    play(case, min_nodes=1)
+    run_scenario(case, min_nodes=1)
 
 
 def test_members_have_ranks_labels_and_the_time_they_joined():
-    async def case(town: Town) -> None:
-        await town.gathered("a", "b", labels={"zone": "x"})
-        backend = MemoryBackend(town.server)
-        report = await read_report(backend, town.keys, "memory://")
+    async def case(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", labels={"zone": "x"})
+        backend = MemoryBackend(world.server)
+        report = await read_report(backend, world.keys, "memory://")
         members = report.standing(Standing.MEMBER)
         assert [(member.name, member.rank, member.labels) for member in members] == [
             ("a", 0, {"zone": "x"}),
@@ -106,25 +106,25 @@ def test_members_have_ranks_labels_and_the_time_they_joined():
         assert report.coordinator.name in ("a", "b")
         await backend.close()
 
-    play(case, min_nodes=2)
+    run_scenario(case, min_nodes=2)
 
 
 def test_nodes_that_would_be_admitted_are_waiting_and_the_others_are_spares():
-    async def case(town: Town) -> None:
-        await town.gathered("a", "b")
+    async def case(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         for name in ("c", "d", "e"):
-            town.enter(name)
+            world.enter(name)
             await asyncio.sleep(0.5)
-        backend = MemoryBackend(town.server)
-        report = await read_report(backend, town.keys, "memory://")
+        backend = MemoryBackend(world.server)
+        report = await read_report(backend, world.keys, "memory://")
         assert [waiting.name for waiting in report.standing(Standing.WAITING)] == ["c", "d"]
         assert [spare.name for spare in report.standing(Standing.SPARE)] == ["e"]
         await backend.close()
 
-    play(case, min_nodes=2, max_nodes=4, last_call_timeout=0.1, admission_window=600)
+    run_scenario(case, min_nodes=2, max_nodes=4, last_call_timeout=0.1, admission_window=600)
 
 
-class Counting(ReportBuilder):
+class CountingBuilder(ReportBuilder):
     """Counts the reports of nodes that it makes."""
 
     made = 0
@@ -139,7 +139,7 @@ def test_a_change_costs_the_same_however_many_nodes_there_are():
         return Item(KEYS.node(name), encode(node(name, phase=phase)), revision, revision, 1)
 
     for count in (10, 2_000):
-        builder = Counting(KEYS, "memory://", 0.0)
+        builder = CountingBuilder(KEYS, "memory://", 0.0)
         first = Item(KEYS.config, encode(config(min_nodes=5_000, max_nodes=5_000)), 1, 1, 1)
         builder.load([first, *(item(f"n{number}", number + 2) for number in range(count))], count + 2, 0.0)
         assert builder.report().counts.joining == count

@@ -12,7 +12,7 @@ from rallypoint.server.local_backend import LocalBackend
 from rallypoint.server.runs import Runs
 from rallypoint.testing import loop as virtual
 from rallypoint.testing.world import World
-from tests.rendezvous.kit import Counting, Town, play
+from tests.rendezvous.kit import CheckedWorld, CountingBackend, run_scenario
 
 ODD = ["config", "a/b", ":runs", "ä ö", "x" * 200]
 
@@ -41,14 +41,14 @@ def test_runs_with_any_id_are_listed_until_they_are_gone():
 
 
 def test_listing_makes_one_scan_and_one_transaction():
-    async def case(town: Town) -> None:
-        await town.gathered("a", "b")
-        backend = Counting(MemoryBackend(town.server))
+    async def case(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
+        backend = CountingBackend(MemoryBackend(world.server))
         backend.limits = Limits(max_txn_ops=READS)
         assert len(await list_runs(backend, "rallypoint")) == 1
         assert sum(backend.counts.values()) == 2
 
-    play(case, min_nodes=2)
+    run_scenario(case, min_nodes=2)
 
 
 def test_restored_server_starts_no_coordinator_for_the_index_because_of_a_run_called_config():

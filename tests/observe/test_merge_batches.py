@@ -12,7 +12,7 @@ from rallypoint.events import NodeLeft, NodeLost
 from rallypoint.kv.types import Batch, Change, Item
 from rallypoint.observe.follower import Follower, merge_batches, read_report
 from rallypoint.observe.run_events import RunEvents
-from tests.rendezvous.kit import Town, play
+from tests.rendezvous.kit import CheckedWorld, run_scenario
 
 NAMES = [f"n{number}" for number in range(6)]
 
@@ -51,45 +51,47 @@ def plain(report):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_report_of_merged_changes_equals_one_that_is_read_anew(seed):
-    async def case(town: Town) -> None:
+    async def case(world: CheckedWorld) -> None:
         rng = random.Random(seed)
-        backend = MemoryBackend(town.server)
+        backend = MemoryBackend(world.server)
         reports = []
 
         async def follow():
-            async for report in Follower(backend, town.keys, "memory://", quiet_s=0.1, pause_s=0.25):
+            async for report in Follower(backend, world.keys, "memory://", quiet_s=0.1, pause_s=0.25):
                 reports.append(report)  # noqa: PERF401 - they are read while the loop runs
 
         task = asyncio.create_task(follow())
         for _ in range(25):
-            town.stir(rng, NAMES)
+            world.random_event(rng, NAMES)
             await asyncio.sleep(rng.choice([0.0, 0.01, 0.3, 2.0, 20.0]))
             if rng.random() < 0.5:
                 await asyncio.sleep(4.0)  # until no more changes arrive
-                assert plain(reports[-1]) == plain(await read_report(backend, town.keys, "memory://"))
+                assert plain(reports[-1]) == plain(await read_report(backend, world.keys, "memory://"))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await backend.close()
 
-    play(case, seed=seed, min_nodes=2, max_nodes=4, last_call_timeout=1, hold_back_losses=2, keep_alive_interval=1)
+    run_scenario(
+        case, seed=seed, min_nodes=2, max_nodes=4, last_call_timeout=1, hold_back_losses=2, keep_alive_interval=1
+    )
 
 
 def test_node_that_left_between_two_reports_does_not_count_as_lost():
-    async def case(town: Town) -> None:
-        backend = MemoryBackend(town.server)
+    async def case(world: CheckedWorld) -> None:
+        backend = MemoryBackend(world.server)
         run_events = RunEvents()
         told = []
 
         async def follow():
-            following = Follower(backend, town.keys, "memory://", quiet_s=0.1, on_changes=run_events.take)
+            following = Follower(backend, world.keys, "memory://", quiet_s=0.1, on_changes=run_events.take)
             async for _ in following:
                 told.extend(run_events.events)
                 run_events.events = []
 
-        await town.gathered("a", "b")
+        await world.join_all("a", "b")
         task = asyncio.create_task(follow())
         await asyncio.sleep(1.0)
-        await town.node("a").leave("done")
+        await world.node("a").leave("done")
         await asyncio.sleep(3.0)
         assert [event.by for event in told if isinstance(event, NodeLeft)] == ["a"]
         assert not [event for event in told if isinstance(event, NodeLost)]
@@ -97,7 +99,7 @@ def test_node_that_left_between_two_reports_does_not_count_as_lost():
         await asyncio.gather(task, return_exceptions=True)
         await backend.close()
 
-    play(case, min_nodes=2, last_call_timeout=1)
+    run_scenario(case, min_nodes=2, last_call_timeout=1)
 
 
 class Stream(Watch):
@@ -133,22 +135,22 @@ class Streaming(MemoryBackend):
 
 
 def test_changes_that_come_one_by_one_wake_the_reader_a_few_times_and_all_are_applied():
-    async def case(town: Town) -> None:
-        backend = Streaming(town.server)
+    async def case(world: CheckedWorld) -> None:
+        backend = Streaming(world.server)
         taken = []
 
         async def follow():
             following = Follower(
-                backend, town.keys, "memory://", quiet_s=0.1, on_changes=lambda _, changes: taken.append(changes)
+                backend, world.keys, "memory://", quiet_s=0.1, on_changes=lambda _, changes: taken.append(changes)
             )
             async for _ in following:
                 pass
 
         task = asyncio.create_task(follow())
         await asyncio.sleep(1.0)
-        stream = backend.streams[town.keys.control]
+        stream = backend.streams[world.keys.control]
         for number in range(200):
-            key = f"{town.keys.drains}n{number}"
+            key = f"{world.keys.drains}n{number}"
             stream.push(Batch(number + 2, (change(key, number + 2, b"{}"),)))
             await asyncio.sleep(0.001)
         await asyncio.sleep(1.0)
@@ -158,4 +160,4 @@ def test_changes_that_come_one_by_one_wake_the_reader_a_few_times_and_all_are_ap
         await asyncio.gather(task, return_exceptions=True)
         await backend.close()
 
-    play(case, min_nodes=2, last_call_timeout=1)
+    run_scenario(case, min_nodes=2, last_call_timeout=1)

@@ -24,7 +24,7 @@ from rallypoint.observe.metrics.table import TABLE, Exporter
 from rallypoint.observe.report import Counts, Phase, Report
 from tests.observe.metrics_kit import scrape
 from tests.patience import unique
-from tests.rendezvous.kit import Town, play
+from tests.rendezvous.kit import CheckedWorld, run_scenario
 
 WHO = {"run_id": "r", "by": "a"}
 
@@ -112,24 +112,24 @@ def test_followed_run_shows_members_waiting_and_spares():
     metrics = RunMetrics()
     assert isinstance(metrics.registry, CollectorRegistry)
 
-    async def case(town: Town) -> None:
-        backend = MemoryBackend(town.server)
+    async def case(world: CheckedWorld) -> None:
+        backend = MemoryBackend(world.server)
 
         async def follow() -> None:
-            async for report in Follower(backend, town.keys, "memory://"):
+            async for report in Follower(backend, world.keys, "memory://"):
                 metrics.take(report)
 
         following = asyncio.create_task(follow())
-        await town.gathered("a", "b", "c")
-        town.enter("d")
+        await world.join_all("a", "b", "c")
+        world.enter("d")
         await asyncio.sleep(5.0)
         found = scrape(metrics.registry)
-        run = town.keys.run_id
+        run = world.keys.run_id
         assert found("rallypoint_run_members", run=run) == 3
         assert found("rallypoint_run_spares", run=run) == 1
         assert (found("rallypoint_run_waiting", run=run), found("rallypoint_run_open_places", run=run)) == (0, 0)
         assert (found("rallypoint_run_active", run=run), found("rallypoint_run_round", run=run)) == (1, 1)
-        town.crash("a")
+        world.crash("a")
         await asyncio.sleep(60.0)
         found = scrape(metrics.registry)
         assert (found("rallypoint_run_members", run=run), found("rallypoint_run_gone", run=run)) == (2, 1)
@@ -140,7 +140,7 @@ def test_followed_run_shows_members_waiting_and_spares():
         metrics.forget(run)
         assert scrape(metrics.registry).ours() == set()
 
-    play(case, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(case, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 def test_followed_runs_beyond_the_first_share_their_series():

@@ -20,18 +20,18 @@ from rallypoint.events import (
 )
 from rallypoint.observe.follower import Follower, read_report
 from rallypoint.observe.run_events import RunEvents, recorded_events
-from tests.rendezvous.kit import Town, play
+from tests.rendezvous.kit import CheckedWorld, run_scenario
 
 EMITTED_BY_BOTH = (RoundForming, RoundActive, RoundOver, NodeLost, NodeHeldBack, RunClosed, RunReopened, JoinStarted)
 
 
 class Listener:
-    """Follows a town's run and keeps its events."""
+    """Follows a world's run and keeps its events."""
 
-    def __init__(self, town: Town) -> None:
+    def __init__(self, world: CheckedWorld) -> None:
         self.run_events = RunEvents()
-        self.backend = MemoryBackend(town.server)
-        self._keys = town.keys
+        self.backend = MemoryBackend(world.server)
+        self._keys = world.keys
         self._task = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
@@ -50,38 +50,38 @@ def facts(events: list[Event]) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_derived_events_are_those_of_the_run_itself(seed):
-    async def case(town: Town) -> None:
-        listener = Listener(town)
+    async def case(world: CheckedWorld) -> None:
+        listener = Listener(world)
         await asyncio.sleep(0)
-        await town.gathered("a", "b", "c")
+        await world.join_all("a", "b", "c")
         # Not the coordinator: its successor would know that the node is gone, but not how it was lost.
-        deciding = (await read_report(listener.backend, town.keys, "memory://")).coordinator
+        deciding = (await read_report(listener.backend, world.keys, "memory://")).coordinator
         assert deciding is not None
         victim, *others = sorted({"a", "b", "c"} - {deciding.name})
-        town.crash(victim)
+        world.crash(victim)
         await asyncio.sleep(30.0)
         stays = [deciding.name, *others]
-        await town.gathered(*stays)
-        await town.processes[deciding.name].node.close_run("enough")
+        await world.join_all(*stays)
+        await world.processes[deciding.name].node.close_run("enough")
         await asyncio.sleep(1.0)
-        await town.processes[deciding.name].node.reopen_run("not yet")
-        await town.gathered(*stays, "d")
-        town.crash("d")
+        await world.processes[deciding.name].node.reopen_run("not yet")
+        await world.join_all(*stays, "d")
+        world.crash("d")
         await asyncio.sleep(30.0)
-        own = [event for _, event in town.events]
+        own = [event for _, event in world.events]
         assert facts(listener.run_events.events) == facts(own)
         await listener.stop()
 
-    play(case, seed=seed, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(case, seed=seed, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 def test_node_that_leaves_or_is_refused_is_an_event():
-    async def case(town: Town) -> None:
-        listener = Listener(town)
-        await town.gathered("a", "b")
-        town.start("odd", max_nodes=7)
-        await asyncio.gather(town.join("odd"), return_exceptions=True)
-        await town.processes["b"].node.leave("its work is done")
+    async def case(world: CheckedWorld) -> None:
+        listener = Listener(world)
+        await world.join_all("a", "b")
+        world.start("odd", max_nodes=7)
+        await asyncio.gather(world.join("odd"), return_exceptions=True)
+        await world.processes["b"].node.leave("its work is done")
         await asyncio.sleep(1.0)
         events = listener.run_events.events
         assert [(event.by, event.reason) for event in events if isinstance(event, NodeLeft)] == [
@@ -90,8 +90,8 @@ def test_node_that_leaves_or_is_refused_is_an_event():
         refused = [event for event in events if isinstance(event, NodeRefused)]
         assert [event.node for event in refused] == ["odd"]
         assert "max_nodes is 7 here and 3 there" in refused[0].reason
-        past = recorded_events(await read_report(listener.backend, town.keys, "memory://"))
+        past = recorded_events(await read_report(listener.backend, world.keys, "memory://"))
         assert {type(one.event) for one in past} == {RoundActive, NodeRefused}
         await listener.stop()
 
-    play(case, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(case, min_nodes=2, max_nodes=3, last_call_timeout=1)

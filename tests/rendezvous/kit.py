@@ -98,7 +98,7 @@ class ForwardingBackend(Backend):
         return await execute()
 
 
-class Counting(ForwardingBackend):
+class CountingBackend(ForwardingBackend):
     """Counts requests by kind, delivered batches as `batch`, and notes the largest delivered value of each key."""
 
     def __init__(self, inner: Backend) -> None:
@@ -117,7 +117,7 @@ class Counting(ForwardingBackend):
 
 
 class CountingWatch(Watch):
-    def __init__(self, owner: Counting, inner: Watch) -> None:
+    def __init__(self, owner: CountingBackend, inner: Watch) -> None:
         self._owner = owner
         self._inner = inner
 
@@ -193,7 +193,7 @@ class InterceptingBackend(ForwardingBackend):
 # --- worlds ---------------------------------------------------------------------------------------------------------
 
 
-class Town(World):
+class CheckedWorld(World):
     """A world that keeps all of its processes, and checks the guarantees on its whole history."""
 
     def __init__(self, **options: Any) -> None:
@@ -201,7 +201,7 @@ class Town(World):
         self.all: list[Process] = []
         self.keys = RunKeys("rallypoint", options.get("run_id", "run"))
 
-    def stir(self, rng: random.Random, names: Sequence[str]) -> None:
+    def random_event(self, rng: random.Random, names: Sequence[str]) -> None:
         """A random event for one of these nodes: it starts, dies, leaves, or joins again."""
         name = rng.choice(names)
         process = self.processes.get(name)
@@ -226,7 +226,7 @@ class Town(World):
                 self.start(name, **options)
         return [self.join(name) for name in names]
 
-    async def gathered(self, *names: str, **options: object) -> dict[str, Joined]:
+    async def join_all(self, *names: str, **options: object) -> dict[str, Joined]:
         """`enter`, and wait until all calls have returned."""
         joined = await asyncio.gather(*self.enter(*names, **options))
         return dict(zip(names, joined, strict=True))
@@ -354,24 +354,24 @@ async def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
     return now() - started_at
 
 
-def play(
-    scene: Callable[[Town], Awaitable[T]],
+def run_scenario(
+    scenario: Callable[[CheckedWorld], Awaitable[T]],
     *,
     seed: int | None = None,
     limit_s: float = 100_000.0,
     max_iterations: int = virtual.MAX_ITERATIONS,
     **options: Any,
 ) -> T:
-    """Run a scene in a new world under virtual time, then check its whole history and that no task failed."""
+    """Run a scenario in a new world under virtual time, then check its whole history and that no task failed."""
     failures: list[str] = []
 
     async def main() -> T:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(str(context)))
-        town = Town(seed=seed or 0, **options)
-        result = await scene(town)
-        town.check()
-        await town.stop()
-        town.check()
+        world = CheckedWorld(seed=seed or 0, **options)
+        result = await scenario(world)
+        world.check()
+        await world.stop()
+        world.check()
         return result
 
     result = virtual.run(main(), seed=seed, limit_s=limit_s, max_iterations=max_iterations)

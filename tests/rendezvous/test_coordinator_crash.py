@@ -7,7 +7,7 @@ import pytest
 
 from rallypoint.backends.contract import Backend, Limits
 from rallypoint.kv.types import TxnResult
-from tests.rendezvous.kit import InterceptingBackend, Town, play
+from tests.rendezvous.kit import CheckedWorld, InterceptingBackend, run_scenario
 
 NAMES = ("a", "b", "c", "d", "e")
 SETTLED_S = 120.0
@@ -23,13 +23,13 @@ class CoordinatorKiller:
         self.count = 0
         self.killed: str | None = None
         self.killed_at: set[str] = set()
-        self.town: Town | None = None
+        self.world: CheckedWorld | None = None
 
     def wrap(self, name: str, backend: Backend) -> Backend:
         async def hook(
             writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
         ) -> TxnResult:
-            if not by_coordinator or self.town is None:
+            if not by_coordinator or self.world is None:
                 return await execute()
             self.count += 1
             if self.count != self.nth:
@@ -37,38 +37,38 @@ class CoordinatorKiller:
             if self.after:
                 await execute()
             self.killed, self.killed_at = name, writes
-            self.town.crash(name)
+            self.world.crash(name)
             return await asyncio.Future()  # the dead process gets no answer
 
         return InterceptingBackend(backend, hook, self.limits)
 
 
-async def run_agent(town: Town, name: str) -> None:
+async def run_agent(world: CheckedWorld, name: str) -> None:
     """Join, work until the round changes, join again."""
-    node = town.node(name)
+    node = world.node(name)
     while True:
-        await town.join(name)
+        await world.join(name)
         changed = asyncio.Event()
         node.listen(lambda *_, changed=changed: changed.set())
         await changed.wait()
 
 
-def scene_with(killer: CoordinatorKiller) -> Callable[[Town], Awaitable[None]]:
+def scenario_with(killer: CoordinatorKiller) -> Callable[[CheckedWorld], Awaitable[None]]:
     """Four nodes join, a fifth joins late; meanwhile a coordinator may be killed."""
 
-    async def scene(town: Town) -> None:
-        killer.town = town
+    async def scenario(world: CheckedWorld) -> None:
+        killer.world = world
         agents = []
         for name in NAMES[:4]:
-            town.start(name)
-            agents.append(asyncio.create_task(run_agent(town, name)))
+            world.start(name)
+            agents.append(asyncio.create_task(run_agent(world, name)))
         await asyncio.sleep(SETTLED_S)
-        if "e" not in town.processes:
-            town.start("e")
-            agents.append(asyncio.create_task(run_agent(town, "e")))
+        if "e" not in world.processes:
+            world.start("e")
+            agents.append(asyncio.create_task(run_agent(world, "e")))
         await asyncio.sleep(SETTLED_S)
-        currents = {name: process.node.current for name, process in town.processes.items()}
-        record = town.round
+        currents = {name: process.node.current for name, process in world.processes.items()}
+        record = world.round
         assert record is not None
         assert len(currents) == (5 if killer.killed is None else 4)
         for name, current in currents.items():
@@ -78,7 +78,7 @@ def scene_with(killer: CoordinatorKiller) -> Callable[[Town], Awaitable[None]]:
             agent.cancel()
         await asyncio.wait(agents)
 
-    return scene
+    return scenario
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
@@ -88,8 +88,8 @@ def test_coordinator_may_die_at_any_of_its_writes(max_txn_ops: int, after: bool,
     killed_at: set[str] = set()
     for nth in range(1, 100):
         killer = CoordinatorKiller(nth, after=after, max_txn_ops=max_txn_ops)
-        play(
-            scene_with(killer),
+        run_scenario(
+            scenario_with(killer),
             seed=seed,
             wrap=killer.wrap,
             min_nodes=2,

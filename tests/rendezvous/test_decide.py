@@ -19,7 +19,7 @@ from rallypoint.rendezvous.decide import (
     summarise,
 )
 from rallypoint.rendezvous.records import NodePhase, RosterMember, RoundPhase, WaitingRecord, encode
-from tests.rendezvous.board import KEYS, Board, config, node, round_record
+from tests.rendezvous.fake_run import KEYS, FakeRun, config, node, round_record
 
 
 def formed(decision: Decision) -> list[str]:
@@ -28,345 +28,341 @@ def formed(decision: Decision) -> list[str]:
     return [candidate.name for candidate in decision.ranked]
 
 
-def last_call_over(board: Board) -> Decision:
-    board.decide()
-    return board.decide(after_s=30)
+def last_call_over(run: FakeRun) -> Decision:
+    run.decide()
+    return run.decide(after_s=30)
 
 
 # No decision possible
 
 
 def test_run_without_config_waits() -> None:
-    board = Board()
-    board.write(Delete(KEYS.config))
-    assert board.why() == "the run has no config yet: no node has joined"
+    run = FakeRun()
+    run.write(Delete(KEYS.config))
+    assert run.why() == "the run has no config yet: no node has joined"
 
 
 @pytest.mark.parametrize("key", [KEYS.config, KEYS.round, KEYS.closed, KEYS.waiting])
 def test_unreadable_key_of_the_run_stops_all_decisions_and_is_named(key: str) -> None:
-    board = Board()
-    board.join("a", "b", "c", "d")
-    board.write(Put(key, b"damaged"))
-    assert board.why().startswith(f"{key} cannot be read: {key} holds no ")
+    run = FakeRun()
+    run.join("a", "b", "c", "d")
+    run.write(Put(key, b"damaged"))
+    assert run.why().startswith(f"{key} cannot be read: {key} holds no ")
 
 
 def test_reason_of_a_closed_run_names_the_closing_node_and_its_reason() -> None:
-    board = Board()
-    board.join("a", "b", "c", "d")
-    board.close(by="ops", why="maintenance")
-    assert board.why() == "the run is closed by ops: maintenance"
-    board.close()
-    assert board.why() == "the run is closed by an unknown node: no reason given"
-    board.close(closed=False)
-    assert formed(board.decide()) == ["a", "b", "c", "d"]
+    run = FakeRun()
+    run.join("a", "b", "c", "d")
+    run.close(by="ops", why="maintenance")
+    assert run.why() == "the run is closed by ops: maintenance"
+    run.close()
+    assert run.why() == "the run is closed by an unknown node: no reason given"
+    run.close(closed=False)
+    assert formed(run.decide()) == ["a", "b", "c", "d"]
 
 
 def test_attempt_is_given_up_when_the_run_is_closed() -> None:
-    board = Board()
-    board.join("a", "b")
-    board.plan(1, "a", "b")
-    board.confirm(1, "a", "b")
-    board.close(by="ops", why="enough")
-    assert board.decide() == GiveUp((), "the run was closed while it was forming")
-    board.view.give_up((), board.now)
-    assert board.why() == "the run is closed by ops: enough"
+    run = FakeRun()
+    run.join("a", "b")
+    run.plan(1, "a", "b")
+    run.confirm(1, "a", "b")
+    run.close(by="ops", why="enough")
+    assert run.decide() == GiveUp((), "the run was closed while it was forming")
+    run.view.give_up((), run.now)
+    assert run.why() == "the run is closed by ops: enough"
 
 
 def test_nothing_forms_until_members_above_the_known_round_have_left() -> None:
-    board = Board()
-    board.join("a", "b", "c", "d")
-    board.confirm(5, "x", "y")
-    assert board.why() == (
+    run = FakeRun()
+    run.join("a", "b", "c", "d")
+    run.confirm(5, "x", "y")
+    assert run.why() == (
         "the run's data was lost: nothing forms until all nodes have left a round above the known one: x, y"
     )
-    board.lose("x")
-    board.join("y", join=2, floor=5)
-    decision = board.decide()
+    run.lose("x")
+    run.join("y", join=2, floor=5)
+    decision = run.decide()
     assert isinstance(decision, Form)
     assert decision.number == 6
 
 
 def test_at_most_five_members_above_the_known_round_are_named() -> None:
-    board = Board()
-    board.confirm(5, *"abcdefgh")
-    assert board.why().endswith("a round above the known one: a, b, c, d, e and 3 more")
+    run = FakeRun()
+    run.confirm(5, *"abcdefgh")
+    assert run.why().endswith("a round above the known one: a, b, c, d, e and 3 more")
 
 
 # Gathering
 
 
 def test_empty_run_waits_for_the_minimum() -> None:
-    assert Board().why() == "0 of at least 2 nodes joined"
+    assert FakeRun().why() == "0 of at least 2 nodes joined"
 
 
 def test_too_few_nodes_are_named() -> None:
-    board = Board(min_nodes=4)
-    board.join("a", "b", "d")
-    assert board.why() == "3 of at least 4 nodes joined: a, b, d"
+    run = FakeRun(min_nodes=4)
+    run.join("a", "b", "d")
+    assert run.why() == "3 of at least 4 nodes joined: a, b, d"
 
 
 def test_at_most_five_nodes_are_named() -> None:
-    board = Board(min_nodes=10, max_nodes=10)
-    board.join(*"abcde")
-    assert board.why() == "5 of at least 10 nodes joined: a, b, c, d, e"
-    board.join(*"fgh")
-    assert board.why() == "8 of at least 10 nodes joined: a, b, c, d, e and 3 more"
+    run = FakeRun(min_nodes=10, max_nodes=10)
+    run.join(*"abcde")
+    assert run.why() == "5 of at least 10 nodes joined: a, b, c, d, e"
+    run.join(*"fgh")
+    assert run.why() == "8 of at least 10 nodes joined: a, b, c, d, e and 3 more"
 
 
 def test_maximum_forms_at_once() -> None:
-    board = Board()
-    board.join("d", "b", "a", "c")
-    decision = board.decide()
+    run = FakeRun()
+    run.join("d", "b", "a", "c")
+    decision = run.decide()
     assert formed(decision) == ["a", "b", "c", "d"]
     assert decision == Form(1, decision.ranked, "all 4 places are taken")  # type: ignore[union-attr]
 
 
 def test_reason_names_lost_nodes_and_nodes_that_left() -> None:
-    board = Board(min_nodes=4)
-    board.join("a", "b", "c", "d")
-    board.now += 40
-    board.lose("c")
-    board.leave("d", why="done here")
-    board.lose("d")
-    assert board.why() == (
+    run = FakeRun(min_nodes=4)
+    run.join("a", "b", "c", "d")
+    run.now += 40
+    run.lose("c")
+    run.leave("d", why="done here")
+    run.lose("d")
+    assert run.why() == (
         "2 of at least 4 nodes joined: a, b; lost: c (joined at 0 s, lost at 40 s: its session ended); "
         "left: d (done here)"
     )
 
 
 def test_reason_names_the_round_of_a_lost_member() -> None:
-    board = Board(min_nodes=2, hold_back_losses=0)
-    board.activate(1, "a", "b")
-    board.now += 7
-    board.lose("a")
-    board.join("b", join=2)
-    assert board.why() == (
-        "1 of at least 2 nodes joined: b; lost: a (member of round 1, 7 s into it: its session ended)"
-    )
+    run = FakeRun(min_nodes=2, hold_back_losses=0)
+    run.activate(1, "a", "b")
+    run.now += 7
+    run.lose("a")
+    run.join("b", join=2)
+    assert run.why() == ("1 of at least 2 nodes joined: b; lost: a (member of round 1, 7 s into it: its session ended)")
 
 
 def test_node_that_came_back_is_not_named_as_lost() -> None:
-    board = Board(min_nodes=4)
-    board.join("a", "b")
-    board.lose("b")
-    board.put(KEYS.node("b2"), node("b", id="b2"))
-    assert board.why() == "2 of at least 4 nodes joined: a, b"
+    run = FakeRun(min_nodes=4)
+    run.join("a", "b")
+    run.lose("b")
+    run.put(KEYS.node("b2"), node("b", id="b2"))
+    assert run.why() == "2 of at least 4 nodes joined: a, b"
 
 
 def test_drained_and_unconfirmed_nodes_do_not_count() -> None:
-    board = Board()
-    board.join("a", "b", "c")
-    board.drain("a")
-    board.view.give_up(["b"], board.now)
-    assert board.why() == "1 of at least 2 nodes joined: c; left out because it did not confirm: b"
+    run = FakeRun()
+    run.join("a", "b", "c")
+    run.drain("a")
+    run.view.give_up(["b"], run.now)
+    assert run.why() == "1 of at least 2 nodes joined: c; left out because it did not confirm: b"
 
 
 def test_unconfirmed_node_is_excluded_until_its_key_changes() -> None:
-    board = Board(min_nodes=3)
-    board.join("a", "b", "c")
-    board.view.give_up(["b"], board.now)
-    assert board.why().startswith("2 of at least 3")
-    board.join("b", join=2)
-    assert board.why().startswith("last call of 30 s: 3 of")
+    run = FakeRun(min_nodes=3)
+    run.join("a", "b", "c")
+    run.view.give_up(["b"], run.now)
+    assert run.why().startswith("2 of at least 3")
+    run.join("b", join=2)
+    assert run.why().startswith("last call of 30 s: 3 of")
 
 
 def test_at_most_five_unconfirmed_nodes_are_named() -> None:
-    board = Board(min_nodes=8, max_nodes=8)
-    board.join(*"abcdefg")
-    board.view.give_up(list("abcdefg"), board.now)
-    assert board.why() == (
-        "0 of at least 8 nodes joined; left out because it did not confirm: a, b, c, d, e and 2 more"
-    )
+    run = FakeRun(min_nodes=8, max_nodes=8)
+    run.join(*"abcdefg")
+    run.view.give_up(list("abcdefg"), run.now)
+    assert run.why() == ("0 of at least 8 nodes joined; left out because it did not confirm: a, b, c, d, e and 2 more")
 
 
 # The last call
 
 
 def test_last_call_starts_when_the_minimum_is_reached() -> None:
-    board = Board(last_call_timeout=10)
-    board.join("a", "b")
-    decision = board.decide()
+    run = FakeRun(last_call_timeout=10)
+    run.join("a", "b")
+    decision = run.decide()
     assert decision == Wait(
-        "last call of 10 s: 2 of at most 4 nodes joined: a, b; more may still come", until=board.now + 10
+        "last call of 10 s: 2 of at most 4 nodes joined: a, b; more may still come", until=run.now + 10
     )
-    assert isinstance(board.decide(after_s=9.9), Wait)
-    decision = board.decide(after_s=0.1)
+    assert isinstance(run.decide(after_s=9.9), Wait)
+    decision = run.decide(after_s=0.1)
     assert formed(decision) == ["a", "b"]
     assert decision.why == "the last call of 10 s is over"  # type: ignore[union-attr]
 
 
 def test_arrivals_do_not_prolong_the_last_call() -> None:
-    board = Board(last_call_timeout=10)
-    board.join("a", "b")
-    board.decide()
-    board.now += 9
-    board.join("c")
-    board.decide()
-    assert formed(board.decide(after_s=1)) == ["a", "b", "c"]
+    run = FakeRun(last_call_timeout=10)
+    run.join("a", "b")
+    run.decide()
+    run.now += 9
+    run.join("c")
+    run.decide()
+    assert formed(run.decide(after_s=1)) == ["a", "b", "c"]
 
 
 def test_last_call_stops_below_the_minimum_and_starts_again() -> None:
-    board = Board(last_call_timeout=10)
-    board.join("a", "b")
-    board.decide()
-    board.lose("b")
-    assert board.why(after_s=9).startswith("1 of at least 2")
-    board.join("c")
-    assert board.why().startswith("last call")
-    assert board.why(after_s=9).startswith("last call")
-    assert formed(board.decide(after_s=1)) == ["a", "c"]
+    run = FakeRun(last_call_timeout=10)
+    run.join("a", "b")
+    run.decide()
+    run.lose("b")
+    assert run.why(after_s=9).startswith("1 of at least 2")
+    run.join("c")
+    assert run.why().startswith("last call")
+    assert run.why(after_s=9).startswith("last call")
+    assert formed(run.decide(after_s=1)) == ["a", "c"]
 
 
 def test_maximum_ends_the_last_call() -> None:
-    board = Board(last_call_timeout=10)
-    board.join("a", "b")
-    board.decide()
-    board.join("c", "d")
-    assert len(formed(board.decide(after_s=1))) == 4
+    run = FakeRun(last_call_timeout=10)
+    run.join("a", "b")
+    run.decide()
+    run.join("c", "d")
+    assert len(formed(run.decide(after_s=1))) == 4
 
 
 def test_new_coordinator_starts_the_last_call_again() -> None:
-    board = Board(last_call_timeout=10)
-    board.join("a", "b")
-    board.decide()
-    board.now += 9
-    fresh = Board(last_call_timeout=10)
-    fresh.now = board.now
-    fresh.view.load(board.scan(), board.engine.revision, board.now)
+    run = FakeRun(last_call_timeout=10)
+    run.join("a", "b")
+    run.decide()
+    run.now += 9
+    fresh = FakeRun(last_call_timeout=10)
+    fresh.now = run.now
+    fresh.view.load(run.scan(), run.engine.revision, run.now)
     assert fresh.why() == "last call of 10 s: 2 of at most 4 nodes joined: a, b; more may still come"
     assert isinstance(fresh.decide(after_s=9), Wait)
     assert isinstance(fresh.decide(after_s=1), Form)
 
 
 def test_adaptive_last_call_is_not_needed_once_a_round_was_active() -> None:
-    board = Board(hold_back_losses=0)
-    board.activate(1, "a", "b", "c")
-    board.lose("c")
-    board.join("a", join=2)
-    board.join("b", join=2)
-    decision = board.decide()
+    run = FakeRun(hold_back_losses=0)
+    run.activate(1, "a", "b", "c")
+    run.lose("c")
+    run.join("a", join=2)
+    run.join("b", join=2)
+    decision = run.decide()
     assert formed(decision) == ["a", "b"]
     assert decision.why == "every live node has joined: 2"  # type: ignore[union-attr]
 
 
 def test_fixed_last_call_never_ends_early() -> None:
-    board = Board(last_call_mode="fixed", hold_back_losses=0)
-    board.activate(1, "a", "b", "c")
-    board.join("a", join=2)
-    board.join("b", join=2)
-    board.lose("c")
-    assert board.why().startswith("last call of 30 s: 2 of at most 4")
-    assert formed(board.decide(after_s=30)) == ["a", "b"]
+    run = FakeRun(last_call_mode="fixed", hold_back_losses=0)
+    run.activate(1, "a", "b", "c")
+    run.join("a", join=2)
+    run.join("b", join=2)
+    run.lose("c")
+    assert run.why().startswith("last call of 30 s: 2 of at most 4")
+    assert formed(run.decide(after_s=30)) == ["a", "b"]
 
 
 def test_round_of_an_earlier_incarnation_does_not_shorten_the_last_call() -> None:
-    board = Board()
-    board.activate(1, "a", "b")
-    board.lose("a", "b")
-    board.put(KEYS.config, config(incarnation="second"))
-    board.join("x", "y")
-    assert board.why().startswith("last call of 30 s: 2 of at most 4 nodes joined: x, y; ")
-    assert formed(board.decide(after_s=30)) == ["x", "y"]
+    run = FakeRun()
+    run.activate(1, "a", "b")
+    run.lose("a", "b")
+    run.put(KEYS.config, config(incarnation="second"))
+    run.join("x", "y")
+    assert run.why().startswith("last call of 30 s: 2 of at most 4 nodes joined: x, y; ")
+    assert formed(run.decide(after_s=30)) == ["x", "y"]
 
 
 def test_last_call_goes_on_after_an_attempt_was_given_up() -> None:
-    board = Board(last_call_timeout=10)
-    board.join("a", "b", "c")
-    last_call_over(board)
-    board.plan(1, "a", "b", "c")
-    board.lose("c")
-    decision = board.decide(after_s=1)
+    run = FakeRun(last_call_timeout=10)
+    run.join("a", "b", "c")
+    last_call_over(run)
+    run.plan(1, "a", "b", "c")
+    run.lose("c")
+    decision = run.decide(after_s=1)
     assert isinstance(decision, GiveUp)
-    board.view.give_up(decision.late, board.now)
-    assert formed(board.decide()) == ["a", "b"]
+    run.view.give_up(decision.late, run.now)
+    assert formed(run.decide()) == ["a", "b"]
 
 
 def test_last_call_does_not_run_while_a_forgotten_round_has_members() -> None:
-    board = Board(last_call_timeout=10)
-    board.join("a", "b")
-    board.confirm(5, "x")
-    board.decide()
-    board.decide(after_s=20)
-    board.lose("x")
-    assert board.why().startswith("last call")
+    run = FakeRun(last_call_timeout=10)
+    run.join("a", "b")
+    run.confirm(5, "x")
+    run.decide()
+    run.decide(after_s=20)
+    run.lose("x")
+    assert run.why().startswith("last call")
 
 
 # Admission
 
 
 def test_nodes_beyond_a_multiple_of_step_are_spares() -> None:
-    board = Board(min_nodes=2, max_nodes=6, step=2)
-    board.join("a", "b", "c", "d", "e")
-    assert formed(last_call_over(board)) == ["a", "b", "c", "d"]
+    run = FakeRun(min_nodes=2, max_nodes=6, step=2)
+    run.join("a", "b", "c", "d", "e")
+    assert formed(last_call_over(run)) == ["a", "b", "c", "d"]
 
 
 def test_minimum_counts_complete_steps_only() -> None:
-    board = Board(min_nodes=4, max_nodes=8, step=4)
-    board.join("a", "b", "c")
-    assert board.why().startswith("3 of at least 4 nodes joined")
+    run = FakeRun(min_nodes=4, max_nodes=8, step=4)
+    run.join("a", "b", "c")
+    assert run.why().startswith("3 of at least 4 nodes joined")
 
 
 def test_places_go_to_members_first_and_then_by_order_of_joining() -> None:
-    board = Board(min_nodes=3, max_nodes=3, hold_back_losses=0)
-    board.activate(1, "m", "n", "o")
-    board.join("early", "late")
-    board.lose("o")
-    board.join("m", "n", join=2)
-    assert sorted(formed(board.decide())) == ["early", "m", "n"]
+    run = FakeRun(min_nodes=3, max_nodes=3, hold_back_losses=0)
+    run.activate(1, "m", "n", "o")
+    run.join("early", "late")
+    run.lose("o")
+    run.join("m", "n", join=2)
+    assert sorted(formed(run.decide())) == ["early", "m", "n"]
 
 
 def test_survivors_keep_their_ranks_and_a_replacement_gets_the_free_one() -> None:
-    board = Board(min_nodes=3, max_nodes=3, hold_back_losses=0)
-    board.activate(1, "c", "a", "b")
-    board.lose("a")
-    board.join("new")
-    board.join("b", "c", join=2)
-    assert formed(board.decide()) == ["c", "new", "b"]
+    run = FakeRun(min_nodes=3, max_nodes=3, hold_back_losses=0)
+    run.activate(1, "c", "a", "b")
+    run.lose("a")
+    run.join("new")
+    run.join("b", "c", join=2)
+    assert formed(run.decide()) == ["c", "new", "b"]
 
 
 def test_new_process_on_the_same_machine_gets_its_rank_back() -> None:
-    board = Board(min_nodes=3, max_nodes=3, hold_back_losses=0)
-    board.activate(1, "c", "a", "b")
-    board.lose("a")
-    board.put(KEYS.node("a2"), node("a", id="a2"))
-    board.join("b", "c", join=2)
-    assert formed(board.decide()) == ["c", "a", "b"]
+    run = FakeRun(min_nodes=3, max_nodes=3, hold_back_losses=0)
+    run.activate(1, "c", "a", "b")
+    run.lose("a")
+    run.put(KEYS.node("a2"), node("a", id="a2"))
+    run.join("b", "c", join=2)
+    assert formed(run.decide()) == ["c", "a", "b"]
 
 
 def test_of_two_nodes_with_one_name_the_previous_owner_keeps_the_rank() -> None:
-    board = Board(min_nodes=3, max_nodes=3)
-    board.activate(1, "b", "a", "c")
-    board.lose("c")
-    board.put(KEYS.node("another"), node("a", id="another"))
-    board.join("b", "a", join=2)
-    decision = board.decide()
+    run = FakeRun(min_nodes=3, max_nodes=3)
+    run.activate(1, "b", "a", "c")
+    run.lose("c")
+    run.put(KEYS.node("another"), node("a", id="another"))
+    run.join("b", "a", join=2)
+    decision = run.decide()
     assert isinstance(decision, Form)
     assert [candidate.id for candidate in decision.ranked] == ["b", "a", "another"]
 
 
 def test_held_back_node_is_chosen_last_when_its_hold_is_over() -> None:
-    board = Board(min_nodes=2, max_nodes=3)
-    board.hold("a", hold_s=30)
-    board.join("a", "b", "c")
-    assert board.why() == (
+    run = FakeRun(min_nodes=2, max_nodes=3)
+    run.hold("a", hold_s=30)
+    run.join("a", "b", "c")
+    assert run.why() == (
         "last call of 30 s: 2 of at most 3 nodes joined: b, c; more may still come; "
         "held back for 30 s: a (it was lost 3 times)"
     )
-    assert board.view.excluded
-    board.now += 29
-    board.join("d")
-    assert sorted(formed(board.decide())) == ["b", "c", "d"]
-    assert sorted(formed(board.decide(after_s=1))) == ["b", "c", "d"]
-    board.lose("d")
-    assert sorted(formed(board.decide())) == ["a", "b", "c"]
+    assert run.view.excluded
+    run.now += 29
+    run.join("d")
+    assert sorted(formed(run.decide())) == ["b", "c", "d"]
+    assert sorted(formed(run.decide(after_s=1))) == ["b", "c", "d"]
+    run.lose("d")
+    assert sorted(formed(run.decide())) == ["a", "b", "c"]
 
 
 def test_wait_ends_when_a_hold_ends() -> None:
-    board = Board(min_nodes=2)
-    board.hold("a", hold_s=30)
-    board.join("a", "b")
-    assert board.decide() == Wait(
-        "1 of at least 2 nodes joined: b; held back for 30 s: a (it was lost 3 times)", until=board.now + 30
+    run = FakeRun(min_nodes=2)
+    run.hold("a", hold_s=30)
+    run.join("a", "b")
+    assert run.decide() == Wait(
+        "1 of at least 2 nodes joined: b; held back for 30 s: a (it was lost 3 times)", until=run.now + 30
     )
 
 
@@ -374,113 +370,113 @@ def test_wait_ends_when_a_hold_ends() -> None:
 
 
 def test_forming_waits_for_confirmations() -> None:
-    board = Board(confirm_timeout=10)
-    board.join("a", "b", "c")
-    board.plan(1, "a", "b", "c", why="because")
-    started_at = board.now
-    assert board.decide() == Wait("round 1 is forming with 3 nodes: because", until=started_at + 5)
-    board.confirm(1, "a")
-    assert board.decide(after_s=5) == Wait(
+    run = FakeRun(confirm_timeout=10)
+    run.join("a", "b", "c")
+    run.plan(1, "a", "b", "c", why="because")
+    started_at = run.now
+    assert run.decide() == Wait("round 1 is forming with 3 nodes: because", until=started_at + 5)
+    run.confirm(1, "a")
+    assert run.decide(after_s=5) == Wait(
         "round 1 is forming with 3 nodes: because; not confirmed yet: b, c", until=started_at + 10
     )
 
 
 def test_attempt_becomes_active_when_all_members_confirmed() -> None:
-    board = Board()
-    board.join("a", "b")
-    plan = board.plan(1, "a", "b", why="because")
-    board.confirm(1, "b")
-    assert isinstance(board.decide(), Wait)
-    board.confirm(1, "a")
-    assert board.decide() == Activate("because")
+    run = FakeRun()
+    run.join("a", "b")
+    plan = run.plan(1, "a", "b", why="because")
+    run.confirm(1, "b")
+    assert isinstance(run.decide(), Wait)
+    run.confirm(1, "a")
+    assert run.decide() == Activate("because")
     assert list(plan.last_confirmed) == ["b", "a"]
 
 
 def test_confirmations_that_arrive_before_the_plan_count() -> None:
-    board = Board()
-    board.join("a")
-    board.confirm(1, "b")
-    board.plan(1, "a", "b")
-    board.confirm(1, "a")
-    assert isinstance(board.decide(), Activate)
+    run = FakeRun()
+    run.join("a")
+    run.confirm(1, "b")
+    run.plan(1, "a", "b")
+    run.confirm(1, "a")
+    assert isinstance(run.decide(), Activate)
 
 
 def test_confirmation_of_another_number_or_join_does_not_count() -> None:
-    board = Board()
-    board.put(KEYS.round, round_record(1, RoundPhase.FORMING))
-    board.confirm(1, "a", "b")
-    board.plan(2, "a", "b")
-    assert isinstance(board.decide(), Wait)
-    board.confirm(2, "a")
-    board.confirm(2, "b", join=7)
-    assert isinstance(board.decide(), GiveUp)
+    run = FakeRun()
+    run.put(KEYS.round, round_record(1, RoundPhase.FORMING))
+    run.confirm(1, "a", "b")
+    run.plan(2, "a", "b")
+    assert isinstance(run.decide(), Wait)
+    run.confirm(2, "a")
+    run.confirm(2, "b", join=7)
+    assert isinstance(run.decide(), GiveUp)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda board: board.lose("b"), "b (rank 1) was lost before the round was active"),
-        (lambda board: board.leave("b"), "b (rank 1) left before the round was active"),
-        (lambda board: board.join("b", join=2), "b (rank 1) joined anew before the round was active"),
+        (lambda run: run.lose("b"), "b (rank 1) was lost before the round was active"),
+        (lambda run: run.leave("b"), "b (rank 1) left before the round was active"),
+        (lambda run: run.join("b", join=2), "b (rank 1) joined anew before the round was active"),
     ],
     ids=["lost", "left", "joined anew"],
 )
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_attempt_is_given_up_when_a_planned_join_is_gone(
-    change: Callable[[Board], None], why: str, confirmed: bool
+    change: Callable[[FakeRun], None], why: str, confirmed: bool
 ) -> None:
-    board = Board()
-    board.join("a", "b", "c")
-    board.plan(1, "a", "b", "c")
+    run = FakeRun()
+    run.join("a", "b", "c")
+    run.plan(1, "a", "b", "c")
     if confirmed:
-        board.confirm(1, "b")
-    change(board)
-    assert board.decide() == GiveUp((), why)
-    board.confirm(1, "a", "c")
-    assert board.decide() == GiveUp((), why)
+        run.confirm(1, "b")
+    change(run)
+    assert run.decide() == GiveUp((), why)
+    run.confirm(1, "a", "c")
+    assert run.decide() == GiveUp((), why)
 
 
 def test_attempt_is_given_up_when_a_member_does_not_confirm_in_time() -> None:
-    board = Board(confirm_timeout=10)
-    board.join(*"abcd")
-    board.plan(1, *"abcd")
-    board.confirm(1, "b", "d")
-    assert board.decide(after_s=10) == GiveUp(("a", "c"), "a, c did not confirm within 10 s")
-    board.view.give_up(("a", "c"), board.now)
-    assert set(board.view.candidates) == {"b", "d"}
+    run = FakeRun(confirm_timeout=10)
+    run.join(*"abcd")
+    run.plan(1, *"abcd")
+    run.confirm(1, "b", "d")
+    assert run.decide(after_s=10) == GiveUp(("a", "c"), "a, c did not confirm within 10 s")
+    run.view.give_up(("a", "c"), run.now)
+    assert set(run.view.candidates) == {"b", "d"}
 
 
 def test_every_confirmation_restarts_the_confirm_timeout() -> None:
-    board = Board(confirm_timeout=10)
-    board.join(*"abcd")
-    board.plan(1, *"abcd")
+    run = FakeRun(confirm_timeout=10)
+    run.join(*"abcd")
+    run.plan(1, *"abcd")
     for name in "abc":
-        assert isinstance(board.decide(after_s=9), Wait)
-        board.confirm(1, name)
-    assert isinstance(board.decide(after_s=9), Wait)
-    assert board.decide(after_s=1) == GiveUp(("d",), "d did not confirm within 10 s")
+        assert isinstance(run.decide(after_s=9), Wait)
+        run.confirm(1, name)
+    assert isinstance(run.decide(after_s=9), Wait)
+    assert run.decide(after_s=1) == GiveUp(("d",), "d did not confirm within 10 s")
 
 
 def test_arrivals_and_departures_of_other_nodes_do_not_disturb_an_attempt() -> None:
-    board = Board()
-    board.join("a", "b", "x")
-    board.plan(1, "a", "b")
-    board.join("y", "z")
-    board.lose("x")
-    board.leave("y")
-    board.drain("z")
-    board.confirm(1, "a", "b")
-    assert isinstance(board.decide(), Activate)
+    run = FakeRun()
+    run.join("a", "b", "x")
+    run.plan(1, "a", "b")
+    run.join("y", "z")
+    run.lose("x")
+    run.leave("y")
+    run.drain("z")
+    run.confirm(1, "a", "b")
+    assert isinstance(run.decide(), Activate)
 
 
 def test_plan_is_dropped_when_another_attempt_replaces_it() -> None:
-    board = Board()
-    board.join("a", "b")
-    board.plan(1, "a", "b")
-    board.put(KEYS.round, round_record(2, RoundPhase.FORMING))
-    assert board.view.plan is None
-    board.confirm(1, "a", "b")
-    decision = last_call_over(board)
+    run = FakeRun()
+    run.join("a", "b")
+    run.plan(1, "a", "b")
+    run.put(KEYS.round, round_record(2, RoundPhase.FORMING))
+    assert run.view.plan is None
+    run.confirm(1, "a", "b")
+    decision = last_call_over(run)
     assert isinstance(decision, Form)
     assert decision.number == 3
 
@@ -489,45 +485,45 @@ def test_plan_is_dropped_when_another_attempt_replaces_it() -> None:
 
 
 def test_nothing_forms_while_the_round_has_a_member() -> None:
-    board = Board(min_nodes=2, max_nodes=2, hold_back_losses=0)
-    board.activate(1, "a", "b")
-    board.join("c", "d", "e")
-    board.lose("a")
-    assert "round 1 is active with 1 of 2 members" in board.why()
-    board.lose("b")
-    assert len(formed(board.decide())) == 2
+    run = FakeRun(min_nodes=2, max_nodes=2, hold_back_losses=0)
+    run.activate(1, "a", "b")
+    run.join("c", "d", "e")
+    run.lose("a")
+    assert "round 1 is active with 1 of 2 members" in run.why()
+    run.lose("b")
+    assert len(formed(run.decide())) == 2
 
 
 def test_reason_of_an_active_round_names_waiting_nodes() -> None:
-    board = Board(admission_window=1)
-    board.activate(1, "a", "b")
-    assert board.why() == "round 1 is active with 2 of 2 members"
-    board.join("c")
-    decision = board.decide()
+    run = FakeRun(admission_window=1)
+    run.activate(1, "a", "b")
+    assert run.why() == "round 1 is active with 2 of 2 members"
+    run.join("c")
+    decision = run.decide()
     assert decision == Wait(
         "round 1 is active with 2 of 2 members; 1 waiting to be admitted (admission window: more may come): c",
-        until=board.now + 1,
+        until=run.now + 1,
     )
-    assert board.decide(after_s=1) == Wait("round 1 is active with 2 of 2 members; 1 waiting to be admitted: c")
+    assert run.decide(after_s=1) == Wait("round 1 is active with 2 of 2 members; 1 waiting to be admitted: c")
 
 
 def test_reason_of_an_active_round_says_why_nodes_are_spares() -> None:
-    board = Board(max_nodes=2)
-    board.activate(1, "a", "b")
-    board.join("c")
-    assert board.why() == "round 1 is active with 2 of 2 members; spare (full): c"
-    board = Board(max_nodes=4, step=2)
-    board.activate(1, "a", "b")
-    board.join("c")
-    assert board.why() == "round 1 is active with 2 of 2 members; spare (sizes are multiples of 2): c"
+    run = FakeRun(max_nodes=2)
+    run.activate(1, "a", "b")
+    run.join("c")
+    assert run.why() == "round 1 is active with 2 of 2 members; spare (full): c"
+    run = FakeRun(max_nodes=4, step=2)
+    run.activate(1, "a", "b")
+    run.join("c")
+    assert run.why() == "round 1 is active with 2 of 2 members; spare (sizes are multiples of 2): c"
 
 
 def test_nodes_that_are_too_few_for_another_round_are_no_spares() -> None:
-    board = Board(min_nodes=3, hold_back_losses=0)
-    board.activate(1, "a", "b", "c")
-    board.lose("a", "b")
-    board.join("d")
-    status = board.write_status(after_s=5)
+    run = FakeRun(min_nodes=3, hold_back_losses=0)
+    run.activate(1, "a", "b", "c")
+    run.lose("a", "b")
+    run.join("d")
+    status = run.write_status(after_s=5)
     assert (status.waiting, status.spare, status.lost, status.open_places) == (0, 0, 2, 3)
     assert status.reason.startswith(
         "round 1 is active with 1 of 3 members; too few for another round (2 of at least 3 nodes): d"
@@ -535,186 +531,186 @@ def test_nodes_that_are_too_few_for_another_round_are_no_spares() -> None:
 
 
 def test_reason_of_an_active_round_names_five_waiting_nodes() -> None:
-    board = Board(max_nodes=20)
-    board.activate(1, "a", "b")
-    board.join(*"cdefghij")
-    assert "8 waiting to be admitted (admission window: more may come): c, d, e, f, g and 3 more" in board.why()
+    run = FakeRun(max_nodes=20)
+    run.activate(1, "a", "b")
+    run.join(*"cdefghij")
+    assert "8 waiting to be admitted (admission window: more may come): c, d, e, f, g and 3 more" in run.why()
 
 
 # Status
 
 
 def test_counts_are_zero_before_the_first_round() -> None:
-    board = Board()
-    board.join("a")
-    assert board.write_status() == WaitingRecord(number=0, open_places=4, reason="1 of at least 2 nodes joined: a")
+    run = FakeRun()
+    run.join("a")
+    assert run.write_status() == WaitingRecord(number=0, open_places=4, reason="1 of at least 2 nodes joined: a")
 
 
 def test_all_places_are_open_when_a_round_is_over() -> None:
-    board = Board(hold_back_losses=0)
-    board.activate(1, "a", "b", "c", "d")
-    assert board.write_status().open_places == 0
-    board.lose("a", "b", "c", "d")
-    board.join("e")
-    status = board.write_status()
+    run = FakeRun(hold_back_losses=0)
+    run.activate(1, "a", "b", "c", "d")
+    assert run.write_status().open_places == 0
+    run.lose("a", "b", "c", "d")
+    run.join("e")
+    status = run.write_status()
     assert (status.number, status.open_places, status.lost) == (1, 4, 0)
 
 
 def test_counts_are_zero_while_forming_and_after_close() -> None:
-    board = Board(admission_window=0)
-    board.activate(1, "a", "b")
-    board.join("c")
-    assert board.write_status().waiting == 1
-    board.close(by="ops", why="done")
-    status = board.write_status()
+    run = FakeRun(admission_window=0)
+    run.activate(1, "a", "b")
+    run.join("c")
+    assert run.write_status().waiting == 1
+    run.close(by="ops", why="done")
+    status = run.write_status()
     assert (status.number, status.waiting, status.spare, status.open_places) == (1, 0, 0, 2)
-    board.close(closed=False)
-    board.lose("a", "b", "c")
-    board.join("x", "y")
-    board.plan(2, "x", "y")
-    status = board.write_status()
+    run.close(closed=False)
+    run.lose("a", "b", "c")
+    run.join("x", "y")
+    run.plan(2, "x", "y")
+    status = run.write_status()
     assert (status.number, status.waiting, status.lost) == (2, 0, 0)
 
 
 def test_only_nodes_that_would_be_admitted_count_as_waiting() -> None:
-    board = Board(max_nodes=4, admission_window=0)
-    board.activate(1, "a", "b")
-    board.join("c", "d", "e")
-    status = board.write_status()
+    run = FakeRun(max_nodes=4, admission_window=0)
+    run.activate(1, "a", "b")
+    run.join("c", "d", "e")
+    status = run.write_status()
     assert (status.waiting, status.spare, status.open_places) == (2, 1, 2)
 
 
 def test_held_back_nodes_are_counted_separately() -> None:
-    board = Board(max_nodes=4, admission_window=0)
-    board.activate(1, "a", "b")
-    board.hold("c")
-    board.join("c", "d")
-    board.drain("d")
-    status = board.write_status()
+    run = FakeRun(max_nodes=4, admission_window=0)
+    run.activate(1, "a", "b")
+    run.hold("c")
+    run.join("c", "d")
+    run.drain("d")
+    status = run.write_status()
     assert (status.waiting, status.spare, status.held_back) == (0, 0, 1)
-    assert board.write_status(after_s=30).waiting == 1
+    assert run.write_status(after_s=30).waiting == 1
 
 
 def test_waiting_nodes_are_reported_after_the_admission_window() -> None:
-    board = Board(admission_window=1)
-    board.activate(1, "a", "b")
-    board.now += 100
-    board.join("c")
-    assert board.write_status().waiting == 0
-    assert board.write_status(after_s=0.9).waiting == 0
-    assert board.write_status(after_s=0.1).waiting == 1
+    run = FakeRun(admission_window=1)
+    run.activate(1, "a", "b")
+    run.now += 100
+    run.join("c")
+    assert run.write_status().waiting == 0
+    assert run.write_status(after_s=0.9).waiting == 0
+    assert run.write_status(after_s=0.1).waiting == 1
 
 
 def test_each_arrival_restarts_the_admission_window() -> None:
-    board = Board(max_nodes=10, admission_window=1)
-    board.activate(1, "a", "b")
-    board.join("c")
-    board.write_status()
-    board.now += 0.9
-    board.join("d")
-    assert board.write_status(after_s=0.9).waiting == 0
-    assert board.write_status(after_s=0.1).waiting == 2
+    run = FakeRun(max_nodes=10, admission_window=1)
+    run.activate(1, "a", "b")
+    run.join("c")
+    run.write_status()
+    run.now += 0.9
+    run.join("d")
+    assert run.write_status(after_s=0.9).waiting == 0
+    assert run.write_status(after_s=0.1).waiting == 2
 
 
 def test_admission_window_ends_although_nodes_keep_arriving() -> None:
-    board = Board(max_nodes=1000, admission_window=1)
-    board.activate(1, "a", "b")
-    started_at = board.now
+    run = FakeRun(max_nodes=1000, admission_window=1)
+    run.activate(1, "a", "b")
+    started_at = run.now
     for index in range(1000):
-        board.join(f"late{index}")
-        if board.write_status().waiting:
+        run.join(f"late{index}")
+        if run.write_status().waiting:
             break
-        board.now += 0.5
-    assert board.now - started_at == LONGEST_ADMISSION_S
+        run.now += 0.5
+    assert run.now - started_at == LONGEST_ADMISSION_S
 
 
 def test_admission_window_of_zero_reports_at_once() -> None:
-    board = Board(admission_window=0)
-    board.activate(1, "a", "b")
-    board.join("c")
-    assert board.write_status().waiting == 1
+    run = FakeRun(admission_window=0)
+    run.activate(1, "a", "b")
+    run.join("c")
+    assert run.write_status().waiting == 1
 
 
 def test_further_arrivals_are_reported_at_once_when_members_know_of_one() -> None:
-    board = Board(max_nodes=10, admission_window=1)
-    board.activate(1, "a", "b")
-    board.join("c")
-    assert board.write_status(after_s=1).waiting == 1
-    board.join("d")
-    assert board.write_status().waiting == 2
+    run = FakeRun(max_nodes=10, admission_window=1)
+    run.activate(1, "a", "b")
+    run.join("c")
+    assert run.write_status(after_s=1).waiting == 1
+    run.join("d")
+    assert run.write_status().waiting == 2
 
 
 def test_admission_window_ends_when_its_node_is_gone() -> None:
-    board = Board(admission_window=1)
-    board.activate(1, "a", "b")
-    board.join("c")
-    board.write_status()
-    board.lose("c")
-    assert board.write_status(after_s=10).waiting == 0
-    board.join("d")
-    assert board.write_status().waiting == 0
-    assert board.write_status(after_s=1).waiting == 1
+    run = FakeRun(admission_window=1)
+    run.activate(1, "a", "b")
+    run.join("c")
+    run.write_status()
+    run.lose("c")
+    assert run.write_status(after_s=10).waiting == 0
+    run.join("d")
+    assert run.write_status().waiting == 0
+    assert run.write_status(after_s=1).waiting == 1
 
 
 def test_nodes_that_waited_when_the_round_became_active_start_a_window() -> None:
-    board = Board(max_nodes=4, admission_window=1)
-    board.join("c")
-    board.activate(1, "a", "b")
-    assert board.write_status().waiting == 0
-    assert board.write_status(after_s=1).waiting == 1
+    run = FakeRun(max_nodes=4, admission_window=1)
+    run.join("c")
+    run.activate(1, "a", "b")
+    assert run.write_status().waiting == 0
+    assert run.write_status(after_s=1).waiting == 1
 
 
 def test_loss_is_reported_at_once_together_with_waiting_nodes() -> None:
-    board = Board(max_nodes=4, admission_window=1, hold_back_losses=0)
-    board.activate(1, "a", "b", "c")
-    board.join("d")
-    board.lose("a")
-    status = board.write_status()
+    run = FakeRun(max_nodes=4, admission_window=1, hold_back_losses=0)
+    run.activate(1, "a", "b", "c")
+    run.join("d")
+    run.lose("a")
+    status = run.write_status()
     assert (status.lost, status.waiting, status.open_places) == (1, 1, 2)
 
 
 def test_member_that_joins_again_is_reported_at_once_as_waiting() -> None:
-    board = Board(min_nodes=2, max_nodes=3, admission_window=1)
-    board.activate(1, "a", "b", "c")
-    board.join("a", join=2)
-    status = board.write_status()
+    run = FakeRun(min_nodes=2, max_nodes=3, admission_window=1)
+    run.activate(1, "a", "b", "c")
+    run.join("a", join=2)
+    status = run.write_status()
     assert (status.lost, status.waiting) == (0, 1)
 
 
 def test_counts_of_another_round_do_not_end_the_window() -> None:
-    board = Board(max_nodes=4, admission_window=1)
-    board.put(KEYS.waiting, WaitingRecord(number=1, waiting=2))
-    board.activate(2, "a", "b")
-    board.now += 5
-    board.join("c")
-    assert board.write_status().waiting == 0
+    run = FakeRun(max_nodes=4, admission_window=1)
+    run.put(KEYS.waiting, WaitingRecord(number=1, waiting=2))
+    run.activate(2, "a", "b")
+    run.now += 5
+    run.join("c")
+    assert run.write_status().waiting == 0
 
 
 # Holding back
 
 
 def test_node_that_is_lost_repeatedly_is_held_back() -> None:
-    board = Board(hold_back_losses=2, hold_back=30, hold_back_window=600)
+    run = FakeRun(hold_back_losses=2, hold_back=30, hold_back_window=600)
     for number in (1, 2):
-        board.activate(number, "a", "b", join=number)
-        board.now += 5
-        board.lose("a")
-    decision = board.decide()
+        run.activate(number, "a", "b", join=number)
+        run.now += 5
+        run.lose("a")
+    decision = run.decide()
     assert isinstance(decision, Hold)
     assert (decision.record.name, decision.record.losses, decision.record.hold_s) == ("a", 2, 30)
-    board.put(KEYS.health("a"), decision.record)
-    assert isinstance(board.decide(), Wait)
-    board.join("a", join=9)
-    assert set(board.view.excluded) == {"a"}
+    run.put(KEYS.health("a"), decision.record)
+    assert isinstance(run.decide(), Wait)
+    run.join("a", join=9)
+    assert set(run.view.excluded) == {"a"}
 
 
 def test_node_without_further_losses_is_forgiven() -> None:
-    board = Board(hold_back=30, hold_back_window=600)
-    board.hold("a", hold_s=30)
-    assert isinstance(board.decide(after_s=629), Wait)
-    assert board.decide(after_s=1) == Forgive("a")
-    board.write(Delete(KEYS.health("a")))
-    assert isinstance(board.decide(), Wait)
+    run = FakeRun(hold_back=30, hold_back_window=600)
+    run.hold("a", hold_s=30)
+    assert isinstance(run.decide(after_s=629), Wait)
+    assert run.decide(after_s=1) == Forgive("a")
+    run.write(Delete(KEYS.health("a")))
+    assert isinstance(run.decide(), Wait)
 
 
 # After any history
@@ -738,8 +734,8 @@ RULES = st.sampled_from(
 )
 
 
-class CheckedBoard(Board):
-    """A board that checks its decisions and carries them out like a coordinator."""
+class CheckedRun(FakeRun):
+    """A fake run that checks its decisions and carries them out like a coordinator."""
 
     def act(self, verb: str, name: str) -> None:
         present = self.view.nodes.get(name)
@@ -839,34 +835,34 @@ class CheckedBoard(Board):
 @settings(max_examples=200)
 @given(RULES, st.lists(STEPS, max_size=60))
 def test_no_history_leads_to_a_wrong_decision(rules: dict[str, object], history: list[tuple[str, str]]) -> None:
-    board = CheckedBoard(**rules)
+    run = CheckedRun(**rules)
     for verb, name in history:
-        board.act(verb, name)
-        board.carry_out()
+        run.act(verb, name)
+        run.carry_out()
 
 
 @settings(max_examples=100)
 @given(RULES, st.lists(STEPS, max_size=40))
 def test_enough_nodes_form_a_round_after_any_history(rules: dict[str, object], history: list[tuple[str, str]]) -> None:
-    board = CheckedBoard(**rules)
+    run = CheckedRun(**rules)
     for verb, name in history:
-        board.act(verb, name)
-        board.carry_out()
-    board.close(closed=False)
-    board.act("leave all", "")
-    board.act("pass", "4000")
+        run.act(verb, name)
+        run.carry_out()
+    run.close(closed=False)
+    run.act("leave all", "")
+    run.act("pass", "4000")
     for index in range(7):
-        board.join(f"fresh{index}")
-    board.carry_out()
-    if board.view.plan is None:
-        board.act("pass", "40")
-        board.carry_out()
-    assert board.view.plan is not None
-    number = board.view.plan.number
-    board.act("confirm all", "")
-    board.carry_out()
-    assert board.view.round is not None
-    assert (board.view.round.number, board.view.round.phase) == (number, RoundPhase.ACTIVE)
+        run.join(f"fresh{index}")
+    run.carry_out()
+    if run.view.plan is None:
+        run.act("pass", "40")
+        run.carry_out()
+    assert run.view.plan is not None
+    number = run.view.plan.number
+    run.act("confirm all", "")
+    run.carry_out()
+    assert run.view.round is not None
+    assert (run.view.round.number, run.view.round.phase) == (number, RoundPhase.ACTIVE)
 
 
 def test_records_in_these_tests_are_what_nodes_write() -> None:

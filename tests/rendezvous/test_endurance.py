@@ -17,7 +17,7 @@ from rallypoint.rendezvous.run_config import DATA_TTL_S
 from rallypoint.rendezvous.watched_keys import WatchedKeys
 from rallypoint.store import AsyncStore
 from rallypoint.testing import loop as virtual
-from tests.rendezvous.kit import InterceptingBackend, Town, TxnHook, now, play, wait_until
+from tests.rendezvous.kit import CheckedWorld, InterceptingBackend, TxnHook, now, run_scenario, wait_until
 
 Execute = Callable[[], Awaitable[TxnResult]]
 MAX_ITERATIONS = 10_000
@@ -38,8 +38,8 @@ class ScanRecorder(InterceptingBackend):
         return await super().scan(prefix)
 
 
-def config_of(town: Town) -> ConfigRecord:
-    config = town.record(ConfigRecord, town.keys.config)
+def config_of(world: CheckedWorld) -> ConfigRecord:
+    config = world.record(ConfigRecord, world.keys.config)
     assert config is not None
     return config
 
@@ -51,49 +51,49 @@ def config_of(town: Town) -> ConfigRecord:
 def test_run_with_short_sessions_forms_rounds_for_hours(end: str) -> None:
     """No session lasts for the half hour after which a node renews the data lease."""
 
-    async def scene(town: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         for life in range(1, 13):
-            joined = await town.gathered("a", "b")
+            joined = await world.join_all("a", "b")
             assert {one.number for one in joined.values()} == {life}
             await asyncio.sleep(1000)
             for name in "ab":
                 if end == "crash":
-                    town.crash(name)
+                    world.crash(name)
                 else:
-                    await town.node(name).stop()
-                    del town.processes[name]
+                    await world.node(name).stop()
+                    del world.processes[name]
             await asyncio.sleep(20)
         assert now() > 3 * 3600 > DATA_TTL_S
-        assert len(town.of(RoundActive)) == 12
+        assert len(world.of(RoundActive)) == 12
 
-    play(scene, max_iterations=MAX_ITERATIONS, min_nodes=2, join_timeout=30, hold_back_losses=0)
+    run_scenario(scenario, max_iterations=MAX_ITERATIONS, min_nodes=2, join_timeout=30, hold_back_losses=0)
 
 
 def test_data_lease_that_ended_is_replaced_and_rounds_form_again() -> None:
     scans: list[float] = []
 
-    async def scene(town: Town) -> None:
-        town._wrap = lambda _, backend: ScanRecorder(backend, None, scans, town.keys.control)
-        (first,) = town.enter("a")
+    async def scenario(world: CheckedWorld) -> None:
+        world._wrap = lambda _, backend: ScanRecorder(backend, None, scans, world.keys.control)
+        (first,) = world.enter("a")
         await asyncio.sleep(1)
-        before = config_of(town)
-        await MemoryBackend(town.server).revoke(before.data_lease)
-        (second,) = town.enter("b")
+        before = config_of(world)
+        await MemoryBackend(world.server).revoke(before.data_lease)
+        (second,) = world.enter("b")
         joined = await asyncio.gather(first, second)
         assert {one.number for one in joined} == {1}
         assert now() < 15
         assert len(scans) < 30, "it scans in a loop"
-        after = config_of(town)
+        after = config_of(world)
         assert after.data_lease != before.data_lease
         assert after.incarnation == before.incarnation
-        again = await town.gathered("a", "b")
+        again = await world.join_all("a", "b")
         assert {one.number for one in again.values()} == {2}
-        node = town.node("a")
+        node = world.node("a")
         store = AsyncStore(node.backend, node.keys, node.identity.id, again["a"])
         await store.set("k", b"v")
         assert await store.get("k") == b"v"
 
-    play(scene, max_iterations=MAX_ITERATIONS, min_nodes=2)
+    run_scenario(scenario, max_iterations=MAX_ITERATIONS, min_nodes=2)
 
 
 # Pauses
@@ -103,15 +103,15 @@ def test_coordinator_backs_off_when_its_writes_are_refused_repeatedly() -> None:
     scans: list[float] = []
     refused: list[float] = []
 
-    async def scene(town: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def refuse(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if "form" in writes and now() < 20:
                 refused.append(now())
                 raise LeaseGone("it has just ended", lease=1)
             return await execute()
 
-        town._wrap = lambda _, backend: ScanRecorder(backend, refuse, scans, town.keys.control)
-        calls = town.enter("a", "b")
+        world._wrap = lambda _, backend: ScanRecorder(backend, refuse, scans, world.keys.control)
+        calls = world.enter("a", "b")
         await asyncio.sleep(10)
         assert refused
         for second in range(10):
@@ -121,11 +121,11 @@ def test_coordinator_backs_off_when_its_writes_are_refused_repeatedly() -> None:
         assert {one.number for one in joined} == {1}
         assert now() < 22
 
-    play(scene, max_iterations=MAX_ITERATIONS, min_nodes=2, keep_alive_interval=60)
+    run_scenario(scenario, max_iterations=MAX_ITERATIONS, min_nodes=2, keep_alive_interval=60)
 
 
 def test_one_refused_write_is_retried_at_once() -> None:
-    async def scene(town: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         refused_writes: list[set[str]] = []
 
         async def refuse_once(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
@@ -134,12 +134,12 @@ def test_one_refused_write_is_retried_at_once() -> None:
                 raise LeaseGone("it has just ended", lease=1)
             return await execute()
 
-        town._wrap = lambda _, backend: InterceptingBackend(backend, refuse_once)
-        await town.gathered("a", "b")
+        world._wrap = lambda _, backend: InterceptingBackend(backend, refuse_once)
+        await world.join_all("a", "b")
         assert refused_writes
         assert now() < 0.02
 
-    play(scene, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])
@@ -152,23 +152,23 @@ def test_coordinator_that_always_fails_is_restarted_with_growing_pauses(
 
     monkeypatch.setattr(coordinating, "decide", decide)
 
-    async def scene(town: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         async def fail_deletion(writes: set[str], by_coordinator: bool, execute: Execute) -> TxnResult:
             if not removed and by_coordinator and not writes:
                 raise Unavailable("not executed")
             return await execute()
 
-        town._wrap = lambda _, backend: InterceptingBackend(backend, fail_deletion)
-        town.enter(*names)
+        world._wrap = lambda _, backend: InterceptingBackend(backend, fail_deletion)
+        world.enter(*names)
         await asyncio.sleep(60)
-        failed_at = [at for at, event in town.events if isinstance(event, CoordinatorDeposed)]
+        failed_at = [at for at, event in world.events if isinstance(event, CoordinatorDeposed)]
         assert 60 <= len(failed_at) <= 160 * len(names)
         assert len([at for at in failed_at if at >= 50]) <= 25 * len(names), "the pauses do not grow"
-        deposed = [(event.by, event.term) for event in town.of(CoordinatorDeposed)]
-        assert deposed == [(event.by, event.term) for event in town.of(CoordinatorElected)]
-        assert {event.reason for event in town.of(CoordinatorDeposed)} == {"it failed: ZeroDivisionError('a defect')"}
+        deposed = [(event.by, event.term) for event in world.of(CoordinatorDeposed)]
+        assert deposed == [(event.by, event.term) for event in world.of(CoordinatorElected)]
+        assert {event.reason for event in world.of(CoordinatorDeposed)} == {"it failed: ZeroDivisionError('a defect')"}
 
-    play(scene, min_nodes=3)
+    run_scenario(scenario, min_nodes=3)
 
 
 # A defect of the backend
@@ -236,22 +236,22 @@ def test_watched_keys_go_on_after_a_defect(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["scan", "watch", "batch"])
 def test_node_joins_despite_a_defect_of_the_backend(where: str) -> None:
-    async def scene(town: Town) -> None:
+    async def scenario(world: CheckedWorld) -> None:
         made: dict[str, Defective] = {}
 
         def wrap(name: str, backend: Backend) -> Backend:
-            made[name] = Defective(town.server)
+            made[name] = Defective(world.server)
             return made[name]
 
-        town._wrap = wrap
+        world._wrap = wrap
         for name in "ab":
-            town.start(name)
+            world.start(name)
         made["b"].where = where
-        calls = town.enter("a", "b")
+        calls = world.enter("a", "b")
         await asyncio.gather(*calls)
         assert made["b"].where == ""
         made["b"].where = where
-        town.enter("a")
-        await wait_until(lambda: town.node("b").waiting_count() == 1, 30)
+        world.enter("a")
+        await wait_until(lambda: world.node("b").waiting_count() == 1, 30)
 
-    play(scene, min_nodes=1, max_nodes=2, join_timeout=30)
+    run_scenario(scenario, min_nodes=1, max_nodes=2, join_timeout=30)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rallypoint.backends.contract import Limits
 from rallypoint.backends.memory import MemoryBackend, MemoryServer
 from rallypoint.kv.types import BranchOp, Compare, CreateRevisionIs, Delete, Exists, ModRevisionIs, Put, TxnResult
-from rallypoint.rendezvous.fenced_writer import Deposed, FencedWriter, LookAgain, Writes
+from rallypoint.rendezvous.attempt import Writes
+from rallypoint.rendezvous.fenced_writer import Deposed, FencedWriter, LookAgain
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.testing import loop as virtual
 from tests.rendezvous.kit import ForwardingBackend

@@ -3,7 +3,7 @@
 from rallypoint.kv.types import Item
 from rallypoint.rendezvous.history import KEPT, Reports
 from rallypoint.rendezvous.records import HistoryRecord, encode
-from tests.rendezvous.board import KEYS, Board, round_record
+from tests.rendezvous.fake_run import KEYS, FakeRun, round_record
 
 
 def report(number: int) -> HistoryRecord:
@@ -14,30 +14,30 @@ def items(*records: HistoryRecord) -> list[Item]:
     return [Item(KEYS.history(record.number), encode(record), 1, 1, 1) for record in records]
 
 
-def reported(board: Board, reports: Reports, number: int, *names: str) -> HistoryRecord:
+def reported(run: FakeRun, reports: Reports, number: int, *names: str) -> HistoryRecord:
     """Form and activate a round like a coordinator; the members confirm at intervals of one second."""
-    plan = board.plan(number, *names)
-    reports.formed(plan, board.view)
+    plan = run.plan(number, *names)
+    reports.formed(plan, run.view)
     for name in names:
-        board.now += 1
-        board.confirm(number, name)
+        run.now += 1
+        run.confirm(number, name)
     record = round_record(number, size=len(names), why="the last call is over")
-    result = reports.activated(plan, record, board.now)
-    board.activate(number, *names)
+    result = reports.activated(plan, record, run.now)
+    run.activate(number, *names)
     return result
 
 
 def test_report_has_arrivals_and_the_duration_of_each_phase() -> None:
-    board = Board(last_call_timeout=10)
+    run = FakeRun(last_call_timeout=10)
     reports = Reports(lambda: 1234.5)
-    board.join("a")
-    board.now += 5
-    board.join("b")
-    board.decide()
-    board.now += 2
-    board.join("c")
-    board.decide(after_s=8)
-    assert reported(board, reports, 1, "c", "a", "b") == HistoryRecord(
+    run.join("a")
+    run.now += 5
+    run.join("b")
+    run.decide()
+    run.now += 2
+    run.join("c")
+    run.decide(after_s=8)
+    assert reported(run, reports, 1, "c", "a", "b") == HistoryRecord(
         number=1,
         size=3,
         formed_at=1234.5,
@@ -52,37 +52,37 @@ def test_report_has_arrivals_and_the_duration_of_each_phase() -> None:
 
 
 def test_report_names_only_the_last_arrivals() -> None:
-    board = Board(max_nodes=20)
+    run = FakeRun(max_nodes=20)
     names = [f"n{index:02d}" for index in range(12)]
     for name in names:
-        board.join(name)
-        board.now += 1
-    result = reported(board, Reports(lambda: 0.0), 1, *names)
+        run.join(name)
+        run.now += 1
+    result = reported(run, Reports(lambda: 0.0), 1, *names)
     assert result.first_arrival == "n00"
     assert [name for name, _ in result.last_arrivals] == names[-5:]
     assert list(result.last_confirmed) == names[-5:]
 
 
 def test_end_of_a_round_is_reported_once_with_its_causes() -> None:
-    board = Board(hold_back_losses=0)
+    run = FakeRun(hold_back_losses=0)
     reports = Reports(lambda: 0.0)
-    board.join("a", "b", "c")
-    reported(board, reports, 1, "a", "b", "c")
-    board.now += 60
-    board.lose("a")
-    board.leave("b", why="done")
-    board.join("c", join=2)
-    ended, why = reports.ended(1, board.view, board.now)
+    run.join("a", "b", "c")
+    reported(run, reports, 1, "a", "b", "c")
+    run.now += 60
+    run.lose("a")
+    run.leave("b", why="done")
+    run.join("c", join=2)
+    ended, why = reports.ended(1, run.view, run.now)
     assert why == "a was lost (its session ended); b left (done); 1 joined again"
     assert ended is not None
     assert (ended.ended, ended.lasted_s, ended.number) == (why, 60.0, 1)
-    assert reports.ended(1, board.view, board.now)[0] == ended, "it is not kept yet"
+    assert reports.ended(1, run.view, run.now)[0] == ended, "it is not kept yet"
     reports.keep(ended)
-    assert reports.ended(1, board.view, board.now)[0] is None
+    assert reports.ended(1, run.view, run.now)[0] is None
 
 
 def test_end_of_a_round_without_report_has_a_reason_only() -> None:
-    ended, why = Reports(lambda: 0.0).ended(7, Board().view, 0.0)
+    ended, why = Reports(lambda: 0.0).ended(7, FakeRun().view, 0.0)
     assert ended is None
     assert why == "its members have gone"
 
@@ -90,7 +90,7 @@ def test_end_of_a_round_without_report_has_a_reason_only() -> None:
 def test_new_coordinator_continues_existing_reports() -> None:
     reports = Reports(lambda: 0.0)
     reports.load([*items(report(3)), Item(KEYS.history(4), b"damaged", 1, 1, 1)])
-    ended, _ = reports.ended(3, Board().view, 10.0)
+    ended, _ = reports.ended(3, FakeRun().view, 10.0)
     assert ended is not None
     assert (ended.number, ended.lasted_s) == (3, None), "this coordinator did not see the beginning"
 

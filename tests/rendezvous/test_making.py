@@ -12,22 +12,22 @@ from rallypoint.backends.memory import MemoryBackend
 from rallypoint.events import Emitter
 from rallypoint.rendezvous.election import Election
 from rallypoint.rendezvous.records import CoordinatorRecord
-from tests.rendezvous.kit import Counting, Town, now, play
+from tests.rendezvous.kit import CheckedWorld, CountingBackend, now, run_scenario
 
 T = TypeVar("T")
 
 MANY = 16
 ANSWER_S = 0.1
 """The time of each request: longer than the nodes' starts are apart."""
-GIVES_WAY_S = (1.0, 2.0)
+MAKE_RUN_DELAY_S = (1.0, 2.0)
 NAMES = [f"n{number}" for number in range(MANY)]
 
 
-class SlowBackend(Counting):
+class SlowBackend(CountingBackend):
     """Each request takes `ANSWER_S`, and the elected node is to make the run."""
 
     makes_run = False
-    make_run_delay_s = GIVES_WAY_S
+    make_run_delay_s = MAKE_RUN_DELAY_S
 
     async def call(self, name: str, execute: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(ANSWER_S / 2)
@@ -54,29 +54,31 @@ class Backends:
 def test_only_the_elected_node_makes_the_run_when_all_start_at_once() -> None:
     backends = Backends()
 
-    async def scene(town: Town) -> None:
-        await town.gathered(*NAMES)
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all(*NAMES)
         assert backends.total("grant") == MANY + 2  # one session per node, and the two leases of the run
         assert backends.total("revoke") == 0
-        assert now() < GIVES_WAY_S[0] + 10 * ANSWER_S  # no node waited for longer than necessary
+        assert now() < MAKE_RUN_DELAY_S[0] + 10 * ANSWER_S  # no node waited for longer than necessary
 
-    play(scene, wrap=backends.wrap, min_nodes=MANY, max_nodes=MANY)
+    run_scenario(scenario, wrap=backends.wrap, min_nodes=MANY, max_nodes=MANY)
 
 
 def test_another_node_makes_the_run_when_the_coordinator_does_not_join() -> None:
-    async def scene(town: Town) -> None:
-        backend = MemoryBackend(town.server)
+    async def scenario(world: CheckedWorld) -> None:
+        backend = MemoryBackend(world.server)
         session = await backend.open_session(60.0)
         record = CoordinatorRecord(id="absent", name="absent")
-        election = Election(backend, town.keys, session, record, Emitter(), random.Random(1), lambda: 0.0, lambda: True)
+        election = Election(
+            backend, world.keys, session, record, Emitter(), random.Random(1), lambda: 0.0, lambda: True
+        )
         coordinator = asyncio.create_task(election.run())
         await asyncio.sleep(ANSWER_S)
-        assert town.coordinator() == "absent"
+        assert world.coordinator() == "absent"
         started_at = now()
-        await town.gathered("a", "b")
-        assert now() - started_at == pytest.approx(GIVES_WAY_S[1], abs=1.5)
+        await world.join_all("a", "b")
+        assert now() - started_at == pytest.approx(MAKE_RUN_DELAY_S[1], abs=1.5)
         coordinator.cancel()
         await asyncio.wait([coordinator])
         await session.close()
 
-    play(scene, wrap=Backends().wrap, min_nodes=2, max_nodes=2)
+    run_scenario(scenario, wrap=Backends().wrap, min_nodes=2, max_nodes=2)

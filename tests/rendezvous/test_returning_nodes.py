@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rallypoint.rendezvous.decide import Form, Wait
 from rallypoint.rendezvous.records import ClaimRecord
 from rallypoint.rendezvous.returning_nodes import ASSUMED_TTL_S, LOOK_AGAIN_S, ReturningNodes
-from tests.rendezvous.board import Board
+from tests.rendezvous.fake_run import FakeRun
 
 START = 100.0
 
@@ -92,81 +92,81 @@ def test_floor_is_the_highest_reported_number(claims):
 
 
 def test_next_number_is_above_all_reported_floors():
-    board = Board(min_nodes=2, max_nodes=2)
-    board.join("a", "b")
-    assert board.view.next_number() == 1
-    board.view.returning = returning("x", number=7, size=1, floor=9)
-    assert board.view.next_number() == 10
-    board.join("c", floor=12)
-    assert board.view.next_number() == 13
+    run = FakeRun(min_nodes=2, max_nodes=2)
+    run.join("a", "b")
+    assert run.view.next_number() == 1
+    run.view.returning = returning("x", number=7, size=1, floor=9)
+    assert run.view.next_number() == 10
+    run.join("c", floor=12)
+    assert run.view.next_number() == 13
 
 
 # --- deciding ---------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_forms_while_nodes_may_be_working():
-    board = Board(min_nodes=2, max_nodes=2)
-    board.view.returning = returning("a", "b", ttl_s=6.0)
-    board.join("a", "b")
-    decision = board.decide()
+    run = FakeRun(min_nodes=2, max_nodes=2)
+    run.view.returning = returning("a", "b", ttl_s=6.0)
+    run.join("a", "b")
+    decision = run.decide()
     assert isinstance(decision, Wait)
     assert decision.why == (
         "the server was restarted without its data: nothing forms for one time to live from its start, because "
         "nodes may still be working in a round; 2 of 3 members of round 5 are back"
     )
-    assert decision.until == board.now + LOOK_AGAIN_S
+    assert decision.until == run.now + LOOK_AGAIN_S
 
 
 def test_round_forms_without_nodes_that_never_return():
-    board = Board(min_nodes=2, max_nodes=2)
-    board.view.returning = returning("a", "b", ttl_s=6.0)
-    board.join("a", "b")
-    assert isinstance(board.decide(), Wait)
-    assert isinstance(board.decide(after_s=5.9), Wait)
-    assert isinstance(board.decide(after_s=0.1), Form)
+    run = FakeRun(min_nodes=2, max_nodes=2)
+    run.view.returning = returning("a", "b", ttl_s=6.0)
+    run.join("a", "b")
+    assert isinstance(run.decide(), Wait)
+    assert isinstance(run.decide(after_s=5.9), Wait)
+    assert isinstance(run.decide(after_s=0.1), Form)
 
 
 def test_last_call_ends_early_when_all_returned_members_joined():
-    board = Board(min_nodes=2, max_nodes=4, last_call_timeout=30)
-    board.view.returning = returning("a", "b", ttl_s=6.0)
-    board.join("a", "b")
-    assert isinstance(board.decide(after_s=5.9), Wait)
-    decision = board.decide(after_s=0.1)
+    run = FakeRun(min_nodes=2, max_nodes=4, last_call_timeout=30)
+    run.view.returning = returning("a", "b", ttl_s=6.0)
+    run.join("a", "b")
+    assert isinstance(run.decide(after_s=5.9), Wait)
+    decision = run.decide(after_s=0.1)
     assert isinstance(decision, Form)
     assert decision.why == "every live node has joined: 2"
 
 
 def test_last_call_waits_for_a_returned_member_that_has_not_joined():
-    board = Board(min_nodes=2, max_nodes=4, last_call_timeout=30)
-    board.view.returning = returning("a", "b", "c", ttl_s=6.0)
-    board.join("a", "b")
-    decision = board.decide(after_s=6.0)
+    run = FakeRun(min_nodes=2, max_nodes=4, last_call_timeout=30)
+    run.view.returning = returning("a", "b", "c", ttl_s=6.0)
+    run.join("a", "b")
+    decision = run.decide(after_s=6.0)
     assert isinstance(decision, Wait)
     assert decision.why.startswith("last call of 30 s: 2 of at most 4 nodes joined")
-    board.join("c")
-    assert isinstance(board.decide(), Form)
+    run.join("c")
+    assert isinstance(run.decide(), Form)
 
 
 def test_last_call_does_not_end_early_when_returned_nodes_know_no_round():
-    board = Board(min_nodes=2, max_nodes=4, last_call_timeout=30)
-    board.view.returning = returning("a", "b", number=0, size=0, member=False)
-    board.join("a", "b")
-    assert board.decide(after_s=6.0).why.startswith("last call")
+    run = FakeRun(min_nodes=2, max_nodes=4, last_call_timeout=30)
+    run.view.returning = returning("a", "b", number=0, size=0, member=False)
+    run.join("a", "b")
+    assert run.decide(after_s=6.0).why.startswith("last call")
 
 
 def test_fixed_last_call_does_not_end_early_after_a_restart():
-    board = Board(min_nodes=2, max_nodes=4, last_call_timeout=30, last_call_mode="fixed")
-    board.view.returning = returning("a", "b", size=2)
-    board.join("a", "b")
-    assert board.decide(after_s=6.0).why.startswith("last call")
+    run = FakeRun(min_nodes=2, max_nodes=4, last_call_timeout=30, last_call_mode="fixed")
+    run.view.returning = returning("a", "b", size=2)
+    run.join("a", "b")
+    assert run.decide(after_s=6.0).why.startswith("last call")
 
 
 def test_reason_before_the_first_claim():
-    board = Board(min_nodes=1, max_nodes=1)
-    board.view.returning = ReturningNodes(board.now)
-    board.view.returning.expect("client")
-    board.join("a")
-    assert board.why() == (
+    run = FakeRun(min_nodes=1, max_nodes=1)
+    run.view.returning = ReturningNodes(run.now)
+    run.view.returning.expect("client")
+    run.join("a")
+    assert run.why() == (
         "the server was restarted without its data: nothing forms for one time to live from its start, because "
         "nodes may still be working in a round"
     )

@@ -32,7 +32,7 @@ from rallypoint.rendezvous.records import (
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.testing import loop as virtual
-from tests.rendezvous.board import node
+from tests.rendezvous.fake_run import node
 from tests.rendezvous.kit import ForwardingBackend, InterceptingBackend
 
 KEYS = RunKeys("rallypoint", "run")
@@ -82,9 +82,9 @@ class SharedRun:
         return lease
 
 
-def play(scene: Callable[[SharedRun], Awaitable[T]], seed: int | None = None) -> T:
+def run_scenario(scenario: Callable[[SharedRun], Awaitable[T]], seed: int | None = None) -> T:
     async def main() -> T:
-        return await scene(SharedRun())
+        return await scenario(SharedRun())
 
     return virtual.run(main(), seed=seed, limit_s=100_000)
 
@@ -93,7 +93,7 @@ def play(scene: Callable[[SharedRun], Awaitable[T]], seed: int | None = None) ->
 
 
 def test_first_node_makes_the_run() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         assert await run.run_config().read() is None
         snapshot = await run.run_config(max_nodes=4, keep_alive_interval=1, reopen_after=7).check()
         assert run.config == snapshot.config
@@ -107,42 +107,42 @@ def test_first_node_makes_the_run() -> None:
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
         assert run.item(KEYS.config).lease == run.item(KEYS.closed).lease == snapshot.config.run_lease
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_second_node_finds_the_existing_run() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         first = await run.run_config("a").check()
         await run.add_node("a")
         second = await run.run_config("b").check()
         assert second.config == first.config
         assert not second.empty
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_race_of_many_creators_makes_one_run_and_leaves_no_leases(seed: int | None) -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         found = await asyncio.gather(*(run.run_config(f"n{index}").check() for index in range(8)))
         assert len({snapshot.config.incarnation for snapshot in found}) == 1
         assert run.leases == {run.config.run_lease, run.config.data_lease}
 
-    play(scene, seed)
+    run_scenario(scenario, seed)
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_concurrent_calls_of_one_node_leave_no_leases(seed: int | None) -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         run_config = run.run_config()
         await asyncio.gather(*(run_config.find_or_make() for _ in range(4)))
         assert run.leases == {run.config.run_lease, run.config.data_lease}
 
-    play(scene, seed)
+    run_scenario(scenario, seed)
 
 
 def test_retry_finds_a_run_whose_creation_had_an_unknown_outcome() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         async def executed_without_answer(
             writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
         ) -> TxnResult:
@@ -158,11 +158,11 @@ def test_retry_finds_a_run_whose_creation_had_an_unknown_outcome() -> None:
         assert snapshot.config == run.config
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_creation_that_was_not_executed_leaves_no_leases() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         failures = [OutcomeUnknown("no answer"), Unavailable("away")] * 3
 
         async def not_executed(
@@ -180,11 +180,11 @@ def test_creation_that_was_not_executed_leaves_no_leases() -> None:
         snapshot = await run_config.check()
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_creation_that_is_executed_late_makes_one_run_with_its_leases() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         late: list[Callable[[], Awaitable[TxnResult]]] = []
 
         async def executed_late(
@@ -205,11 +205,11 @@ def test_creation_that_is_executed_late_makes_one_run_with_its_leases() -> None:
         assert snapshot.config.incarnation == "id1"
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_granted_leases_are_revoked_when_another_node_made_the_run() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         async def not_executed(
             writes: set[str], by_coordinator: bool, execute: Callable[[], Awaitable[TxnResult]]
         ) -> TxnResult:
@@ -225,11 +225,11 @@ def test_granted_leases_are_revoked_when_another_node_made_the_run() -> None:
         assert run.config.by == "b"
         assert run.leases == {run.config.run_lease, run.config.data_lease}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_granted_leases_that_ended_meanwhile_are_replaced() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         failures = [OutcomeUnknown("no answer")]
 
         async def not_executed(
@@ -246,11 +246,11 @@ def test_granted_leases_that_ended_meanwhile_are_replaced() -> None:
         snapshot = await run_config.check()
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_lease_with_unanswered_revoke_is_not_used_for_another_run() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         class UnansweredRevoke(MemoryBackend):
             failures = 1
 
@@ -278,22 +278,22 @@ def test_lease_with_unanswered_revoke_is_not_used_for_another_run() -> None:
         assert snapshot.config.by == "a"
         assert run.leases == {snapshot.config.run_lease, snapshot.config.data_lease}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_run_that_is_not_renewed_expires() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config(reopen_after=60).check()
         await asyncio.sleep(74)
         assert await run.run_config().read() is not None
         await asyncio.sleep(2)
         assert await run.run_config().read() is None
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_check_renews_the_run() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config().check()
         await run.add_node("a", ttl_s=1000)
         for _ in range(5):
@@ -301,14 +301,14 @@ def test_check_renews_the_run() -> None:
             await run.run_config("b").check()
         assert run.config.incarnation == "id1"
 
-    play(scene)
+    run_scenario(scenario)
 
 
 # Settings
 
 
 def test_mismatch_names_each_setting_with_both_values() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a", min_nodes=2, max_nodes=4).check()
         await run.add_node("a")
         with pytest.raises(SettingsMismatchError) as caught:
@@ -318,22 +318,22 @@ def test_mismatch_names_each_setting_with_both_values() -> None:
         assert "ranks is 'natural' here and 'sticky' there" in str(caught.value)
         assert "which a started" in str(caught.value)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_other_timing_is_no_mismatch() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a").check()
         await run.add_node("a")
         snapshot = await run.run_config("b", last_call_timeout=1, keep_alive_interval=1, reopen_after=5).check()
         assert snapshot.config.timing.last_call_timeout_s == 30
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("options", [{"min_nodes": 3}, {"last_call_timeout": 1}], ids=["shared", "timing"])
 def test_config_of_a_run_without_nodes_is_replaced(options: dict[str, object]) -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         first = await run.run_config("a").check()
         second = await run.run_config("b", **options).check()
         assert second.config == run.config
@@ -341,11 +341,11 @@ def test_config_of_a_run_without_nodes_is_replaced(options: dict[str, object]) -
         assert second.config.run_lease == first.config.run_lease
         assert second.config.by == "b"
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_refused_node_leaves_a_record_with_its_error() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a").check()
         await run.add_node("a")
         with pytest.raises(SettingsMismatchError) as caught:
@@ -355,11 +355,11 @@ def test_refused_node_leaves_a_record_with_its_error() -> None:
         assert refused.differences == caught.value.differences
         assert run.item(KEYS.refusal("b/1")).lease == run.config.data_lease, "it must expire with the run's data"
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_node_with_failed_preflight_leaves_a_record_and_blocks_no_other() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("b").note_failed_preflight("no GPU")
         await run.run_config("b").note_failed_preflight("still no GPU")
         refused = run.record(RefusedRecord, KEYS.refusal("b"))
@@ -367,11 +367,11 @@ def test_node_with_failed_preflight_leaves_a_record_and_blocks_no_other() -> Non
         assert run.item(KEYS.refusal("b")).lease == run.config.data_lease, "it must expire with the run's data"
         await run.run_config("a", min_nodes=3).check()  # other settings are possible: the run has no nodes
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_failed_write_of_the_record_does_not_hide_the_mismatch() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a").check()
         await run.add_node("a")
 
@@ -388,31 +388,31 @@ def test_failed_write_of_the_record_does_not_hide_the_mismatch() -> None:
             ).check()
         assert KEYS.refusal("b") not in run.server.engine.items
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_closing_makes_an_absent_run_only_if_requested() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         assert not await run.run_config("operator").close("enough", make=False)
         assert not run.server.engine.items
         assert await run.run_config("a").close("enough")
         assert not await run.run_config("operator").close("enough", make=False)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_run_is_listed_as_long_as_it_exists() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a").check()
         assert run.item(KEYS.listed_run).lease == run.config.run_lease
         await run.backend.revoke(run.config.run_lease)
         assert KEYS.listed_run not in run.server.engine.items
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_config_is_not_replaced_after_a_node_has_joined() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a").check()
 
         async def join_before(
@@ -427,23 +427,23 @@ def test_config_is_not_replaced_after_a_node_has_joined() -> None:
             await run.run_config("b", backend=intercepting, min_nodes=5).check()
         assert run.config.by == "a"
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_concurrent_replacements_of_the_config_agree_on_one() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a").check()
         found = await asyncio.gather(*(run.run_config(f"n{index}", min_nodes=5).check() for index in range(4)))
         assert {snapshot.config.incarnation for snapshot in found} == {run.config.incarnation}
 
-    play(scene)
+    run_scenario(scenario)
 
 
 # Closing and reopening
 
 
 def test_error_of_a_closed_run_names_the_closing_node_and_its_reason() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a").check()
         assert await run.run_config("ops").close("maintenance")
         assert run.closed == ClosedRecord(closed=True, by="ops", why="maintenance", at=1234.5)
@@ -452,31 +452,31 @@ def test_error_of_a_closed_run_names_the_closing_node_and_its_reason() -> None:
         assert "closed by ops: maintenance" in str(caught.value)
         assert "free again 60 s after" in str(caught.value)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_closing_is_idempotent_and_keeps_the_first_reason() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         answers = await asyncio.gather(*(run.run_config(f"n{index}").close("reason") for index in range(4)))
         assert sorted(answers) == [False, False, False, True]
         by = run.closed.by
         assert not await run.run_config("late").close("another")
         assert run.closed.by == by
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_run_that_does_not_exist_can_be_closed() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         assert await run.run_config("ops").close("never again")
         with pytest.raises(RendezvousClosedError):
             await run.run_config("a").check()
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_reopening_rewrites_the_key() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config().close("x")
         created = run.item(KEYS.closed).create_revision
         before = run.item(KEYS.closed).mod_revision
@@ -487,19 +487,19 @@ def test_reopening_rewrites_the_key() -> None:
         assert not await run.run_config("ops").reopen("again")
         await run.run_config("a").check()
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_run_that_does_not_exist_cannot_be_reopened() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         assert not await run.run_config("ops").reopen("again")
         assert not run.server.engine.items
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_run_without_reopen_after_is_reopened_when_it_has_no_nodes() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a", reopen_after=0).check()
         lease = await run.add_node("a")
         await run.run_config("a", reopen_after=0).close("done")
@@ -510,22 +510,22 @@ def test_run_without_reopen_after_is_reopened_when_it_has_no_nodes() -> None:
         assert not snapshot.closed.closed
         assert run.closed.why == "no node was left"
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_run_with_reopen_after_stays_closed_when_it_has_no_nodes() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a").close("done")
         with pytest.raises(RendezvousClosedError):
             await run.run_config("b").check()
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_closed_run_expires_although_nodes_keep_trying_to_join() -> None:
     """Nodes that restart again and again must not keep a closed run alive."""
 
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.run_config("a", reopen_after=60).close("done")
         for _ in range(200):
             try:
@@ -537,14 +537,14 @@ def test_closed_run_expires_although_nodes_keep_trying_to_join() -> None:
             raise AssertionError("the closed run does not expire")
         assert asyncio.get_running_loop().time() <= 60 + 15 + 5
 
-    play(scene)
+    run_scenario(scenario)
 
 
 # Draining
 
 
 def test_node_is_drained_by_name_or_id() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         lease = await run.add_node("a")
         await run.add_node("b")
         assert await run.run_config("ops").drain("a", "repair") == ["id-a"]
@@ -554,21 +554,21 @@ def test_node_is_drained_by_name_or_id() -> None:
         await run.backend.revoke(lease)
         assert KEYS.drain("id-a") not in run.server.engine.items
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_all_nodes_of_a_name_are_drained() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         for node_id in ("x", "y"):
             lease = await run.backend.grant(10)
             await run.backend.txn([], [Put(KEYS.node(node_id), encode(node("a", id=node_id, session=lease)), lease)])
         assert await run.run_config("ops").drain("a", "") == ["x", "y"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_draining_an_unknown_node_lists_the_existing_ones() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         with pytest.raises(RendezvousError, match="no node with the name or id 'x'; its nodes: none"):
             await run.run_config("ops").drain("x", "")
         await run.add_node("b")
@@ -576,11 +576,11 @@ def test_draining_an_unknown_node_lists_the_existing_ones() -> None:
         with pytest.raises(RendezvousError, match=r"no node with the name or id 'x'; its nodes: a, b$"):
             await run.run_config("ops").drain("x", "")
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_draining_a_node_that_leaves_meanwhile_is_no_error() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         lease = await run.add_node("a")
 
         async def leave_before(
@@ -593,16 +593,16 @@ def test_draining_a_node_that_leaves_meanwhile_is_no_error() -> None:
         assert await run_config.drain("a", "") == ["id-a"]
         assert KEYS.drain("id-a") not in run.server.engine.items
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_damaged_record_of_one_node_does_not_keep_others_from_being_drained() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         await run.add_node("a")
         await run.backend.txn([], [Put(KEYS.node("0"), b"damaged")])
         assert await run.run_config("ops").drain("a", "") == ["id-a"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 # Renewing the run
@@ -625,7 +625,7 @@ class FailingRenewals(ForwardingBackend):
 
 
 def test_run_is_renewed_soon_after_an_outage() -> None:
-    async def scene(run: SharedRun) -> None:
+    async def scenario(run: SharedRun) -> None:
         run_config = run.run_config("a", keep_alive_interval=1, reopen_after=0)
         snapshot = await run_config.check()
         backend = FailingRenewals(MemoryBackend(run.server), since=2.5, until=4.3)
@@ -643,4 +643,4 @@ def test_run_is_renewed_soon_after_an_outage() -> None:
         renewing.cancel()
         await session.close()
 
-    play(scene)
+    run_scenario(scenario)

@@ -11,7 +11,7 @@ import pytest
 from rallypoint.backends.contract import Backend
 from rallypoint.testing import loop as virtual
 from rallypoint.testing.world import World
-from tests.rendezvous.kit import Counting
+from tests.rendezvous.kit import CountingBackend
 
 SIZES = (100, 1_000, 10_000)
 ARRIVALS_S = 1.0
@@ -47,10 +47,10 @@ class Meter:
     """Counts the messages that all nodes of a world send and receive."""
 
     def __init__(self) -> None:
-        self.counting: list[Counting] = []
+        self.counting: list[CountingBackend] = []
 
     def wrap(self, _: str, backend: Backend) -> Backend:
-        self.counting.append(Counting(backend))
+        self.counting.append(CountingBackend(backend))
         return self.counting[-1]
 
     def take(self) -> Phase:

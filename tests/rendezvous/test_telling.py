@@ -28,7 +28,16 @@ from rallypoint.kv.types import Batch, TxnResult
 from rallypoint.rendezvous.node_session import WITHDRAW_S
 from rallypoint.rendezvous.records import HistoryRecord
 from rallypoint.testing.cuttable import CuttableBackend
-from tests.rendezvous.kit import ForwardingBackend, InterceptingBackend, T, Town, TxnHook, now, play, wait_until
+from tests.rendezvous.kit import (
+    CheckedWorld,
+    ForwardingBackend,
+    InterceptingBackend,
+    T,
+    TxnHook,
+    now,
+    run_scenario,
+    wait_until,
+)
 
 Execute = Callable[[], Awaitable[TxnResult]]
 
@@ -37,13 +46,13 @@ def intercept(hook: TxnHook, limits: Limits | None = None) -> Callable[[str, Bac
     return lambda _, backend: InterceptingBackend(backend, hook, limits)
 
 
-def waiting_reason(town: Town) -> str:
-    status = town.status
+def waiting_reason(world: CheckedWorld) -> str:
+    status = world.status
     return status.reason if status is not None else ""
 
 
-def report_of(town: Town, number: int) -> HistoryRecord:
-    report = town.record(HistoryRecord, town.keys.history(number))
+def report_of(world: CheckedWorld, number: int) -> HistoryRecord:
+    report = world.record(HistoryRecord, world.keys.history(number))
     assert report is not None
     return report
 
@@ -75,45 +84,45 @@ class DelayedWatch(Watch):
 
 
 def test_new_coordinator_names_its_lost_predecessor_before_the_first_round() -> None:
-    async def scene(town: Town) -> None:
-        town.enter("c")
+    async def scenario(world: CheckedWorld) -> None:
+        world.enter("c")
         await asyncio.sleep(1.0)
-        assert town.coordinator() == "c"
-        town.enter("a")
+        assert world.coordinator() == "c"
+        world.enter("a")
         await asyncio.sleep(2.0)
-        town.crash("c")
-        await wait_until(lambda: town.coordinator() == "a" and "1 of at least 3" in waiting_reason(town), 60.0)
-        assert waiting_reason(town).endswith("gone: c (it was the coordinator before this one)")
-        town.enter("c")
-        await wait_until(lambda: "2 of at least 3" in waiting_reason(town), 5.0)
-        assert "gone" not in waiting_reason(town)
+        world.crash("c")
+        await wait_until(lambda: world.coordinator() == "a" and "1 of at least 3" in waiting_reason(world), 60.0)
+        assert waiting_reason(world).endswith("gone: c (it was the coordinator before this one)")
+        world.enter("c")
+        await wait_until(lambda: "2 of at least 3" in waiting_reason(world), 5.0)
+        assert "gone" not in waiting_reason(world)
 
-    play(scene, min_nodes=3, max_nodes=3)
+    run_scenario(scenario, min_nodes=3, max_nodes=3)
 
 
 def test_coordinator_that_is_lost_in_a_round_is_named_once() -> None:
-    async def scene(town: Town) -> None:
-        await town.gathered("a", "b", "c")
-        lost = town.coordinator()
-        town.crash(lost)
-        await wait_until(lambda: town.coordinator() not in ("", lost) and lost in waiting_reason(town), 60.0)
-        assert waiting_reason(town).count(f"{lost} (") == 1
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
+        lost = world.coordinator()
+        world.crash(lost)
+        await wait_until(lambda: world.coordinator() not in ("", lost) and lost in waiting_reason(world), 60.0)
+        assert waiting_reason(world).count(f"{lost} (") == 1
 
-    play(scene, min_nodes=3, max_nodes=3)
+    run_scenario(scenario, min_nodes=3, max_nodes=3)
 
 
 def test_node_that_closes_or_reopens_a_run_sees_it_at_once() -> None:
     """Also if its watch delivers later than the answer arrives."""
 
-    async def scene(town: Town) -> None:
-        await town.gathered("a", "b")
-        node = town.node("a")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
+        node = world.node("a")
         await node.close_run("enough")
         assert node.view.is_closed
         await node.reopen_run("more")
         assert not node.view.is_closed
 
-    play(scene, wrap=lambda _, backend: DelayedWatches(backend), min_nodes=2, max_nodes=2)
+    run_scenario(scenario, wrap=lambda _, backend: DelayedWatches(backend), min_nodes=2, max_nodes=2)
 
 
 # Rounds
@@ -133,17 +142,17 @@ def test_end_of_a_round_is_reported_although_its_write_failed(error: Exception) 
             raise error
         return await execute()
 
-    async def scene(town: Town) -> None:
-        await town.gathered("a", "b")
-        await town.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
+        await world.join_all("a", "b")
         await asyncio.sleep(5)
         assert failed
-        (over,) = town.of(RoundOver)
+        (over,) = world.of(RoundOver)
         assert over.round == 1
-        assert report_of(town, 1).ended == over.reason != ""
-        assert report_of(town, 2).ended == ""
+        assert report_of(world, 1).ended == over.reason != ""
+        assert report_of(world, 2).ended == ""
 
-    play(scene, wrap=intercept(fail_once), min_nodes=2)
+    run_scenario(scenario, wrap=intercept(fail_once), min_nodes=2)
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -159,16 +168,16 @@ def test_round_is_reported_active_once_after_an_unknown_outcome(done: bool, limi
             raise OutcomeUnknown("no answer")
         return await execute()
 
-    async def scene(town: Town) -> None:
-        joined = await town.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        joined = await world.join_all("a", "b")
         await asyncio.sleep(5)
         assert unknown
         assert {one.number for one in joined.values()} == {1}
-        assert [event.round for event in town.of(RoundActive)] == [1]
-        await town.gathered("a", "b")
-        assert len(town.of(RoundActive)) == 2
+        assert [event.round for event in world.of(RoundActive)] == [1]
+        await world.join_all("a", "b")
+        assert len(world.of(RoundActive)) == 2
 
-    play(scene, wrap=intercept(lose_answer, limits), min_nodes=2)
+    run_scenario(scenario, wrap=intercept(lose_answer, limits), min_nodes=2)
 
 
 def test_attempt_with_a_missing_assignment_is_reported_as_given_up() -> None:
@@ -180,13 +189,13 @@ def test_attempt_with_a_missing_assignment_is_reported_as_given_up() -> None:
             raise Unavailable("not executed")
         return await execute()
 
-    async def scene(town: Town) -> None:
-        await town.gathered(*"abcdefgh")
-        assert [event.round for event in town.of(RoundForming)] == [1, 2]
-        assert [event.round for event in town.of(RoundGivenUp)] == [1]
-        assert [event.round for event in town.of(RoundActive)] == [2]
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all(*"abcdefgh")
+        assert [event.round for event in world.of(RoundForming)] == [1, 2]
+        assert [event.round for event in world.of(RoundGivenUp)] == [1]
+        assert [event.round for event in world.of(RoundActive)] == [2]
 
-    play(scene, wrap=intercept(fail_once, Limits(max_txn_ops=5)), min_nodes=8)
+    run_scenario(scenario, wrap=intercept(fail_once, Limits(max_txn_ops=5)), min_nodes=8)
 
 
 def test_attempt_that_was_never_committed_is_not_reported_as_given_up() -> None:
@@ -198,30 +207,30 @@ def test_attempt_that_was_never_committed_is_not_reported_as_given_up() -> None:
             raise Unavailable("not executed")
         return await execute()
 
-    async def scene(town: Town) -> None:
-        await town.gathered("a", "b")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
         assert failed
-        assert town.of(RoundGivenUp) == []
-        assert [event.round for event in town.of(RoundForming)] == [1]
+        assert world.of(RoundGivenUp) == []
+        assert [event.round for event in world.of(RoundForming)] == [1]
 
-    play(scene, wrap=intercept(fail_once), min_nodes=2)
+    run_scenario(scenario, wrap=intercept(fail_once), min_nodes=2)
 
 
 @pytest.mark.parametrize("change", [True, False], ids=["another coordinator", "the same coordinator"])
 def test_report_has_the_duration_only_if_the_same_coordinator_saw_the_beginning(change: bool) -> None:
-    async def scene(town: Town) -> None:
-        await town.gathered("a", "b", "c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
         await asyncio.sleep(100)
-        leaving = next(name for name in "abc" if (name == town.coordinator()) is change)
-        await town.node(leaving).leave("done")
-        await town.gathered(*(name for name in "abc" if name != leaving))
+        leaving = next(name for name in "abc" if (name == world.coordinator()) is change)
+        await world.node(leaving).leave("done")
+        await world.join_all(*(name for name in "abc" if name != leaving))
         await asyncio.sleep(5)
-        report = report_of(town, 1)
+        report = report_of(world, 1)
         assert f"{leaving} left (done)" in report.ended or change
         assert report.ended
         assert report.lasted_s == (None if change else pytest.approx(100, abs=1))
 
-    play(scene, min_nodes=2, max_nodes=3, last_call_timeout=1)
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
 
 
 # Nodes
@@ -234,61 +243,61 @@ def test_timeout_after_an_outage_that_is_over_does_not_name_the_backend() -> Non
         lines.append(CuttableBackend(backend))
         return lines[-1]
 
-    async def scene(town: Town) -> None:
-        (call,) = town.enter("a")
+    async def scenario(world: CheckedWorld) -> None:
+        (call,) = world.enter("a")
         await asyncio.sleep(8)
         lines[0].refuse()
         await asyncio.sleep(12)  # longer than between two renewals of the run
-        assert len(town.of(BackendUnreachable)) == 1
+        assert len(world.of(BackendUnreachable)) == 1
         lines[0].heal()
         with pytest.raises(RendezvousTimeoutError) as caught:
             await call
         assert "unreachable" not in str(caught.value)
         assert "1 of at least 2 nodes joined" in str(caught.value)
-        (reachable,) = town.of(BackendReachable)
+        (reachable,) = world.of(BackendReachable)
         assert reachable.after_s < 30
 
-    play(scene, wrap=wrap, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, wrap=wrap, min_nodes=2, join_timeout=60)
 
 
 @pytest.mark.parametrize("cause", ["a spare of a closed run", "drained"])
 def test_graceful_exit_is_reported_as_leaving_and_not_as_a_failure(cause: str) -> None:
-    async def scene(town: Town) -> None:
-        await town.gathered("a", "b")
-        (call,) = town.enter("c")
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
+        (call,) = world.enter("c")
         await asyncio.sleep(5)
         if cause == "drained":
-            await town.node("a")._run_config.drain("c", "repair")
+            await world.node("a")._run_config.drain("c", "repair")
         else:
-            await town.node("a").close_run("done")
+            await world.node("a").close_run("done")
         with pytest.raises(RendezvousGracefulExitError) as caught:
             await call
-        (left,) = town.of(NodeLeft)
+        (left,) = world.of(NodeLeft)
         assert (left.by, left.reason) == ("c", str(caught.value))
-        assert town.of(JoinFailed) == []
+        assert world.of(JoinFailed) == []
 
-    play(scene, min_nodes=2)
+    run_scenario(scenario, min_nodes=2)
 
 
 def test_timeout_of_the_bootstrap_is_no_join_timeout() -> None:
-    async def scene(town: Town) -> None:
-        process = town.start("a")
+    async def scenario(world: CheckedWorld) -> None:
+        process = world.start("a")
 
         async def time_out(number: int, size: int) -> tuple[str, int]:
             await asyncio.sleep(1)
             raise TimeoutError("the port server does not answer")
 
         process.node._bootstrap = time_out
-        calls = town.enter("a", "b")
+        calls = world.enter("a", "b")
         with pytest.raises(TimeoutError, match="the port server does not answer") as caught:
             await calls[0]
         assert not isinstance(caught.value, RendezvousTimeoutError)
         assert now() < 2
-        assert set(town.present()) == {"b"}, "it must withdraw"
-        calls += town.enter("c")
+        assert set(world.present()) == {"b"}, "it must withdraw"
+        calls += world.enter("c")
         assert {one.size for one in await asyncio.gather(*calls[1:])} == {2}
 
-    play(scene, min_nodes=2, join_timeout=60)
+    run_scenario(scenario, min_nodes=2, join_timeout=60)
 
 
 # A backend that hangs
@@ -313,8 +322,8 @@ def test_withdrawing_from_a_hanging_backend_takes_five_seconds_at_most(way: str)
         made[name] = Hanging(backend)
         return made[name]
 
-    async def scene(town: Town) -> None:
-        (call,) = town.enter("a")
+    async def scenario(world: CheckedWorld) -> None:
+        (call,) = world.enter("a")
         await asyncio.sleep(9)
         made["a"].hangs = True
         started_at = now()
@@ -326,12 +335,12 @@ def test_withdrawing_from_a_hanging_backend_takes_five_seconds_at_most(way: str)
             call.cancel()
             await asyncio.wait({call})
         else:
-            await (town.node("a").leave("enough") if way == "leave" else town.node("a").stop())
+            await (world.node("a").leave("enough") if way == "leave" else world.node("a").stop())
         assert now() - started_at <= WITHDRAW_S + 0.01
         assert WITHDRAW_S == 5
         await asyncio.sleep(30)
-        assert town.present() == {}, "its lease must have ended"
+        assert world.present() == {}, "its lease must have ended"
         made["a"].hangs = False
         await asyncio.wait({call})
 
-    play(scene, wrap=wrap, min_nodes=2, join_timeout=10)
+    run_scenario(scenario, wrap=wrap, min_nodes=2, join_timeout=10)

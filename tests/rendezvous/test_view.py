@@ -21,7 +21,7 @@ from rallypoint.rendezvous.records import (
     encode,
 )
 from rallypoint.rendezvous.view import Departure, Unreadable, View
-from tests.rendezvous.board import KEYS, Board, config, node, round_record, steps
+from tests.rendezvous.fake_run import KEYS, FakeRun, config, node, round_record, steps
 
 NOW = 100.0
 IDS = ("n0", "n1", "n2", "n3")
@@ -125,177 +125,177 @@ TRANSACTIONS = st.lists(CHANGES, min_size=1, max_size=4, unique_by=lambda op: ge
 
 @given(st.lists(TRANSACTIONS, max_size=12), st.data())
 def test_view_updated_by_changes_equals_a_loaded_one(history: list[list[BranchOp]], data: st.DataObject) -> None:
-    board = Board(hold_back_losses=0)
-    board.view.set_roster(1, ROSTER)
+    run = FakeRun(hold_back_losses=0)
+    run.view.set_roster(1, ROSTER)
     for transaction in history:
-        board.write(*transaction)
-        assert_in_one_group_each(board.view)
-    loaded = View(KEYS, board.now)
+        run.write(*transaction)
+        assert_in_one_group_each(run.view)
+    loaded = View(KEYS, run.now)
     loaded.set_roster(1, ROSTER)
-    loaded.load(data.draw(st.permutations(board.scan())), board.engine.revision, board.now)
+    loaded.load(data.draw(st.permutations(run.scan())), run.engine.revision, run.now)
     assert_in_one_group_each(loaded)
     expected = groups(loaded)
-    expected["revision"] = board.view.revision
-    assert groups(board.view) == expected
+    expected["revision"] = run.view.revision
+    assert groups(run.view) == expected
 
 
 @given(st.lists(TRANSACTIONS, max_size=6), st.lists(TRANSACTIONS, max_size=6), st.lists(TRANSACTIONS, max_size=3))
 def test_scan_makes_up_for_missed_changes(
     seen: list[list[BranchOp]], missed: list[list[BranchOp]], after: list[list[BranchOp]]
 ) -> None:
-    board, other = Board(hold_back_losses=0), Board(hold_back_losses=0)
-    for one in (board, other):
+    run, other = FakeRun(hold_back_losses=0), FakeRun(hold_back_losses=0)
+    for one in (run, other):
         one.view.set_roster(1, ROSTER)
         for transaction in seen:
             one.write(*transaction)
-    kept, board.view = board.view, View(KEYS, NOW)
+    kept, run.view = run.view, View(KEYS, NOW)
     for transaction in missed:
-        board.write(*transaction)
+        run.write(*transaction)
         other.write(*transaction)
-    board.view = kept
-    board.view.load(board.scan(), board.engine.revision, NOW)
-    other.view.revision = board.engine.revision
+    run.view = kept
+    run.view.load(run.scan(), run.engine.revision, NOW)
+    other.view.revision = run.engine.revision
     for transaction in after:
-        board.write(*transaction)
+        run.write(*transaction)
         other.write(*transaction)
-    assert_in_one_group_each(board.view)
-    assert groups(board.view) == groups(other.view)
+    assert_in_one_group_each(run.view)
+    assert groups(run.view) == groups(other.view)
 
 
 @given(st.lists(TRANSACTIONS, max_size=8))
 def test_loading_the_same_scan_again_changes_nothing(history: list[list[BranchOp]]) -> None:
-    board = Board(hold_back_losses=0)
+    run = FakeRun(hold_back_losses=0)
     for transaction in history:
-        board.write(*transaction)
-    board.view.facts.clear()
-    before = groups(board.view)
-    board.view.load(board.scan(), board.view.revision, board.now)
-    assert groups(board.view) == before
-    assert board.view.facts == []
+        run.write(*transaction)
+    run.view.facts.clear()
+    before = groups(run.view)
+    run.view.load(run.scan(), run.view.revision, run.now)
+    assert groups(run.view) == before
+    assert run.view.facts == []
 
 
 # By example
 
 
 def test_node_is_in_the_group_of_its_key() -> None:
-    board = Board()
-    board.activate(1, "a", "b")
-    board.join("c", "d", "e")
-    board.drain("d")
-    board.hold("e")
-    view = board.view
+    run = FakeRun()
+    run.activate(1, "a", "b")
+    run.join("c", "d", "e")
+    run.drain("d")
+    run.hold("e")
+    view = run.view
     assert (set(view.members), set(view.candidates), set(view.excluded)) == ({"a", "b"}, {"c"}, {"d", "e"})
 
 
 def test_member_that_joins_again_is_rejoined_and_not_lost() -> None:
-    board = Board()
-    board.activate(1, "a", "b", "c")
-    board.join("a", join=2)
-    board.lose("b")
-    assert (set(board.view.rejoined), board.view.lost) == ({"a"}, 1)
+    run = FakeRun()
+    run.activate(1, "a", "b", "c")
+    run.join("a", join=2)
+    run.lose("b")
+    assert (set(run.view.rejoined), run.view.lost) == ({"a"}, 1)
 
 
 def test_member_of_an_attempt_that_was_given_up_is_a_candidate() -> None:
-    board = Board()
-    board.put(KEYS.round, round_record(3, RoundPhase.FORMING))
-    board.confirm(3, "a")
-    assert set(board.view.candidates) == {"a"}
+    run = FakeRun()
+    run.put(KEYS.round, round_record(3, RoundPhase.FORMING))
+    run.confirm(3, "a")
+    assert set(run.view.candidates) == {"a"}
 
 
 def test_member_above_the_known_round_blocks_forming_and_its_number_counts() -> None:
-    board = Board()
-    board.confirm(9, "a", floor=12)
-    assert set(board.view.above) == {"a"}
-    assert board.view.next_number() == 13
-    board.lose("a")
-    assert not board.view.above
+    run = FakeRun()
+    run.confirm(9, "a", floor=12)
+    assert set(run.view.above) == {"a"}
+    assert run.view.next_number() == 13
+    run.lose("a")
+    assert not run.view.above
 
 
 def test_next_number_is_above_all_seen_numbers() -> None:
-    board = Board()
-    assert board.view.next_number() == 1
-    board.put(KEYS.round, round_record(4, RoundPhase.FORMING))
-    assert board.view.next_number() == 5
-    board.join("a", floor=7)
-    board.confirm(9, "b", floor=0)
-    assert board.view.next_number() == 10
+    run = FakeRun()
+    assert run.view.next_number() == 1
+    run.put(KEYS.round, round_record(4, RoundPhase.FORMING))
+    assert run.view.next_number() == 5
+    run.join("a", floor=7)
+    run.confirm(9, "b", floor=0)
+    assert run.view.next_number() == 10
 
 
 def test_order_of_joining_is_kept_while_a_join_lasts() -> None:
-    board = Board()
-    board.join("a", "b")
-    first = board.view.nodes["a"].order
-    board.confirm(1, "a")
-    assert board.view.nodes["a"].order == first
-    board.join("a", join=2)
-    assert board.view.nodes["a"].order > board.view.nodes["b"].order
+    run = FakeRun()
+    run.join("a", "b")
+    first = run.view.nodes["a"].order
+    run.confirm(1, "a")
+    assert run.view.nodes["a"].order == first
+    run.join("a", join=2)
+    assert run.view.nodes["a"].order > run.view.nodes["b"].order
 
 
 def test_departures_become_facts_and_the_last_ones_are_kept() -> None:
-    board = Board()
-    board.activate(1, "a", "b")
-    board.now += 12
-    board.join("c")
-    board.now += 3
-    board.lose("a", "c")
-    board.leave("b", why="done")
-    board.lose("b")
-    assert list(board.view.departures) == [
+    run = FakeRun()
+    run.activate(1, "a", "b")
+    run.now += 12
+    run.join("c")
+    run.now += 3
+    run.lose("a", "c")
+    run.leave("b", why="done")
+    run.lose("b")
+    assert list(run.view.departures) == [
         Departure("a", 0.0, 15.0, 1, False, "its session ended"),
         Departure("c", 12.0, 15.0, 0, False, "its session ended"),
         Departure("b", 0.0, 15.0, 1, True, "done"),
     ]
-    assert board.view.facts == list(board.view.departures)
+    assert run.view.facts == list(run.view.departures)
 
 
 def test_earlier_departures_are_dropped_when_a_round_becomes_active() -> None:
-    board = Board()
-    board.join("a", "b", "c")
-    board.lose("c")
-    board.activate(1, "a", "b")
-    assert not board.view.departures
+    run = FakeRun()
+    run.join("a", "b", "c")
+    run.lose("c")
+    run.activate(1, "a", "b")
+    assert not run.view.departures
 
 
 def test_new_active_round_resets_departures_and_the_last_call() -> None:
-    board = Board()
-    board.activate(1, "a", "b", "c")
-    board.now += 100
-    board.lose("c")
-    assert board.view.departures
-    board.join("a", "b", join=2)
-    board.put(KEYS.round, round_record(2))
-    assert not board.view.departures
-    assert board.view.started_at == board.now
-    assert board.view.minimum_since is None
+    run = FakeRun()
+    run.activate(1, "a", "b", "c")
+    run.now += 100
+    run.lose("c")
+    assert run.view.departures
+    run.join("a", "b", join=2)
+    run.put(KEYS.round, round_record(2))
+    assert not run.view.departures
+    assert run.view.started_at == run.now
+    assert run.view.minimum_since is None
 
 
 def test_unreadable_node_is_skipped_and_reported_once() -> None:
-    board = Board()
-    board.join("a")
-    board.write(Put(KEYS.node("b"), b"{}"))
-    (fact,) = board.view.facts
+    run = FakeRun()
+    run.join("a")
+    run.write(Put(KEYS.node("b"), b"{}"))
+    (fact,) = run.view.facts
     assert isinstance(fact, Unreadable)
     assert fact.key == KEYS.node("b")
-    assert set(board.view.nodes) == {"a"}
-    assert not board.view.unreadable
+    assert set(run.view.nodes) == {"a"}
+    assert not run.view.unreadable
 
 
 def test_node_whose_key_becomes_unreadable_is_gone() -> None:
-    board = Board()
-    board.activate(1, "a", "b")
-    board.write(Put(KEYS.node("a"), b"\xff"))
-    assert set(board.view.members) == {"b"}
-    assert board.view.lost == 1
+    run = FakeRun()
+    run.activate(1, "a", "b")
+    run.write(Put(KEYS.node("a"), b"\xff"))
+    assert set(run.view.members) == {"b"}
+    assert run.view.lost == 1
 
 
 def test_record_under_the_key_of_another_node_is_skipped() -> None:
-    board = Board()
-    board.join("a", "c")
-    board.put(KEYS.node("b"), node("a"))
-    assert set(board.view.nodes) == {"a", "c"}
-    assert isinstance(board.view.facts[-1], Unreadable)
-    board.decide()
-    assert isinstance(board.decide(after_s=60), Form)
+    run = FakeRun()
+    run.join("a", "c")
+    run.put(KEYS.node("b"), node("a"))
+    assert set(run.view.nodes) == {"a", "c"}
+    assert isinstance(run.view.facts[-1], Unreadable)
+    run.decide()
+    assert isinstance(run.decide(after_s=60), Form)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_record_under_the_key_of_another_node_is_skipped() -> None:
     ],
 )
 def test_config_with_invalid_settings_is_unreadable(shared: dict[str, int | str]) -> None:
-    board = Board()
+    run = FakeRun()
     good = config()
     record = type(good)(
         incarnation="i",
@@ -320,96 +320,96 @@ def test_config_with_invalid_settings_is_unreadable(shared: dict[str, int | str]
         run_lease=1,
         data_lease=2,
     )
-    board.put(KEYS.config, record)
-    assert board.view.rules is None
-    assert set(board.view.unreadable) == {KEYS.config}
-    board.put(KEYS.config, good)
-    assert board.view.rules is not None
-    assert not board.view.unreadable
+    run.put(KEYS.config, record)
+    assert run.view.rules is None
+    assert set(run.view.unreadable) == {KEYS.config}
+    run.put(KEYS.config, good)
+    assert run.view.rules is not None
+    assert not run.view.unreadable
 
 
 def test_hold_ends_when_its_record_is_damaged() -> None:
-    board = Board()
-    board.join("a")
-    board.hold("a")
-    assert set(board.view.excluded) == {"a"}
-    board.write(Put(KEYS.health("a"), b"damaged"))
-    assert set(board.view.candidates) == {"a"}
+    run = FakeRun()
+    run.join("a")
+    run.hold("a")
+    assert set(run.view.excluded) == {"a"}
+    run.write(Put(KEYS.health("a"), b"damaged"))
+    assert set(run.view.candidates) == {"a"}
 
 
 # Cost
 
 
-def many_candidates(size: int) -> Board:
-    board = Board(min_nodes=size + 10, max_nodes=size + 20)
-    board.join(*(f"node{index:06d}" for index in range(size)))
-    return board
+def many_candidates(size: int) -> FakeRun:
+    run = FakeRun(min_nodes=size + 10, max_nodes=size + 20)
+    run.join(*(f"node{index:06d}" for index in range(size)))
+    return run
 
 
-def many_members(size: int) -> Board:
-    board = Board(min_nodes=2, max_nodes=size + 20)
-    board.activate(1, *(f"node{index:06d}" for index in range(size)))
-    return board
+def many_members(size: int) -> FakeRun:
+    run = FakeRun(min_nodes=2, max_nodes=size + 20)
+    run.activate(1, *(f"node{index:06d}" for index in range(size)))
+    return run
 
 
-def many_confirming(size: int) -> Board:
-    board = Board(min_nodes=2, max_nodes=size + 20)
+def many_confirming(size: int) -> FakeRun:
+    run = FakeRun(min_nodes=2, max_nodes=size + 20)
     names = [f"node{index:06d}" for index in range(size)]
-    board.join(*names)
-    board.plan(1, *names)
-    return board
+    run.join(*names)
+    run.plan(1, *names)
+    return run
 
 
 @pytest.mark.parametrize(
     ("make", "change"),
     [
-        (many_candidates, lambda board: board.join("late")),
-        (many_candidates, lambda board: board.lose("node000005")),
-        (many_candidates, lambda board: board.drain("node000005")),
-        (many_candidates, lambda board: board.hold("node000005")),
-        (many_candidates, lambda board: board.join("node000005", join=2)),
-        (many_candidates, lambda board: board.write(Put(KEYS.node("damaged"), b""))),
-        (many_members, lambda board: board.join("late")),
-        (many_members, lambda board: board.lose("node000005")),
-        (many_members, lambda board: board.leave("node000005")),
-        (many_members, lambda board: board.join("node000005", join=2)),
-        (many_confirming, lambda board: board.confirm(1, "node000005")),
-        (many_confirming, lambda board: board.lose("node000005")),
-        (many_confirming, lambda board: board.join("late")),
+        (many_candidates, lambda run: run.join("late")),
+        (many_candidates, lambda run: run.lose("node000005")),
+        (many_candidates, lambda run: run.drain("node000005")),
+        (many_candidates, lambda run: run.hold("node000005")),
+        (many_candidates, lambda run: run.join("node000005", join=2)),
+        (many_candidates, lambda run: run.write(Put(KEYS.node("damaged"), b""))),
+        (many_members, lambda run: run.join("late")),
+        (many_members, lambda run: run.lose("node000005")),
+        (many_members, lambda run: run.leave("node000005")),
+        (many_members, lambda run: run.join("node000005", join=2)),
+        (many_confirming, lambda run: run.confirm(1, "node000005")),
+        (many_confirming, lambda run: run.lose("node000005")),
+        (many_confirming, lambda run: run.join("late")),
     ],
 )
 def test_change_and_decision_cost_the_same_for_any_size(
-    make: Callable[[int], Board], change: Callable[[Board], object]
+    make: Callable[[int], FakeRun], change: Callable[[FakeRun], object]
 ) -> None:
     costs = []
     for size in (20, 2_000):
-        board = make(size)
-        board.decide()
-        batch = _as_batch(board, change)
+        run = make(size)
+        run.decide()
+        batch = _as_batch(run, change)
 
-        def update(board: Board = board, batch: Any = batch) -> None:
-            board.view.apply(batch.changes, batch.revision, board.now)
-            board.view.tick(board.now)
-            summarise(board.view, decide(board.view, board.now), board.now)
+        def update(run: FakeRun = run, batch: Any = batch) -> None:
+            run.view.apply(batch.changes, batch.revision, run.now)
+            run.view.tick(run.now)
+            summarise(run.view, decide(run.view, run.now), run.now)
 
         costs.append(steps(update))
     assert costs[1] <= costs[0] * 1.1 + 50, costs
 
 
-def _as_batch(board: Board, change: Callable[[Board], object]) -> Any:
-    """The batch of a change, without applying it to the view of the board."""
-    view, board.view = board.view, View(KEYS, board.now)
-    board.view.load(board.scan(), board.engine.revision, board.now)
-    change(board)
-    board.view = view
-    return board.engine.history.batches[-1]
+def _as_batch(run: FakeRun, change: Callable[[FakeRun], object]) -> Any:
+    """The batch of a change, without applying it to the view of the run."""
+    view, run.view = run.view, View(KEYS, run.now)
+    run.view.load(run.scan(), run.engine.revision, run.now)
+    change(run)
+    run.view = view
+    return run.engine.history.batches[-1]
 
 
 def test_cost_of_forming_is_almost_linear() -> None:
     costs = []
     for size in (100, 1_000):
-        board = many_candidates(size)
-        board.put(KEYS.config, config(min_nodes=size, max_nodes=size))
-        board.view.tick(board.now)
-        costs.append(steps(lambda board=board: decide(board.view, board.now)) / size)
+        run = many_candidates(size)
+        run.put(KEYS.config, config(min_nodes=size, max_nodes=size))
+        run.view.tick(run.now)
+        costs.append(steps(lambda run=run: decide(run.view, run.now)) / size)
     assert costs[1] <= costs[0] * 1.5, costs

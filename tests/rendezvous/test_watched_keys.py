@@ -37,10 +37,10 @@ class Follower:
         await self.direct.txn([], [Put(key, value)])
 
 
-def follow(scene: Callable[[Follower], Awaitable[None]], faults: Faults | None = None, seed: int = 1) -> Follower:
+def follow(scenario: Callable[[Follower], Awaitable[None]], faults: Faults | None = None, seed: int = 1) -> Follower:
     async def main() -> Follower:
         follower = Follower(faults, seed)
-        await scene(follower)
+        await scenario(follower)
         follower.watched.stop()
         return follower
 
@@ -48,7 +48,7 @@ def follow(scene: Callable[[Follower], Awaitable[None]], faults: Faults | None =
 
 
 def test_copy_has_existing_values_and_later_changes() -> None:
-    async def scene(follower: Follower) -> None:
+    async def scenario(follower: Follower) -> None:
         await follower.put("/a/1", b"one")
         await follower.put("/b/1", b"other")
         await follower.watched.synced.wait()
@@ -58,22 +58,22 @@ def test_copy_has_existing_values_and_later_changes() -> None:
         await asyncio.sleep(1)
         assert follower.values == {"/a/2": b"zwei"}
 
-    follow(scene)
+    follow(scenario)
 
 
 def test_each_revision_is_reported_once() -> None:
-    async def scene(follower: Follower) -> None:
+    async def scenario(follower: Follower) -> None:
         await follower.watched.synced.wait()
         for number in range(3):
             await follower.direct.txn([], [Put("/a/x", b"%d" % number), Put("/a/y", b"%d" % number)])
         await asyncio.sleep(1)
 
-    changes = follow(scene).changes
+    changes = follow(scenario).changes
     assert changes == [{}, *({"/a/x": b"%d" % number, "/a/y": b"%d" % number} for number in range(3))]
 
 
 def test_values_stay_during_an_outage_and_catch_up_afterwards() -> None:
-    async def scene(follower: Follower) -> None:
+    async def scenario(follower: Follower) -> None:
         await follower.put("/a/x", b"before")
         await asyncio.sleep(1)
         follower.chaos.cut()
@@ -84,11 +84,11 @@ def test_values_stay_during_an_outage_and_catch_up_afterwards() -> None:
         await asyncio.sleep(1)
         assert follower.values == {"/a/x": b"meanwhile"}
 
-    follow(scene)
+    follow(scenario)
 
 
 def test_unreachable_backend_is_retried_and_reported() -> None:
-    async def scene(follower: Follower) -> None:
+    async def scenario(follower: Follower) -> None:
         follower.chaos.cut()
         await asyncio.sleep(60)
         assert not follower.watched.synced.is_set()
@@ -98,11 +98,11 @@ def test_unreachable_backend_is_retried_and_reported() -> None:
         assert follower.watched.synced.is_set()
         assert follower.errors[-1] is None
 
-    follow(scene)
+    follow(scenario)
 
 
 def test_compacted_history_leads_to_a_new_scan() -> None:
-    async def scene(follower: Follower) -> None:
+    async def scenario(follower: Follower) -> None:
         await follower.watched.synced.wait()
         for number in range(30):
             await follower.put("/a/x", b"%d" % number)
@@ -110,11 +110,11 @@ def test_compacted_history_leads_to_a_new_scan() -> None:
         await asyncio.sleep(10)
         assert follower.values == {"/a/x": b"29"}
 
-    follow(scene, Faults(history_gone=0.5))
+    follow(scenario, Faults(history_gone=0.5))
 
 
 def test_values_never_go_back_under_faults() -> None:
-    async def scene(follower: Follower) -> None:
+    async def scenario(follower: Follower) -> None:
         for number in range(100):
             await follower.put("/a/x", b"%03d" % number)
             await asyncio.sleep(0.2)
@@ -123,12 +123,12 @@ def test_values_never_go_back_under_faults() -> None:
         assert follower.values == {"/a/x": b"099"}
 
     for seed in range(5):
-        seen = [one["/a/x"] for one in follow(scene, Faults.cruel(), seed).changes if one]
+        seen = [one["/a/x"] for one in follow(scenario, Faults.cruel(), seed).changes if one]
         assert seen == sorted(seen)
 
 
 def test_stopped_copy_does_not_change() -> None:
-    async def scene(follower: Follower) -> None:
+    async def scenario(follower: Follower) -> None:
         await follower.put("/a/x", b"1")
         await asyncio.sleep(1)
         follower.watched.stop()
@@ -136,7 +136,7 @@ def test_stopped_copy_does_not_change() -> None:
         await asyncio.sleep(1)
         assert follower.values == {"/a/x": b"1"}
 
-    follow(scene)
+    follow(scenario)
 
 
 class RejectsFirstWatch(MemoryBackend):

@@ -303,7 +303,7 @@ def test_new_run_is_renewed_in_time():
     run(main())
 
 
-def test_expired_data_lease_is_replaced_and_rounds_form_again(monkeypatch):
+def test_data_lease_that_ended_is_replaced_and_rounds_form_again(monkeypatch):
     monkeypatch.setattr(runs, "MOST_PAUSE_S", 0.2)
 
     async def main():

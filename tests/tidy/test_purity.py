@@ -15,6 +15,7 @@ PURE = (
     "rallypoint.urls",
     "rallypoint.kv.*",
     "rallypoint.wire.*",
+    "rallypoint.rendezvous.attempt",
     "rallypoint.rendezvous.decide",
     "rallypoint.rendezvous.keys",
     "rallypoint.rendezvous.ranks",

@@ -63,7 +63,7 @@ hellos = st.builds(
     sessions=st.lists(st.builds(Held, numbers, seconds), max_size=3).map(tuple),
 )
 welcomes = st.builds(
-    Welcome, numbers, texts, texts, st.lists(numbers, max_size=3).map(tuple), numbers, numbers, numbers
+    Welcome, numbers, texts, texts, st.lists(numbers, max_size=3).map(tuple), numbers, st.booleans(), st.booleans()
 )
 refusals = st.builds(Refused, st.sampled_from(RefusalCode), texts)
 

@@ -6,13 +6,12 @@ when the attempt is decided and never edited (Agreement).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
-from rallypoint.kv.types import DeleteRange, Put
+from rallypoint.kv.types import Compare, DeleteRange, Put
 from rallypoint.rendezvous.decide import Form, active_sentence, forming_sentence
-from rallypoint.rendezvous.fenced_writer import Writes
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
     AssignRecord,
@@ -27,6 +26,16 @@ from rallypoint.rendezvous.records import (
     split_roster,
 )
 from rallypoint.rendezvous.view import Plan, View
+
+
+@dataclass(slots=True)
+class Writes:
+    """Writes in the order in which they must be committed. `ops[marker]` is the write of `state/round`."""
+
+    ops: list[Put | DeleteRange] = field(default_factory=list)
+    marker: int = 0
+    compares: list[Compare] = field(default_factory=list)
+    """Further compares of the transaction that holds `ops[marker]`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from rallypoint.events import (
 from rallypoint.kv.types import BranchOp, Compare, Delete, DeleteRange, ModRevisionIs, Put, TxnResult
 from rallypoint.rendezvous.attempt import (
     Leases,
+    Writes,
     activation_writes,
     active_record,
     active_status,
@@ -52,7 +53,7 @@ from rallypoint.rendezvous.decide import (
     decide,
     summarise,
 )
-from rallypoint.rendezvous.fenced_writer import OTHER_COMPARES, Deposed, FencedWriter, LookAgain, Writes
+from rallypoint.rendezvous.fenced_writer import OTHER_COMPARES, Deposed, FencedWriter, LookAgain
 from rallypoint.rendezvous.history import Reports
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (

@@ -7,12 +7,12 @@ coordinator writes may go past this module.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from rallypoint._marks import mark
 from rallypoint.backends.contract import Backend
 from rallypoint.errors import LeaseGone
-from rallypoint.kv.types import BranchOp, Compare, CreateRevisionIs, DeleteRange, GotItem, ModRevisionIs, Put, TxnResult
+from rallypoint.kv.types import BranchOp, Compare, CreateRevisionIs, GotItem, ModRevisionIs, Put, TxnResult
+from rallypoint.rendezvous.attempt import Writes
 from rallypoint.rendezvous.keys import RunKeys
 
 OTHER_COMPARES = 3
@@ -25,16 +25,6 @@ class Deposed(Exception):
 
 class LookAgain(Exception):
     """The view was out of date: scan and decide again."""
-
-
-@dataclass(slots=True)
-class Writes:
-    """Writes in the order in which they must be committed. `ops[marker]` is the write of `state/round`."""
-
-    ops: list[Put | DeleteRange] = field(default_factory=list)
-    marker: int = 0
-    compares: list[Compare] = field(default_factory=list)
-    """Further compares of the transaction that holds `ops[marker]`."""
 
 
 class FencedWriter:

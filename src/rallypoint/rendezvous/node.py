@@ -97,8 +97,8 @@ class Node:
             while_open=self._start_tasks,
             on_lost=self._on_change,
         )
-        backend.on_reachability(self._reached)
-        backend.on_data_loss(self._claim)
+        backend.on_reachability(self._on_reachability)
+        backend.on_data_loss(self._make_claim)
         self._snapshot: RunSnapshot | None = None
         self._node_tasks = NodeTasks(
             backend,
@@ -426,14 +426,14 @@ class Node:
         assert self._snapshot is not None
         return self.view.config_since(self._snapshot.config, self._snapshot.config_revision)
 
-    def _reached(self, error: BackendError | None) -> None:
+    def _on_reachability(self, error: BackendError | None) -> None:
         if error is None:
             self._reachability.succeeded()
             self._wake.set()  # `backend.makes_run` may have become true
         else:
             self._reachability.failed(error)
 
-    def _claim(self) -> bytes:
+    def _make_claim(self) -> bytes:
         floor, ttl_s = self._node_session.floor, self.settings.session_ttl_s
         return encode(claim_of(self.identity, self._last_joined, self.view.last_active, floor, ttl_s))
 

@@ -44,7 +44,7 @@ class WatchedKeys:
         self._on_change = on_change
         self._on_trouble = on_trouble
         self._is_stopped = False
-        self._task = asyncio.create_task(self._follow(), name=f"watched of {self._prefixes[0]}")
+        self._task = asyncio.create_task(self._follow(), name=f"watched keys {self._prefixes[0]}")
 
     def stop(self) -> None:
         """Stop following; the values stay as they are."""

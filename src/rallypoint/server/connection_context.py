@@ -32,8 +32,6 @@ class ConnectionContext(Protocol):
     generation: str
     software: str
     max_frame: int
-    max_txn_ops: int
-    max_txn_bytes: int
     is_dedicated: bool
     connections: dict[Connection, None]
 
@@ -61,8 +59,6 @@ def welcome_by(context: ConnectionContext, version: int, ended: tuple[int, ...],
         software=context.software,
         ended=ended,
         max_frame=context.max_frame,
-        max_txn_ops=context.max_txn_ops,
-        max_txn_bytes=context.max_txn_bytes,
         is_dedicated=context.is_dedicated,
         makes_run=makes_run,
     )

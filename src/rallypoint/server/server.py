@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 from rallypoint._version import SOFTWARE
 from rallypoint.backends.forks import guard
-from rallypoint.backends.tcp.client import LIMITS
 from rallypoint.events import Emitter, ServerListens, ServerStopped, ServerTrouble
 from rallypoint.kv.engine import DEFAULT_HISTORY, Engine
 from rallypoint.server.acceptor import Acceptor
@@ -86,8 +85,6 @@ class Server:
         self.generation = generation or new_generation(rng)
         self.software = SOFTWARE
         self.max_frame = self.limits.max_frame
-        self.max_txn_ops = LIMITS.max_txn_ops
-        self.max_txn_bytes = LIMITS.max_txn_bytes
         self.traffic = Traffic()
         self.connections: dict[Connection, None] = {}
         self.engine_host = self.make_engine_host(engine or Engine(history, first=first_revision(wall)))

@@ -60,8 +60,6 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     software: str = ""
     ended: tuple[int, ...] = ()
     max_frame: int = 0
-    max_txn_ops: int = 0
-    max_txn_bytes: int = 0
     is_dedicated: bool = False
     """The server was started by `rallypoint serve` and is expected to restart: nodes wait before they host one."""
     makes_run: bool = True

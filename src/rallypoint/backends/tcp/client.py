@@ -29,7 +29,7 @@ from rallypoint.backends.tcp.requests import Pending, Requests
 from rallypoint.backends.tcp.stall_detector import STALL_S, StallDetector
 from rallypoint.backends.tcp.watch import TcpWatch
 from rallypoint.errors import BackendError, HistoryGone, Rejected, Unavailable
-from rallypoint.kv.types import BranchOp, Compare, Grant, Op, Put, Range, Result, Revoke, Txn, TxnResult
+from rallypoint.kv.types import Grant, Op, Range, Result, Revoke, Txn, TxnResult
 from rallypoint.wire.handshake import Versions
 from rallypoint.wire.messages import (
     Answer,
@@ -119,17 +119,6 @@ class TcpBackend(OpBackend):
     async def execute(self, op: Op) -> Result:
         result = await self._request(Do(self._requests.number(), op), changes_something(op))
         assert not isinstance(result, Status)
-        return result
-
-    async def txn(
-        self, compares: Sequence[Compare], then: Sequence[BranchOp], otherwise: Sequence[BranchOp] = ()
-    ) -> TxnResult:
-        """As in the contract. Every step of a node in a round is one call, so this path has few function calls."""
-        self._start()
-        op = Txn(tuple(compares), tuple(then), tuple(otherwise))
-        changes = (bool(then) and type(then[0]) is Put) or changes_something(op)
-        result = self.checked(await self._answer(self._asked(Do(self._requests.number(), op), changes)))
-        assert isinstance(result, TxnResult)
         return result
 
     def watch(self, prefix: str, after_revision: int) -> Watch:

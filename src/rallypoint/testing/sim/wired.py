@@ -131,7 +131,7 @@ class _ObservedServer(Server):
         self.engine_host.watch(self, "", self.engine_host.engine.revision)
 
     def execute(self, op: Op, origin: Origin | None = None) -> Result:
-        """`EngineHost.execute`, with a report. Expired leases are ended before, so that they count as no client's."""
+        """The engine host's `execute`, recorded. The end of a lease by time has no writer."""
         deadline = self.engine_host.engine.next_deadline()
         if deadline is not None and deadline <= self._loop.time():
             self._end_due_leases()

@@ -55,7 +55,7 @@ def round_record(number: int, phase: RoundPhase = RoundPhase.ACTIVE, size: int =
     return RoundRecord(number=number, phase=phase, size=size, term=1, **fields)
 
 
-class Board:
+class FakeRun:
     """The keys, a view that receives every change, and a clock that is set by hand."""
 
     def __init__(self, **options: object) -> None:
