@@ -131,13 +131,13 @@ def test_world_changes_and_calls_listeners_when_its_session_is_lost():
     async def main():
         async with handlers(place(), "a", min_nodes=1) as (a,):
             world = await a.next_rendezvous()
-            heard = []
-            world.changed.add_listener(lambda cause, reason: heard.append(cause))
+            causes = []
+            world.changed.add_listener(lambda cause, reason: causes.append(cause))
             await _revoke_session(a)
             await world.changed.wait()
-            world.changed.add_listener(lambda cause, reason: heard.append(f"late {cause.value}"))
+            world.changed.add_listener(lambda cause, reason: causes.append(f"late {cause.value}"))
             assert world.changed.cause is Cause.SESSION_LOST
-            assert heard == [Cause.SESSION_LOST, "late session lost"]
+            assert causes == [Cause.SESSION_LOST, "late session lost"]
             assert a.num_nodes_waiting() == 1
             assert (await a.next_rendezvous()).round > world.round
 

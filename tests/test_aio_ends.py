@@ -47,7 +47,7 @@ def opened_by(monkeypatch):
 
 def test_listener_that_raises_is_removed_and_the_node_enters_the_next_round(caplog):
     url = f"memory://{unique()}/run?min_nodes=1&max_nodes=2&last_call_timeout=1&join_timeout=30"
-    calls, heard = [], []
+    calls, causes = [], []
 
     def fails(cause, reason):
         calls.append(cause)
@@ -57,7 +57,7 @@ def test_listener_that_raises_is_removed_and_the_node_enters_the_next_round(capl
         a, b = (aio.create_handler(url, name=name) for name in "ab")
         world = await a.next_rendezvous()
         world.changed.add_listener(fails)
-        world.changed.add_listener(lambda cause, reason: heard.append(cause))
+        world.changed.add_listener(lambda cause, reason: causes.append(cause))
         joining = asyncio.create_task(b.next_rendezvous())
         await world.changed.wait()
         world.changed.set(Cause.LOSS, "graver")
@@ -69,7 +69,7 @@ def test_listener_that_raises_is_removed_and_the_node_enters_the_next_round(capl
     with caplog.at_level(logging.ERROR, "rallypoint"):
         virtual(main)
     assert calls == [Cause.WAITING]
-    assert heard[:2] == [Cause.WAITING, Cause.LOSS]
+    assert causes[:2] == [Cause.WAITING, Cause.LOSS]
     (record,) = caplog.records
     assert "not called again" in record.getMessage()
     assert "ZeroDivisionError" in caplog.text

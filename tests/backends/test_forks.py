@@ -61,12 +61,12 @@ def test_child_of_a_host_does_not_keep_its_address(forked):
 
 def test_child_does_not_keep_the_connection_of_its_parent(forked):
     port, node, _ = forked
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
-        stranger.settimeout(10)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.settimeout(10)
         node.kill()
         node.wait()
         try:
-            closed = stranger.recv(100) == b""
+            closed = client.recv(100) == b""
         except ConnectionResetError:
             closed = True
     assert closed

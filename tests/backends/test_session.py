@@ -162,10 +162,10 @@ def test_long_outage_is_reported_again_after_each_time_to_live():
     missed = []
 
     async def main():
-        async def nobody_could_end_it():
+        async def no_leader():
             raise Unavailable("no leader", nothing_ended_at=now())
 
-        backend = Scripted(fault=nobody_could_end_it)
+        backend = Scripted(fault=no_leader)
         session = await backend.open_session(TTL_S, on_missed=lambda _: missed.append(now()))
         await asyncio.sleep(30.0)
         lost = session.lost.is_set()

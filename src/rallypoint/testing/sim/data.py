@@ -1,7 +1,7 @@
 """The data of a simulated server: the real log, snapshots and recovery, on a memory disk that can lose power.
 
 A write takes time. The machine may fail before it, in the middle of it, or after it and before its completion is
-reported; the content of the disk is then drawn at random within the promises of a disk.
+reported; the content of the disk is then drawn at random within the guarantees of a disk.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Director:
             act()
         await self._until(plan.faults_end_at_s)
         await self._heal()
-        with suppress(_Refused):  # no round is promised in such a world
+        with suppress(_Refused):  # no round is guaranteed in such a world
             await self._live_on()
         self._raise_if_broken()
 
@@ -383,7 +383,7 @@ class Director:
         return [p for p in self._world.processes.values() if p.joined is not None and p.joined.number == number]
 
     async def _detect(self) -> None:
-        """A member dies: every survivor is told in time, and the round re-forms."""
+        """A member dies: every survivor is notified in time, and the round re-forms."""
         world, plan = self._world, self._plan
         members = self._members()
         if len(members) < 2:
@@ -406,9 +406,9 @@ class Director:
         for process in members:
             if process is victim or process.is_over:
                 continue
-            told = any(at >= died_at and of == number for at, of, _ in process.causes)
+            notified = any(at >= died_at and of == number for at, of, _ in process.causes)
             moved = process.joined is None or process.joined.number != number
-            if not told and not moved:
+            if not notified and not moved:
                 raise BrokeDetection(f"{process.machine} was not told that {victim.machine} died {within_s} s ago")
         await self._complete("after a crash")
 
@@ -456,8 +456,8 @@ class Director:
         await asyncio.sleep(plan.ttl_s)
         self._stop_if_refused()
         for process in world.processes.values():
-            number, told = before.get(process.machine, (0, 0))
-            if number and ((process.joined.number if process.joined else 0) != number or len(process.causes) != told):
+            number, causes = before.get(process.machine, (0, 0))
+            if number and ((process.joined.number if process.joined else 0) != number or len(process.causes) != causes):
                 cause = process.causes[-1][2] if process.causes else Cause.ROUND_OVER
                 raise BrokeOutageTolerance(f"{process.machine} was disturbed in round {number}: {cause.value}")
 
@@ -477,8 +477,8 @@ class Director:
             for process in waiting:
                 # With reopen_after 0 a node whose join timed out just then may have reopened the run.
                 expected = RendezvousClosedError if plan.reopen_after_s > 0 else RendezvousError
-                told = any(at >= since and isinstance(error, expected) for at, error in process.raised)
-                if not told and not process.is_over:
+                notified = any(at >= since and isinstance(error, expected) for at, error in process.raised)
+                if not notified and not process.is_over:
                     raise BrokeFinality(f"{process.machine} was not told that the run is closed")
             return
         await asyncio.sleep(plan.join_timeout_s + plan.confirm_timeout_s + 2 * WITHDRAW_S + SLACK_S)

@@ -25,17 +25,17 @@ class EventLog:
         self._at = -1.0
         self._written_at = ""
 
-    def add(self, now: float, kind: str, who: str, what: object, revision: int) -> None:
-        """Add an event. If `what` is not text, only its type goes into the digest."""
+    def add(self, now: float, kind: str, actor: str, content: object, revision: int) -> None:
+        """Add an event. If `content` is not text, only its type goes into the digest."""
         self.count += 1
         if now != self._at:
             self._at = now
             self._written_at = repr(now)
-        said = what if isinstance(what, str) else type(what).__name__
-        self._lines.append(f"{self._written_at} {kind} {who} {said} {revision}\n")
+        text = content if isinstance(content, str) else type(content).__name__
+        self._lines.append(f"{self._written_at} {kind} {actor} {text} {revision}\n")
         if len(self._lines) == LINES_AT_ONCE:
             self._hash()
-        self.last.append((now, kind, who, what))
+        self.last.append((now, kind, actor, content))
 
     @property
     def digest(self) -> str:

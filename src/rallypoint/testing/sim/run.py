@@ -87,7 +87,7 @@ def run_plan(plan: Plan) -> Verdict:
         virtual_s=loop.time(),
         broke=broke,
         why=why,
-        notes=tuple((at, kind, who, in_words(what)) for at, kind, who, what in world.notes) if broke else (),
+        notes=tuple((at, kind, actor, in_words(content)) for at, kind, actor, content in world.notes) if broke else (),
         marks=frozenset(marks),
     )
     world.end()

@@ -1,7 +1,7 @@
 """Simulated TCP connections: two ends with asyncio's transport interface, and bytes with delays between them.
 
-TCP's promises hold: the bytes of a direction arrive in order, each once, or the connection ends. Nothing else is
-promised: they arrive in arbitrary pieces, with delays, are held back while their direction is cut, and a reset loses
+TCP's guarantees hold: the bytes of a direction arrive in order, each once, or the connection ends. Nothing else is
+guaranteed: they arrive in arbitrary pieces, with delays, are held back while their direction is cut, and a reset loses
 bytes in flight, before or after the peer has received some of them. A process that dies closes its connections; a
 machine that dies leaves them open at the peer, which notices it by a reset or, much later, by a time-out.
 """

@@ -120,11 +120,11 @@ class SimWorld:
 
     # --- the event log ------------------------------------------------------------------------------------------------
 
-    def note(self, kind: str, who: str, what: object) -> None:
+    def note(self, kind: str, actor: str, content: object) -> None:
         """Record an event in the digest and among the last events, which a failure prints."""
         if self._event_log.count >= MOST_EVENTS and self.broken is None:
             self.broken = BrokeCompletion(f"{MOST_EVENTS} events without an end")
-        self._event_log.add(self.loop.now, kind, who, what, self._revision)
+        self._event_log.add(self.loop.now, kind, actor, content, self._revision)
 
     @property
     def events(self) -> int:
@@ -148,7 +148,7 @@ class SimWorld:
             self._break(error)
         current = self.safety.picture.round
         if self.wire is not None and any(change.key == self.keys.round for change in batch.changes):
-            self._guard(lambda: self._check_forgotten(current))
+            self._guard(lambda: self._check_lost_round(current))
         if current is not None and current.phase is RoundPhase.FORMING:
             self.forming.set()
         waiting = self.safety.picture.waiting
@@ -213,13 +213,13 @@ class SimWorld:
         return process
 
     def _connect(
-        self, who: str, writer: str, rng: random.Random, call_timeout_s: float, max_txn_ops: int
+        self, actor: str, writer: str, rng: random.Random, call_timeout_s: float, max_txn_ops: int
     ) -> SimBackend | WiredBackend | CellBackend:
         if isinstance(self.server, RegisterCell):
-            return CellBackend(self.server, who, writer, rng, self._fair(), self.note, self.plan.ttl_s)
+            return CellBackend(self.server, actor, writer, rng, self._fair(), self.note, self.plan.ttl_s)
         if isinstance(self.server, WiredServer):
-            return WiredBackend(self.server, who, writer, rng, self._fair())
-        return SimBackend(self.server, who, writer, rng, self._fair(), self.note, call_timeout_s, max_txn_ops)
+            return WiredBackend(self.server, actor, writer, rng, self._fair())
+        return SimBackend(self.server, actor, writer, rng, self._fair(), self.note, call_timeout_s, max_txn_ops)
 
     def settings(self, name: str) -> Settings:
         """The settings of the node on a machine: the same in each of its lives."""
@@ -325,9 +325,9 @@ class SimWorld:
     async def entry(self) -> AsyncIterator[RunConfig]:
         """An operator's `RunConfig` to the run, with a new connection each time."""
         self._operators += 1
-        who = f"operator {self._operators}"
-        rng = random.Random(f"{self.plan.seed} {who}")
-        backend = self._connect(who, "", rng, 5.0, 128)
+        actor = f"operator {self._operators}"
+        rng = random.Random(f"{self.plan.seed} {actor}")
+        backend = self._connect(actor, "", rng, 5.0, 128)
         settings = self.settings("n00")
         try:
             yield RunConfig(backend, self.keys, settings, "operator", lambda: f"{rng.getrandbits(64):x}", lambda: 1e9)
@@ -368,7 +368,7 @@ class SimWorld:
             if process.wants == "leave":
                 process.wants = ""
                 process.joined = None
-                await node.leave("it was told to")
+                await node.leave("the director asked for it")
                 self.note("left", process.machine, "")
                 await asyncio.sleep(process.rng.uniform(0.0, 3.0))
 
@@ -402,10 +402,10 @@ class SimWorld:
                 f"which has {joined.size} members"
             )
 
-    def _check_forgotten(self, current: RoundRecord | None) -> None:
+    def _check_lost_round(self, current: RoundRecord | None) -> None:
         """When a round of a server that lost its data becomes active, no node may still be in one of its earlier life.
 
-        This is not promised if the attempt was decided before any client of the earlier life had returned.
+        This is not guaranteed if the attempt was decided before any client of the earlier life had returned.
         """
         assert self.wire is not None
         first_revision, now = self.wire.first_revision, self.loop.time()
