@@ -1,4 +1,4 @@
-"""Editing one line of a function while the program runs, to see what notices."""
+"""Temporary edits of single functions in the running program, for mutation tests."""
 
 from __future__ import annotations
 import __future__
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One snippet of the source of a function or method, and what stands there instead."""
+    """A snippet of the source of a function or method, and its replacement."""
 
     owner: Any
     """A class or a module."""
@@ -24,14 +24,14 @@ class Edit:
     new: str
 
     def function(self) -> FunctionType:
-        """What is edited."""
+        """The function to edit."""
         found = inspect.getattr_static(self.owner, self.name)
         found = found.fget if isinstance(found, property) else found
         assert isinstance(found, FunctionType), f"{self.name} is not a function"
         return found
 
     def code(self) -> CodeType:
-        """The edited code. AssertionError if the snippet is not there exactly once."""
+        """The edited code. AssertionError unless the source contains the snippet exactly once."""
         function = self.function()
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(self.old) == 1, f"{function.__qualname__} has {source.count(self.old)} times: {self.old}"
@@ -47,8 +47,8 @@ class Edit:
 
 @contextmanager
 def edited(*edits: Edit) -> Iterator[None]:
-    """The program with these edits. It is the code of the functions that is exchanged, so whoever imported them by
-    name runs the edited ones, too. One edit a function."""
+    """Apply the edits, at most one per function. The code objects are replaced, so that functions that were imported by
+    name are edited, too."""
     changed: list[tuple[FunctionType, CodeType]] = []
     try:
         for edit in edits:

@@ -1,12 +1,12 @@
-"""Deliberately broken variants of the real algorithm, its drivers and the engine: one edit each, and who notices.
+"""Mutants: deliberately broken variants of the algorithm, its drivers and the engine, each with its edits.
 
-A checker that cannot fail is a defect, and so is a world in which nothing that matters happens. For every rule of the
-protocol and every guarantee there is at least one mutant here. The simulator notices it in the world of the seed that
-`caught.json` records (`pytest tests/sim/test_mutants.py --rewrite` finds those seeds anew), or, where only one order of
-events in a million shows it, the exhaustive worlds do.
+They prove that the checkers can fail and that the worlds exercise every rule: there is at least one mutant for every
+rule of the protocol and for every guarantee. The simulator detects a mutant in the world of the seed in `caught.json`
+(`pytest tests/sim/test_mutants.py --rewrite` searches new seeds). If only one order of events in a million shows it, an
+exhaustive world detects it.
 
-Some rules are second lines of defence: left out alone they cost nothing that a checker could see, because another rule
-stands behind them. Their mutants leave out both, and say so.
+For some rules a second rule gives the same protection, so that a mutant without the first breaks no guarantee. Such
+mutants remove both, and name the second line of defence.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ RULES = range(1, 11)
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """What is left out, of which rule if it is one, what that breaks, and the edits."""
+    """A broken variant: its edits, its rule if it breaks one, and the guarantees that it breaks."""
 
     name: str
     breaks: tuple[str, ...]
-    """Guarantees, any of which may be the first that is seen to be broken."""
+    """The guarantees, each of which may be the first to be detected as broken."""
     edits: tuple[Edit, ...]
     rule: int | None = None
     second_line: str = ""
-    """What stands behind the rule, and is left out as well."""
+    """The second line of defence, which is removed, too."""
     world: Setup | None = None
-    """The tiny world that notices it; None: the simulator does."""
+    """The exhaustive world that detects it; None: the simulator does."""
     is_wired: bool = False
-    """Whether only a wire world can notice it."""
+    """Whether only a wire world can detect it."""
     has_data: bool = False
-    """Whether only a world can notice it whose server keeps its data."""
+    """Whether only a world whose server has data can detect it."""
 
     def applied(self) -> AbstractContextManager[None]:
-        """The program with this mutant in it."""
+        """Apply the mutant."""
         return edited(*self.edits)
 
 
 def alone(begin: str = "nothing", **budget: int) -> Setup:
-    """A tiny world of one node."""
+    """An exhaustive world of one node."""
     return Setup("", nodes=1, min_nodes=1, max_nodes=1, begin=begin, budget=Budget(**budget))
 
 
@@ -84,7 +84,7 @@ MUTANTS = (
         rule=1,
     ),
     Mutant(
-        "a planned member with another join is not gone",
+        "a planned member with another join counts as present",
         ("Barrier",),
         (Edit(View, "_check_plan", "elif seen.record.join != join:", "elif False:"),),
         rule=2,
@@ -142,7 +142,7 @@ MUTANTS = (
         world=alone(ghost=1),
     ),
     Mutant(
-        "a node's first write overwrites whatever is there",
+        "a node's first write overwrites an existing key",
         ("Barrier",),
         (
             Edit(
@@ -187,14 +187,14 @@ MUTANTS = (
         rule=6,
     ),
     Mutant(
-        "a round is written without a look at state/closed",
+        "a round is written without comparing state/closed",
         ("Finality",),
         (Edit(FencedWriter, "write_round", "(closed, *writes.compares)", "writes.compares"),),
         rule=7,
         world=alone("forming", close=1),
     ),
     Mutant(
-        "a node joins a run that was closed since it looked",
+        "a node joins a run that was closed after its read",
         ("Finality",),
         (
             Edit(Node, "_join_with", "NodePhase.JOINING, compares=compares", "NodePhase.JOINING"),
@@ -210,13 +210,13 @@ MUTANTS = (
         world=alone(close=1),
     ),
     Mutant(
-        "numbers go on without a look at the floors",
+        "round numbers ignore the floors",
         ("Monotonicity",),
         (Edit(View, "next_number", "max(floors, default=0)", "0"),),
         rule=9,
     ),
     Mutant(
-        "members of a forgotten round do not block the next",
+        "members of a lost round do not block the next",
         ("Exclusivity",),
         (
             Edit(decide, "decide", "if view.above:", "if False:"),
@@ -225,7 +225,7 @@ MUTANTS = (
         rule=9,
     ),
     Mutant(
-        "a member does not notice that its round was forgotten",
+        "a member does not notice that its round was lost",
         ("Completion",),
         (
             Edit(
@@ -262,7 +262,7 @@ MUTANTS = (
         (Edit(ranks, "choose", "max(places, 0)", "places + 1"),),
     ),
     Mutant(
-        "members are told the ranks in the opposite order",
+        "members get the ranks in the opposite order",
         ("Agreement",),
         (
             Edit(
@@ -297,7 +297,7 @@ MUTANTS = (
         world=alone("forming", expire=1),
     ),
     Mutant(
-        "a store is written without a look at the membership",
+        "a store is written without comparing the membership",
         ("Fencing",),
         (
             Edit(
@@ -314,7 +314,7 @@ MUTANTS = (
         (Edit(RunKeys, "store", "{number:012d}", "{0:012d}"),),
     ),
     Mutant(
-        "the store of a number's earlier life is left in place",
+        "the old store of a reused round number is kept",
         ("Fencing",),
         (Edit(attempt, "activation_writes", "DeleteRange(keys.store(record.number))", "DeleteRange(keys.store(0))"),),
     ),
@@ -325,7 +325,7 @@ MUTANTS = (
         world=alone("forming", close=1, reopen=1),
     ),
     Mutant(
-        "those who wait are not told of a close",
+        "waiting nodes are not told of a close",
         ("Finality",),
         (Edit(Node, "_advance", "view.closed_revision > snapshot.closed_revision", "False"),),
     ),
@@ -335,7 +335,7 @@ MUTANTS = (
         (Edit(decide, "decide", "return GiveUp((), view.plan.broken)", "return Wait(view.plan.broken)"),),
     ),
     Mutant(
-        "who did not confirm once is left out for good",
+        "a node that did not confirm once is left out for ever",
         ("Completion",),
         (
             Edit(
@@ -347,7 +347,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "nobody stands for election again",
+        "no node stands for election again",
         ("Completion", "Detection"),
         (Edit(Election, "_wait_until_vacant", "change.item is None", "False"),),
     ),
@@ -367,12 +367,12 @@ MUTANTS = (
         (Edit(JoinDeadline, "update", "None if is_spare else self._deadline", "None"),),
     ),
     Mutant(
-        "a time-out does not say who is missing",
+        "a time-out does not name the missing nodes",
         ("Release",),
         (Edit(JoinDeadline, "error", "reason or", '"" or'),),
     ),
     Mutant(
-        "one missed renewal is the end of the session",
+        "one missed renewal ends the session",
         ("OutageTolerance",),
         (
             Edit(
@@ -406,7 +406,7 @@ MUTANTS = (
     ),
     # --- the server and its client ------------------------------------------------------------------------------------
     Mutant(
-        "the answers to a client are forgotten when it comes back",
+        "the answers to a client are dropped when it reconnects",
         ("Fencing",),
         (
             Edit(
@@ -432,13 +432,13 @@ MUTANTS = (
         is_wired=True,
     ),
     Mutant(
-        "a client that comes back does not go on with its sessions",
+        "a reconnecting client does not resume its sessions",
         ("OutageTolerance",),
         (Edit(Clients, "connected", "for session in held:", "for session in ():"),),
         is_wired=True,
     ),
     Mutant(
-        "a connection that closes after the next was made shortens the sessions",
+        "an old connection that closes after a reconnect shortens the sessions",
         ("OutageTolerance",),
         (
             Edit(
@@ -454,13 +454,13 @@ MUTANTS = (
         is_wired=True,
     ),
     Mutant(
-        "a connection that the peer closed shortens nothing",
+        "a connection that the peer closed shortens no session",
         ("Detection",),
         (Edit(Clients, "disconnected", "if by_peer:", "if False:"),),
         is_wired=True,
     ),
     Mutant(
-        "the grace of a session goes on while the server stands still",
+        "the grace of a session runs while the server is paused",
         ("OutageTolerance",),
         (
             Edit(
@@ -479,14 +479,14 @@ MUTANTS = (
         is_wired=True,
     ),
     Mutant(
-        "a server that lost its memory waits for nobody",
+        "a server without its data does not wait for the members",
         ("Exclusivity",),
         (Edit(decide, "decide", "if view.returning is not None and (until", "if False and (until"),),
         is_wired=True,
     ),
     # --- its data -----------------------------------------------------------------------------------------------------
     Mutant(
-        "answers and pushes go out before what they say is kept",
+        "answers and pushes are sent before they are durable",
         ("Barrier", "Agreement", "Exclusivity", "OutageTolerance", "Monotonicity", "Fencing"),
         (
             Edit(
@@ -499,7 +499,7 @@ MUTANTS = (
         has_data=True,
     ),
     Mutant(
-        "what was answered to whom is not kept",
+        "the answers to clients are not kept",
         ("Fencing",),
         (
             Edit(log, "replay", "engine.apply(op, now, entry.origin)", "engine.apply(op, now)"),
@@ -514,7 +514,7 @@ MUTANTS = (
         has_data=True,
     ),
     Mutant(
-        "a log is written on after a sync that failed",
+        "a log is continued after a failed sync",
         ("OutageTolerance",),
         (
             Edit(

@@ -1,4 +1,4 @@
-"""Every mutant is noticed, for the right reason, in the world that is recorded for it."""
+"""Every mutant is detected, for the right reason, in the world that is recorded for it."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.sim.mutants import GUARANTEES, MUTANTS, RULES, Mutant
 CAUGHT = Path(__file__).with_name("caught.json")
 SEEDS = range(4_000)
 MOST_EVENTS = 10_000
-"""A world that goes on for longer before it is judged is no quick test."""
+"""Worlds with more events are too slow for a test."""
 IN_SIMULATION = [mutant for mutant in MUTANTS if mutant.world is None]
 EXHAUSTIVE = [mutant for mutant in MUTANTS if mutant.world is not None]
 
@@ -25,7 +25,7 @@ def recorded() -> dict[str, int]:
 
 
 def find_seed(mutant: Mutant) -> int | None:
-    """The first seed whose world notices the mutant."""
+    """The first seed whose world detects the mutant."""
     for seed in SEEDS:
         if (mutant.is_wired and not draw(seed).wired) or (mutant.has_data and not draw(seed).has_data):
             continue
@@ -36,9 +36,9 @@ def find_seed(mutant: Mutant) -> int | None:
 
 
 def record(mutant: Mutant) -> None:
-    """Find the seed anew, and forget mutants that are no more."""
+    """Search the seed again, and remove mutants that no longer exist from the record."""
     seed = find_seed(mutant)
-    assert seed is not None, f"no seed of {SEEDS} notices that {mutant.name}"
+    assert seed is not None, f"no seed of {SEEDS} detects that {mutant.name}"
     names = [each.name for each in IN_SIMULATION]
     caught = {name: at for name, at in (recorded() | {mutant.name: seed}).items() if name in names}
     lines = json.dumps(dict(sorted(caught.items(), key=lambda pair: names.index(pair[0]))), indent=2)
@@ -46,17 +46,17 @@ def record(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", IN_SIMULATION, ids=lambda mutant: mutant.name)
-def test_mutant_is_noticed_by_the_simulator(mutant, request):
+def test_mutant_is_detected_by_the_simulator(mutant, request):
     with mutant.applied():
         if request.config.getoption("--rewrite"):
             record(mutant)
         verdict = run_seed(recorded()[mutant.name])
     advice = "if the code has changed: pytest tests/sim/test_mutants.py --rewrite"
-    assert verdict.broke in mutant.breaks, f"{verdict.broke or 'nothing'} broke {verdict.why}; {advice}"
+    assert verdict.broke in mutant.breaks, f"broke {verdict.broke or 'nothing'}: {verdict.why}; {advice}"
 
 
 @pytest.mark.parametrize("mutant", EXHAUSTIVE, ids=lambda mutant: mutant.name)
-def test_mutant_is_noticed_in_a_tiny_world(mutant):
+def test_mutant_is_detected_in_an_exhaustive_world(mutant):
     assert mutant.world is not None
     with mutant.applied():
         report = explore(mutant.world, max_states=50_000, seconds=60)
@@ -64,14 +64,14 @@ def test_mutant_is_noticed_in_a_tiny_world(mutant):
 
 
 @pytest.mark.parametrize("mutant", EXHAUSTIVE, ids=lambda mutant: mutant.name)
-def test_tiny_world_of_a_mutant_is_fine_without_it(mutant):
+def test_exhaustive_world_of_a_mutant_is_correct_without_it(mutant):
     assert mutant.world is not None
     report = explore(mutant.world, max_states=2_000, seconds=60)
     assert report.broke is None, str(report)
 
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.second_line], ids=lambda mutant: mutant.name)
-def test_second_line_of_defence_holds_when_the_first_is_gone(mutant):
+def test_second_line_of_defence_holds_without_the_first(mutant):
     with edited(mutant.edits[0]):
         if mutant.world is None:
             assert run_seed(recorded()[mutant.name]).broke == ""
@@ -80,7 +80,7 @@ def test_second_line_of_defence_holds_when_the_first_is_gone(mutant):
             assert report.broke is None, str(report)
 
 
-def test_world_of_every_recorded_seed_is_fine_without_its_mutant():
+def test_world_of_every_recorded_seed_is_correct_without_its_mutant():
     broken = {seed: verdict for seed in set(recorded().values()) if (verdict := run_seed(seed)).broke}
     assert not broken
 

@@ -10,9 +10,9 @@ from rallypoint.testing.sim.run import run_plan, run_seed
 from tests.sim.edits import Edit, edited
 
 SEEDS = (0, 1, 2, 3, 4, 5, 6, 12, 33, 39, 41, 48)
-"""1 once broke Outage tolerance, and so did the last five when slow cells came in."""
+"""Seed 1, and later the last five with slow cells, once broke Outage tolerance."""
 MUTANTS = {
-    "a lease that is renewed is ended all the same": (
+    "a renewed lease is ended": (
         Edit(LeaseExpiry, "observe", "known is not None and known[0] == counter", "known is not None"),
         0,
     ),
@@ -21,7 +21,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("seed", [185, 294])
-def test_register_world_that_found_something_breaks_nothing_now(seed):
+def test_register_world_that_found_a_bug_is_correct_now(seed):
     verdict = run_seed(seed, register=True)
     assert not verdict.broke, f"{verdict.broke}: {verdict.why}; {replay_command(seed, register=True)}"
 
@@ -36,7 +36,7 @@ def test_guarantees_hold_in_register_worlds():
     assert marks >= {"register.expired", "register.contended"}
 
 
-def test_world_that_is_too_slow_for_its_time_outs_says_so_and_breaks_nothing():
+def test_nodes_are_refused_in_a_world_that_is_too_slow_for_its_time_outs():
     plan = draw_register(47)
     assert (plan.keep_alive_interval_s, plan.slowest_s, plan.nodes) == (0.5, 0.05, 8)
     verdict = run_plan(plan)
@@ -49,7 +49,7 @@ def test_same_seed_gives_the_same_register_world():
     assert run_plan(plan).digest == run_plan(plan).digest
 
 
-def test_register_worlds_leave_the_draws_of_others_as_they_are():
+def test_register_world_has_the_same_faults_as_the_ordinary_world_of_its_seed():
     plan, register = draw(7), draw_register(7)
     assert register.actions == plan.actions
     assert register.register
@@ -57,7 +57,7 @@ def test_register_worlds_leave_the_draws_of_others_as_they_are():
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_of_the_register_is_noticed(name):
+def test_mutant_of_the_register_is_detected(name):
     edit, seed = MUTANTS[name]
     with edited(edit):
         verdict = run_seed(seed, register=True)

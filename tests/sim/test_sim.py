@@ -1,4 +1,4 @@
-"""The simulator: worlds hold, the same seed gives the same world anywhere, a failing world is reduced and replayed."""
+"""The simulator: correct worlds, reproducible seeds, reduction and replay of failing worlds, and its command."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ def sim(*arguments: str) -> Result:
 
 @pytest.fixture
 def broken_seed():
-    """A seed whose world breaks Detection while the fixture lasts: losses are not counted."""
+    """A seed whose world breaks Detection, because a mutant does not count losses during the test."""
     mutant = next(mutant for mutant in MUTANTS if mutant.name == "lost members are not counted")
     with mutant.applied():
         yield recorded()[mutant.name]
@@ -44,7 +44,7 @@ def test_every_guarantee_holds_in_two_hundred_worlds():
     assert len(total.missed) < len(MARKS) / 3
 
 
-def test_same_seed_gives_the_same_world_whatever_the_hash_seed():
+def test_world_does_not_depend_on_the_hash_seed():
     program = "from rallypoint.testing.sim.run import run_seed\nfor seed in (1, 7, 9): print(run_seed(seed).digest)"
     digests = {
         subprocess.run(
@@ -65,19 +65,19 @@ def test_different_seeds_give_different_worlds():
     assert len({run_seed(seed).digest for seed in range(5)}) == 5
 
 
-def test_worlds_of_other_processes_are_the_same_worlds():
-    there = {verdict.seed: verdict.digest for verdict in run_many(range(3), workers=1)}
-    assert there == {seed: run_seed(seed).digest for seed in range(3)}
+def test_worlds_in_other_processes_are_the_same():
+    digests = {verdict.seed: verdict.digest for verdict in run_many(range(3), workers=1)}
+    assert digests == {seed: run_seed(seed).digest for seed in range(3)}
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def test_plans_are_drawn_the_same_every_time():
+def test_plan_of_a_seed_is_always_the_same():
     assert [draw(seed) for seed in range(50)] == [draw(seed) for seed in range(50)]
 
 
-def test_plans_make_sense_and_use_every_fault():
+def test_plans_are_consistent_and_contain_every_fault():
     plans = [draw(seed) for seed in range(500)]
     for plan in plans:
         assert 1 <= plan.min_nodes <= plan.max_nodes
@@ -108,7 +108,7 @@ def test_failing_world_is_reduced_and_still_breaks_the_same_guarantee(broken_see
     assert (again.broke, again.digest) == ("Detection", verdict.digest)
 
 
-def test_world_that_holds_is_not_reduced():
+def test_correct_world_is_not_reduced():
     plan, kept, verdict = shrink(1)
     assert plan == draw(1)
     assert len(kept) == len(plan.actions)
@@ -118,7 +118,7 @@ def test_world_that_holds_is_not_reduced():
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_range_of_seeds_is_run_and_summed_up():
+def test_range_of_seeds_prints_a_summary():
     result = sim("--seeds", "0:4", "--workers", "1")
     assert result.exit_code == 0, result.output
     assert "4 worlds, 0 broken" in result.output
@@ -152,7 +152,7 @@ def test_failing_world_shows_its_last_events_in_columns(broken_seed):
     assert len({row.index(row.split()[1]) for row in rows}) == 1, "the second column is a column"
 
 
-def test_failing_worlds_of_a_range_say_how_to_see_them_again(broken_seed, monkeypatch):
+def test_failing_worlds_of_a_range_print_their_replay_commands(broken_seed, monkeypatch):
     monkeypatch.setattr(
         "rallypoint.testing.sim.campaign.run_many", lambda seeds, workers, register: map(run_seed, seeds)
     )
@@ -165,7 +165,7 @@ def test_failing_worlds_of_a_range_say_how_to_see_them_again(broken_seed, monkey
     assert "1 worlds, 1 broken" in result.output
 
 
-def test_reduced_world_is_printed_as_a_command_that_replays_it(broken_seed):
+def test_reduced_world_is_printed_as_a_replay_command(broken_seed):
     result = sim("--seed", str(broken_seed), "--shrink")
     assert result.exit_code == 1
     command = next(line for line in result.output.splitlines() if line.startswith("reduced to")).split(": ")[1]
@@ -174,7 +174,7 @@ def test_reduced_world_is_printed_as_a_command_that_replays_it(broken_seed):
     assert "broke Detection: " in again.output
 
 
-def test_marks_that_no_world_reached_fail_if_all_are_asked_for():
+def test_unreached_marks_fail_if_all_are_required():
     result = sim("--seeds", "0:1", "--workers", "1", "--all-marks")
     assert result.exit_code == 1
     assert "marks that no world reached: " in result.output
@@ -194,7 +194,7 @@ def test_marks_that_no_world_reached_fail_if_all_are_asked_for():
         (("--seeds", "0:2", "--workers", "0"), "0 is not in the range"),
     ],
 )
-def test_bad_arguments_are_errors_that_say_what_is_wrong(arguments, said):
+def test_invalid_arguments_are_explained(arguments, said):
     result = sim(*arguments)
     assert result.exit_code == 2
     assert said in " ".join(result.output.replace("│", " ").split())
@@ -214,12 +214,12 @@ def marks_in(source: str) -> list[str]:
     ]
 
 
-def test_marks_of_the_table_are_those_of_the_source_each_once():
+def test_every_mark_of_the_table_is_used_once():
     used = [name for source in modules().values() for name in marks_in(source)]
     assert sorted(used) == sorted({**MARKS, **REGISTER_MARKS, **ETCD_MARKS})
 
 
-def test_names_in_the_table_of_marks_are_unique_and_explained():
+def test_marks_in_the_table_are_unique_and_explained():
     table = modules()["rallypoint._marks"]
     names = [
         str(key.value)

@@ -1,4 +1,4 @@
-"""Simulated connections keep TCP's promises, and no others."""
+"""Simulated connections have the guarantees of TCP, and no more."""
 
 import asyncio
 import contextvars
@@ -7,20 +7,20 @@ import random
 import pytest
 
 from rallypoint.testing.loop import MACHINE, run
-from rallypoint.testing.sim.network import Weather
+from rallypoint.testing.sim.network import LinkConditions
 from rallypoint.testing.sim.streams import HIGH_BYTES, KERNEL_BYTES, NOTICED_S, WINDOW_BYTES, Stream
 
-CUT = Weather(to_server=False, from_server=False)
+CUT = LinkConditions(to_server=False, from_server=False)
 
 
 class Side(asyncio.Protocol):
-    """Notes what it is told."""
+    """Records the calls of its transport."""
 
     def __init__(self):
         self.chunks = []
         self.transport = None
         self.ends = []
-        self.has_heard_end = False
+        self.has_received_eof = False
         self.paused = []
 
     def connection_made(self, transport):
@@ -30,7 +30,7 @@ class Side(asyncio.Protocol):
         self.chunks.append(data)
 
     def eof_received(self):
-        self.has_heard_end = True
+        self.has_received_eof = True
 
     def connection_lost(self, error):
         self.ends.append(error)
@@ -47,10 +47,10 @@ class Side(asyncio.Protocol):
 
 
 class Pair:
-    """A connection whose near side belongs to machine `near`, in weather that can be changed."""
+    """A connection whose near side belongs to machine `near`, with link conditions that can be changed."""
 
     def __init__(self, seed=0):
-        self.weather = Weather(delay_s=(0.001, 0.05))
+        self.conditions = LinkConditions(delay_s=(0.001, 0.05))
         self.near, self.far = Side(), Side()
         self.stream = Stream("test", self, random.Random(f"stream {seed}"))
         context = contextvars.copy_context()
@@ -59,12 +59,12 @@ class Pair:
         self.stream.near.open()
         self.stream.far.open()
 
-    def change(self, weather):
-        self.weather = weather
+    def change(self, conditions):
+        self.conditions = conditions
         self.stream.kick()
 
 
-def on_a_pair(scene, seed=0):
+def with_pair(scene, seed=0):
     """Run a scene with a pair on virtual time."""
 
     async def main():
@@ -89,7 +89,7 @@ def test_bytes_arrive_in_order_each_once_in_both_directions(seed):
         assert pair.near.data == sent[pair.far]
         assert pair.near.ends == pair.far.ends == []
 
-    on_a_pair(scene, seed)
+    with_pair(scene, seed)
 
 
 def test_bytes_are_cut_and_merged_anywhere():
@@ -103,53 +103,54 @@ def test_bytes_are_cut_and_merged_anywhere():
         assert any(size > 10 for size in sizes), "some writes are merged"
         assert len(pair.far.data) == 2000
 
-    on_a_pair(scene)
+    with_pair(scene)
 
 
-def test_cut_holds_bytes_back_until_it_is_over():
+def test_bytes_wait_until_the_end_of_a_cut():
     async def scene(pair):
         pair.change(CUT)
         pair.near.transport.write(b"up")
         pair.far.transport.write(b"down")
         await asyncio.sleep(100)
         assert pair.far.data == pair.near.data == b""
-        pair.change(Weather())
+        pair.change(LinkConditions())
         await asyncio.sleep(1)
         assert (pair.far.data, pair.near.data) == (b"up", b"down")
 
-    on_a_pair(scene)
+    with_pair(scene)
 
 
 @pytest.mark.parametrize(
-    ("weather", "arrived"), [(Weather(to_server=False), (b"", b"down")), (Weather(from_server=False), (b"up", b""))]
+    ("conditions", "arrived"),
+    [(LinkConditions(to_server=False), (b"", b"down")), (LinkConditions(from_server=False), (b"up", b""))],
 )
-def test_one_way_cut_holds_one_direction_back(weather, arrived):
+def test_bytes_of_one_direction_wait_during_a_one_way_cut(conditions, arrived):
     async def scene(pair):
-        pair.change(weather)
+        pair.change(conditions)
         pair.near.transport.write(b"up")
         pair.far.transport.write(b"down")
         await asyncio.sleep(10)
         assert (pair.far.data, pair.near.data) == arrived
 
-    on_a_pair(scene)
+    with_pair(scene)
 
 
 def test_closing_delivers_everything_and_then_ends_both_sides():
     async def scene(pair):
-        pair.near.transport.write(b"last words" * 20)
+        pair.near.transport.write(b"last bytes" * 20)
         pair.near.transport.close()
         pair.near.transport.write(b"too late")
         await asyncio.sleep(10)
-        assert pair.far.data == b"last words" * 20
-        assert pair.far.has_heard_end
+        assert pair.far.data == b"last bytes" * 20
+        assert pair.far.has_received_eof
         assert pair.near.ends == pair.far.ends == [None]
         assert pair.stream.is_over
 
-    on_a_pair(scene)
+    with_pair(scene)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_reset_ends_both_sides_and_loses_no_more_than_what_was_under_way(seed):
+def test_reset_ends_both_sides_and_loses_only_bytes_in_flight(seed):
     async def scene(pair):
         pair.near.transport.write(b"first")
         await asyncio.sleep(5)
@@ -162,10 +163,10 @@ def test_reset_ends_both_sides_and_loses_no_more_than_what_was_under_way(seed):
         assert isinstance(pair.far.ends[0], OSError)
         assert len(pair.near.ends) == len(pair.far.ends) == 1
 
-    on_a_pair(scene, seed)
+    with_pair(scene, seed)
 
 
-def test_reset_may_come_after_a_request_arrived_or_before():
+def test_reset_can_happen_before_and_after_a_request_has_arrived():
     arrived = set()
     for seed in range(20):
 
@@ -175,49 +176,49 @@ def test_reset_may_come_after_a_request_arrived_or_before():
             await asyncio.sleep(5)
             arrived.add(pair.far.data)
 
-        on_a_pair(scene, seed)
+        with_pair(scene, seed)
     assert arrived == {b"", b"request"}
 
 
-def test_killed_process_says_goodbye_and_hears_nothing():
+def test_connection_of_a_killed_process_is_closed():
     async def scene(pair):
-        pair.near.transport.write(b"under way")
+        pair.near.transport.write(b"in flight")
         pair.stream.near.die()
         await asyncio.sleep(5)
-        assert pair.far.data == b"under way"
+        assert pair.far.data == b"in flight"
         assert pair.far.ends == [None]
         assert pair.near.ends == []
 
-    on_a_pair(scene)
+    with_pair(scene)
 
 
-def test_machine_that_vanished_is_noticed_late():
+def test_dead_machine_is_noticed_after_a_time_out():
     async def scene(pair):
-        pair.near.transport.write(b"under way")
+        pair.near.transport.write(b"in flight")
         pair.stream.near.vanish()
         await asyncio.sleep(NOTICED_S[0] - 1)
-        pair.far.transport.write(b"hello?")
-        assert pair.far.data == b"under way"
+        pair.far.transport.write(b"data")
+        assert pair.far.data == b"in flight"
         assert pair.far.ends == []
         await asyncio.sleep(NOTICED_S[1])
         assert isinstance(pair.far.ends[0], TimeoutError)
         assert pair.near.data == b""
 
-    on_a_pair(scene)
+    with_pair(scene)
 
 
-def test_who_writes_to_a_side_that_has_gone_is_told():
+def test_writing_to_a_closed_side_ends_the_connection():
     async def scene(pair):
         pair.far.transport.abort()
-        pair.near.transport.write(b"anybody there?")
+        pair.near.transport.write(b"data")
         await asyncio.sleep(5)
         assert len(pair.near.ends) == 1
         assert pair.far.data == b""
 
-    on_a_pair(scene)
+    with_pair(scene)
 
 
-def test_machine_that_stands_still_reads_nothing_and_its_peer_is_told_to_pause():
+def test_frozen_machine_reads_nothing_and_its_peer_pauses_writing():
     async def scene(pair):
         loop = asyncio.get_running_loop()
         loop.freeze("near")
@@ -234,4 +235,4 @@ def test_machine_that_stands_still_reads_nothing_and_its_peer_is_told_to_pause()
         assert len(pair.near.data) == written
         assert pair.far.paused == [True, False]
 
-    on_a_pair(scene)
+    with_pair(scene)

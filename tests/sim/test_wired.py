@@ -15,7 +15,7 @@ WIRE_SEEDS = [seed for seed in range(400) if draw(seed).wired]
 SMALL = [seed for seed in WIRE_SEEDS if draw(seed).nodes < 20]
 
 
-def test_share_of_the_worlds_is_wired_with_the_coordinator_in_the_server():
+def test_some_worlds_are_wire_worlds_with_the_coordinator_in_the_server():
     plans = [draw(seed) for seed in range(1000)]
     wired = [plan for plan in plans if plan.wired]
     assert WIRED - 0.05 < len(wired) / len(plans) < WIRED + 0.05
@@ -24,7 +24,7 @@ def test_share_of_the_worlds_is_wired_with_the_coordinator_in_the_server():
     assert any(not plan.server_coordinator for plan in plans)
 
 
-def test_world_of_a_seed_is_the_same_whatever_the_hash_seed():
+def test_wire_world_does_not_depend_on_the_hash_seed():
     seeds = SMALL[:6]
     program = f"from rallypoint.testing.sim.run import run_seed\nfor seed in {seeds}: print(run_seed(seed).digest)"
     digests = {
@@ -52,7 +52,7 @@ def test_every_fault_can_happen_in_a_wire_world_and_every_guarantee_holds(fault)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_servers_patience_is_its_own_again_after_a_world(seed):
+def test_limits_of_the_server_are_restored_after_a_world(seed):
     before = connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES
     run_seed(SMALL[seed])
     assert before == (connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES)

@@ -25,7 +25,7 @@ from rallypoint.testing.checkers import (
     BrokeOutageTolerance,
     BrokeRelease,
 )
-from rallypoint.testing.sim.network import Weather
+from rallypoint.testing.sim.network import LinkConditions
 from rallypoint.testing.sim.plan import Action, Fault
 from rallypoint.testing.sim.wired import WiredServer
 from rallypoint.testing.sim.world import SLACK_S, WITHDRAW_S, SimProcess, SimWorld, never_confirms
@@ -124,7 +124,9 @@ class Director:
                 world.wire.reset_all()
             case Fault.SERVER_CUT:
                 for each in list(world.processes.values()):
-                    self._spawn(self._weather(each, Weather(to_server=False, from_server=False), action.length_s))
+                    self._spawn(
+                        self._set_conditions(each, LinkConditions(to_server=False, from_server=False), action.length_s)
+                    )
             case Fault.CLOSE:
                 self._spawn(self._operate(lambda operator: operator.close("a fault")))
             case Fault.CLOSE_FORMING:
@@ -139,7 +141,7 @@ class Director:
                 is_cut = action.target % 3 == 0
                 self._spawn(world.wire.pause(action.length_s, action.target % 7, is_cut))
             case Fault.CLOCK if world.wire is not None:
-                world.wire.meet_stranger(action.target)
+                world.wire.connect_foreign_client(action.target)
             case _ if process is not None:
                 self._happen_to(process, action)
 
@@ -157,23 +159,23 @@ class Director:
             case Fault.PAUSE_COORDINATOR:
                 self._spawn(self._pause_mid_write(process, action.target % 7, length_s))
             case Fault.CUT:
-                self._spawn(self._weather(process, Weather(to_server=False, from_server=False), length_s))
+                self._spawn(self._set_conditions(process, LinkConditions(to_server=False, from_server=False), length_s))
             case Fault.CUT_UP:
-                self._spawn(self._weather(process, Weather(to_server=False), length_s))
+                self._spawn(self._set_conditions(process, LinkConditions(to_server=False), length_s))
             case Fault.CUT_DOWN if action.target % 2:
-                self._spawn(self._weather(process, Weather(watches=False), length_s))
+                self._spawn(self._set_conditions(process, LinkConditions(watches=False), length_s))
             case Fault.CUT_DOWN:
-                self._spawn(self._weather(process, Weather(from_server=False), length_s))
+                self._spawn(self._set_conditions(process, LinkConditions(from_server=False), length_s))
             case Fault.SLOW:
-                slow = Weather(delay_s=(slowest, min(1.0, slowest * 100)))
-                self._spawn(self._weather(process, slow, length_s))
+                slow = LinkConditions(delay_s=(slowest, min(1.0, slowest * 100)))
+                self._spawn(self._set_conditions(process, slow, length_s))
             case Fault.LOSSY:
                 late_s = LATE_TTLS * self._plan.ttl_s
-                lossy = Weather(delay_s=(0.0002, slowest), lose=0.1, repeat=0.3, late=0.1, late_s=late_s)
-                self._spawn(self._weather(process, lossy, length_s))
+                lossy = LinkConditions(delay_s=(0.0002, slowest), lose=0.1, repeat=0.3, late=0.1, late_s=late_s)
+                self._spawn(self._set_conditions(process, lossy, length_s))
             case Fault.LATE:
-                late = Weather(delay_s=(0.0002, slowest), late=0.3, late_s=LATE_TTLS * self._plan.ttl_s)
-                self._spawn(self._weather(process, late, length_s))
+                late = LinkConditions(delay_s=(0.0002, slowest), late=0.3, late_s=LATE_TTLS * self._plan.ttl_s)
+                self._spawn(self._set_conditions(process, late, length_s))
             case Fault.RESET:
                 process.backend.reset()
             case Fault.SESSION_END:
@@ -207,10 +209,10 @@ class Director:
             self._loop.thaw(process.machine)
             self._world.note("thaw", process.machine, "")
 
-    async def _weather(self, process: SimProcess, weather: Weather, length_s: float) -> None:
-        process.backend.weather = weather
+    async def _set_conditions(self, process: SimProcess, conditions: LinkConditions, length_s: float) -> None:
+        process.backend.conditions = conditions
         await asyncio.sleep(length_s)
-        process.backend.weather = self._world._fair()
+        process.backend.conditions = self._world._fair()
         process.backend.reset()
 
     async def _kill_mid_write(self, process: SimProcess, writes: int, then_s: float) -> None:
@@ -222,14 +224,14 @@ class Director:
         await self._limit_requests(process, writes)
         if not process.is_over:
             await self._pause(process, length_s)
-        process.backend.weather = self._world._fair()
+        process.backend.conditions = self._world._fair()
 
     async def _limit_requests(self, process: SimProcess, writes: int) -> None:
         """Wait until the process has sent this many more requests, some of which arrive after its death."""
         backend, plan = process.backend, self._plan
         backend.left_to_send = writes
         backend.has_sent.clear()
-        backend.weather = Weather(delay_s=(0.0002, plan.slowest_s), late=0.5, late_s=2 * plan.ttl_s)
+        backend.conditions = LinkConditions(delay_s=(0.0002, plan.slowest_s), late=0.5, late_s=2 * plan.ttl_s)
         if writes:
             try:
                 async with asyncio.timeout(plan.ttl_s):
@@ -276,7 +278,7 @@ class Director:
 
     async def _counting(self, wire: WiredServer, action: Action) -> None:
         """Wait until a random moment after an `add` was executed, perhaps before it is answered."""
-        executed, until = wire.life.engine_host.executed, self._loop.time() + COUNTED_S
+        executed, until = wire.running.engine_host.executed, self._loop.time() + COUNTED_S
         before = executed[Add]
         while executed[Add] == before and self._loop.time() < until:  # noqa: ASYNC110 - of virtual time
             await asyncio.sleep(KEPT_S / 10)
@@ -446,10 +448,10 @@ class Director:
                 await asyncio.sleep(plan.slowest_s)
                 length_s = min(length_s, plan.ttl_s * 0.2)
             for process in world.processes.values():
-                process.backend.weather = Weather(to_server=False, from_server=False)
+                process.backend.conditions = LinkConditions(to_server=False, from_server=False)
             await asyncio.sleep(max(length_s, 0.0))
             for process in world.processes.values():
-                process.backend.weather = world._fair()
+                process.backend.conditions = world._fair()
                 process.backend.reset()
         await asyncio.sleep(plan.ttl_s)
         self._stop_if_refused()

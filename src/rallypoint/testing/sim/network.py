@@ -42,7 +42,7 @@ GENERATION = 1_000_000
 
 
 @dataclass(slots=True)
-class Weather:
+class LinkConditions:
     """The current conditions of one network link. Probabilities are per message."""
 
     delay_s: tuple[float, float] = (0.0005, 0.005)
@@ -161,7 +161,7 @@ class SimWatch(Watch):
 
     def send(self, batch: Batch) -> None:
         """On the server: send a batch. A stream that loses a batch is torn: nothing may follow on it."""
-        if not (self._backend.weather.from_server and self._backend.weather.watches):
+        if not (self._backend.conditions.from_server and self._backend.conditions.watches):
             self.tear()
             return
         self._last_arrival = self._backend.send_down(
@@ -219,7 +219,7 @@ class SimWatch(Watch):
         backend = self._backend
         if connection != backend.connection or self._is_cancelled or not backend.server.is_up:
             return
-        if self._id is not None or not backend.weather.from_server:
+        if self._id is not None or not backend.conditions.from_server:
             return  # a repeated request, or the answer cannot arrive
         self._last_arrival = 0.0
         watch_id, started = backend.server.start_watch(self, after)
@@ -265,13 +265,13 @@ class SimBackend(OpBackend):
         process: str,
         writer: str,
         rng: random.Random,
-        weather: Weather,
+        conditions: LinkConditions,
         note: Callable[[str, str, object], None],
         call_timeout_s: float,
         max_txn_ops: int,
     ) -> None:
         self.server = server
-        self.weather = weather
+        self.conditions = conditions
         self.connection = 0
         self.watches: dict[SimWatch, None] = {}
         self.is_dead = False
@@ -294,21 +294,21 @@ class SimBackend(OpBackend):
 
     def send_up(self, action: Callable[..., None], *args: object) -> None:
         """Send a message to the server, which may be lost."""
-        weather, rng = self.weather, self._rng
-        if not weather.to_server or (weather.lose and rng.random() < weather.lose):
+        conditions, rng = self.conditions, self._rng
+        if not conditions.to_server or (conditions.lose and rng.random() < conditions.lose):
             return
-        is_late = weather.late and rng.random() < weather.late
-        fastest_s, slowest_s = (0.0, weather.late_s) if is_late else weather.delay_s
+        is_late = conditions.late and rng.random() < conditions.late
+        fastest_s, slowest_s = (0.0, conditions.late_s) if is_late else conditions.delay_s
         self._loop.call_later(fastest_s + (slowest_s - fastest_s) * rng.random(), action, *args, context=_WIRE)
-        if weather.repeat and rng.random() < weather.repeat:
-            self._loop.call_later(rng.uniform(*weather.delay_s) * 10, action, *args, context=_WIRE)
+        if conditions.repeat and rng.random() < conditions.repeat:
+            self._loop.call_later(rng.uniform(*conditions.delay_s) * 10, action, *args, context=_WIRE)
 
     def send_down(self, not_before: float, action: Callable[..., None], *args: object, reliable: bool) -> float:
         """Send a message to the process, which may be lost; its arrival time. A stream's messages stay in order."""
-        weather, rng = self.weather, self._rng
-        if not weather.from_server or (not reliable and weather.lose and rng.random() < weather.lose):
+        conditions, rng = self.conditions, self._rng
+        if not conditions.from_server or (not reliable and conditions.lose and rng.random() < conditions.lose):
             return not_before
-        fastest_s, slowest_s = weather.delay_s
+        fastest_s, slowest_s = conditions.delay_s
         at = self._loop.now + (fastest_s + (slowest_s - fastest_s) * rng.random())
         if at < not_before + 1e-6:
             at = not_before + 1e-6

@@ -21,7 +21,7 @@ from rallypoint.errors import Unavailable
 from rallypoint.kv.document import Document
 from rallypoint.kv.engine import Engine
 from rallypoint.kv.types import Batch, Item, Op, Origin, Result
-from rallypoint.testing.sim.network import _WIRE, Weather
+from rallypoint.testing.sim.network import _WIRE, LinkConditions
 
 _T = TypeVar("_T")
 
@@ -111,12 +111,12 @@ class _CellClient(AsyncCell):
         process: str,
         writer: str,
         rng: random.Random,
-        weather: Weather,
+        conditions: LinkConditions,
         note: Note,
         ttl_s: float,
     ) -> None:
         self.cell = cell
-        self.weather = weather
+        self.conditions = conditions
         self.is_dead = False
         self.left_to_send: int | None = None
         self.has_sent = asyncio.Event()
@@ -163,25 +163,25 @@ class _CellClient(AsyncCell):
             patience.cancel()
 
     def _up(self, action: Callable[[], None]) -> None:
-        weather, rng = self.weather, self._rng
-        if not weather.to_server or self.is_dead or (weather.lose and rng.random() < weather.lose):
+        conditions, rng = self.conditions, self._rng
+        if not conditions.to_server or self.is_dead or (conditions.lose and rng.random() < conditions.lose):
             return
 
         def arrive() -> None:
             if self.cell.is_up:
                 action()
 
-        is_late = weather.late and rng.random() < weather.late
-        delay_s = rng.uniform(0.0, weather.late_s) if is_late else rng.uniform(*weather.delay_s)
+        is_late = conditions.late and rng.random() < conditions.late
+        delay_s = rng.uniform(0.0, conditions.late_s) if is_late else rng.uniform(*conditions.delay_s)
         self._loop.call_later(delay_s, arrive, context=_WIRE)
-        if weather.repeat and rng.random() < weather.repeat:
-            self._loop.call_later(rng.uniform(*weather.delay_s) * 10, arrive, context=_WIRE)
+        if conditions.repeat and rng.random() < conditions.repeat:
+            self._loop.call_later(rng.uniform(*conditions.delay_s) * 10, arrive, context=_WIRE)
 
     def _down(self, answer: asyncio.Future[_T], result: _T) -> None:
-        weather, rng = self.weather, self._rng
-        if not weather.from_server or (weather.lose and rng.random() < weather.lose):
+        conditions, rng = self.conditions, self._rng
+        if not conditions.from_server or (conditions.lose and rng.random() < conditions.lose):
             return
-        self._loop.call_later(rng.uniform(*weather.delay_s), _give, answer, result, context=_WIRE)
+        self._loop.call_later(rng.uniform(*conditions.delay_s), _give, answer, result, context=_WIRE)
 
 
 def _give(answer: asyncio.Future[_T], result: _T) -> None:
@@ -203,11 +203,11 @@ class CellBackend(RegisterBackend):
         process: str,
         writer: str,
         rng: random.Random,
-        weather: Weather,
+        conditions: LinkConditions,
         note: Note,
         ttl_s: float,
     ) -> None:
-        self.client = _CellClient(cell, process, writer, rng, weather, note, ttl_s)
+        self.client = _CellClient(cell, process, writer, rng, conditions, note, ttl_s)
         shared = SharedCell(self.client, rng, history=cell._history)
         super().__init__(shared, call_timeout_s=ttl_s / 2, rng=rng)
         self.limits = Limits(max_txn_ops=1_000, max_txn_bytes=1 << 20)
@@ -215,12 +215,12 @@ class CellBackend(RegisterBackend):
         """Requests that match are never sent."""
 
     @property
-    def weather(self) -> Weather:
-        return self.client.weather
+    def conditions(self) -> LinkConditions:
+        return self.client.conditions
 
-    @weather.setter
-    def weather(self, weather: Weather) -> None:
-        self.client.weather = weather
+    @conditions.setter
+    def conditions(self, conditions: LinkConditions) -> None:
+        self.client.conditions = conditions
 
     @property
     def is_dead(self) -> bool:

@@ -18,7 +18,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
-from rallypoint.testing.sim.network import Weather
+from rallypoint.testing.sim.network import LinkConditions
 
 KERNEL_BYTES = 1_024
 """The size of the kernel's send buffer; further bytes wait in the process."""
@@ -151,7 +151,7 @@ class End(asyncio.Transport):
         stream, peer = self._stream, self.peer
         if stream.is_broken or not stream.flows(self):
             return
-        if stream.sky.weather.lose and stream.is_unlucky():
+        if stream.link.conditions.lose and stream.is_unlucky():
             stream.reset()
             return
         if self._in_flight and not peer._is_closing:
@@ -243,25 +243,25 @@ class End(asyncio.Transport):
             self._protocol.connection_lost(error)
 
 
-class Sky(Protocol):
+class HasConditions(Protocol):
     """Where the current network conditions are read from."""
 
-    weather: Weather
+    conditions: LinkConditions
 
 
 @dataclass(slots=True)
-class Above:
+class ProcessLink:
     """The network conditions of one process."""
 
-    weather: Weather
+    conditions: LinkConditions
 
 
 class Stream:
     """A connection between a process (`near`) and the server (`far`), with the process's network conditions."""
 
-    def __init__(self, name: str, sky: Sky, rng: random.Random) -> None:
+    def __init__(self, name: str, link: HasConditions, rng: random.Random) -> None:
         self.name = name
-        self.sky = sky
+        self.link = link
         self.rng = rng
         self.loop = asyncio.get_running_loop()
         self.is_broken = False
@@ -282,21 +282,21 @@ class Stream:
 
     def flows(self, end: End) -> bool:
         """Whether bytes from this end can arrive now."""
-        weather = self.sky.weather
-        return weather.to_server if end is self.near else weather.from_server and weather.watches
+        conditions = self.link.conditions
+        return conditions.to_server if end is self.near else conditions.from_server and conditions.watches
 
     def delay_s(self) -> float:
         """The delay of the next bytes, and so of all that follow."""
-        weather = self.sky.weather
-        if weather.late and self.rng.random() < weather.late / 3:
-            return self.rng.uniform(0.0, weather.late_s)
-        fastest_s, slowest_s = weather.delay_s
+        conditions = self.link.conditions
+        if conditions.late and self.rng.random() < conditions.late / 3:
+            return self.rng.uniform(0.0, conditions.late_s)
+        fastest_s, slowest_s = conditions.delay_s
         return fastest_s + (slowest_s - fastest_s) * self.rng.random()
 
     def is_unlucky(self) -> bool:
         """Whether the network resets the connection now. TCP itself repairs lost packets."""
-        weather = self.sky.weather
-        return weather.lose > 0 and self.rng.random() < weather.lose
+        conditions = self.link.conditions
+        return conditions.lose > 0 and self.rng.random() < conditions.lose
 
     def later(self, after_s: float, act: Callable[[], None]) -> asyncio.TimerHandle:
         """Schedule an event of the network."""
@@ -315,8 +315,8 @@ class Stream:
         if self.rng.random() < 0.5:
             self.near.deliver_now()
         self.is_broken = True
-        weather = self.sky.weather
-        near_s, far_s = self.rng.uniform(*weather.delay_s), self.rng.uniform(*weather.delay_s)
+        conditions = self.link.conditions
+        near_s, far_s = self.rng.uniform(*conditions.delay_s), self.rng.uniform(*conditions.delay_s)
         reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
         self.later(near_s, lambda: self.near.lose_soon(reset))
         self.later(far_s, self.far.time_out if self.rng.random() < silent else lambda: self.far.lose_soon(reset))

@@ -1,8 +1,9 @@
 """Wire worlds: the real server behind simulated TCP connections, and the real client in every process.
 
-`WiredServer` is one server through all its lives: it is killed, stopped in good order, paused, started again with what
-it knew (the same generation) or with nothing (a new one). `WiredBackend` is the `tcp` backend of one process, with what
-a director may do to its connection. Both have the faces of `network`'s, so that a world need not care.
+`WiredServer` is one server through all its restarts: it is killed, stopped, paused, and restarted with its data (the
+same generation) or without (a new one). `WiredBackend` in `wired_client` is the `tcp` backend of one process, with the
+controls of the director. Both have the interfaces of `network`, so that a world can use either. Nothing of the server
+may be reimplemented here: subclasses only observe it, and make it fail.
 """
 
 from __future__ import annotations
@@ -43,25 +44,25 @@ from rallypoint.server.server import Server, first_revision
 from rallypoint.testing.checkers import BrokeOutageTolerance
 from rallypoint.testing.loop import MACHINE, VirtualTimeLoop
 from rallypoint.testing.sim.data import SimData
-from rallypoint.testing.sim.network import Weather
+from rallypoint.testing.sim.foreign_clients import FOREIGN_BYTES, ForeignClient
+from rallypoint.testing.sim.network import LinkConditions
 from rallypoint.testing.sim.plan import Plan
-from rallypoint.testing.sim.strangers import STRANGERS, Garbage
-from rallypoint.testing.sim.streams import Above, Sky, Stream
+from rallypoint.testing.sim.streams import HasConditions, ProcessLink, Stream
 
 if TYPE_CHECKING:
     from rallypoint.testing.sim.wired_client import WiredBackend
 
 ENDPOINT = "sim:29400"
 SILENT = 0.3
-"""How often the machine of the server dies, and not only its process."""
+"""The probability that the machine of the server dies with its process."""
 UNREACHABLE = 0.2
-"""How often a cut is told to whoever tries to connect."""
+"""The probability that connecting fails at once during a cut, instead of hanging."""
 Note = Callable[[str, str, object], None]
 
 
 @contextmanager
 def small_bounds() -> Iterator[None]:
-    """The server's patience with those who do not read, as small as these worlds are."""
+    """Lower the server's limits for slow readers, in proportion to these small worlds."""
     before = connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES
     connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES = 10, 16 * 1024
     try:
@@ -71,17 +72,17 @@ def small_bounds() -> Iterator[None]:
 
 
 class CoordinatorKilled(Exception):
-    """The coordinator ends here, between two of its writes."""
+    """Raised in the coordinator between two of its writes."""
 
 
-class _Fallible(LocalBackend):
-    """What the coordinators in the server work on: with limits of its own, and a point at which they fail."""
+class _FailingLocal(LocalBackend):
+    """The backend of the coordinators in the server, with its own limits and a point of failure."""
 
     def limit(self, limits: Limits, rng: random.Random) -> None:
-        """Before it is used."""
+        """Set the limits. Call it before the first use."""
         self.limits = limits
         self.left: int | None = None
-        """So many writes of a coordinator more; then something happens."""
+        """The number of coordinator writes until the failure."""
         self.is_deadly = False
         self.reached = asyncio.Event()
         self._rng = rng
@@ -94,46 +95,46 @@ class _Fallible(LocalBackend):
                 self.reached.set()
                 if self.is_deadly:
                     if self._rng.random() < 0.5:
-                        self._host.execute(op)  # and nobody is left who could know
+                        self._host.execute(op)  # executed, but the coordinator does not learn of it
                     raise CoordinatorKilled
         return await super().execute(op)
 
 
-class _Local(_Fallible):
-    """Of a server without data."""
+class _Local(_FailingLocal):
+    """For a server without data."""
 
 
-class _DurableLocal(_Fallible, DurableLocal):
-    """Of a server with data."""
+class _DurableLocal(_FailingLocal, DurableLocal):
+    """For a server with data."""
 
 
 def _is_fenced(op: Op) -> bool:
-    """Whether it is a write of a coordinator in office."""
+    """Whether it is a fenced write of a coordinator."""
     return isinstance(op, Txn) and any(isinstance(compare, CreateRevisionIs) for compare in op.compares)
 
 
-class _Life(Server):
-    """One life of the server. Who asked for a commit is known while it is executed."""
+class _ObservedServer(Server):
+    """One server process. It reports each operation with its client."""
 
-    local: _Fallible
+    local: _FailingLocal
 
-    def see(self, home: WiredServer, rng: random.Random) -> None:
-        """Begin: everything is seen from outside."""
+    def observe(self, home: WiredServer, rng: random.Random) -> None:
+        """Report all operations and commits to `home`. Call it before the first connection."""
         self.local.limit(Limits(home.plan.max_txn_ops, 1 << 20), rng)
         self.has_returned = False
-        """Somebody of an earlier generation has come."""
+        """A client of an earlier generation has connected."""
         self._home = home
         self._writer = ""
         self._renewed_at: dict[int, float] = {}
         self._plain_execute = self.engine_host.execute
-        self.engine_host.execute = self.execute  # type: ignore[method-assign]  # seen by all who have the engine_host
+        self.engine_host.execute = self.execute  # type: ignore[method-assign]  # for all users of the engine_host
         self.engine_host.watch(self, "", self.engine_host.engine.revision)
 
     def execute(self, op: Op, origin: Origin | None = None) -> Result:
         """The engine host's `execute`, recorded. The end of a lease by time has no writer."""
         deadline = self.engine_host.engine.next_deadline()
         if deadline is not None and deadline <= self._loop.time():
-            self._let_end()
+            self._end_due_leases()
         if origin is not None:
             self._writer = self._home.writers.get(origin.client, "")
         else:
@@ -148,28 +149,28 @@ class _Life(Server):
             self._renewed_at[result.lease] = self._renewed_at[result.lease] if is_resent else self._loop.time()
         return result
 
-    def _let_end(self) -> None:
-        """End the leases whose time is over, and tell of those that ended before that although their client is here."""
+    def _end_due_leases(self) -> None:
+        """End due leases; report those that ended before their time to live although their client is connected."""
         now, leases = self._loop.time(), self.engine_host.engine.leases
-        here = [
+        connected = [
             lease
             for client in self.clients._clients.values()
             for lease in client.sessions
             if (alive := leases.get(lease)) is not None
             and alive.deadline <= now
-            and (client.connection is not None or self._home.has_knocked(client.id))
+            and (client.connection is not None or self._home.has_unread_connection(client.id))
         ]
-        early = [lease for lease in here if now < self._renewed_at.get(lease, now) + self._home.plan.ttl_s - 1e-6]
+        early = [lease for lease in connected if now < self._renewed_at.get(lease, now) + self._home.plan.ttl_s - 1e-6]
         self._plain_execute(Tick())
         for lease in (lease for lease in early if leases.get(lease) is None):  # none ends while the disk fails
             self._home.ended_early(lease, now - self._renewed_at[lease])
 
     def push(self, batch: Batch) -> None:
-        """Every revision; before anybody else is told of it."""
+        """Called for every revision, before the watches of clients."""
         self._committed(batch, self._writer)
 
     def _committed(self, batch: Batch, writer: str) -> None:
-        if self._home.life is self:
+        if self._home.running is self:
             self._home.committed(batch, writer)
 
     def ensure_run(self, run: str, is_returning: bool, client: str) -> None:
@@ -177,8 +178,8 @@ class _Life(Server):
         super().ensure_run(run, is_returning, client)
 
 
-class _PlainLife(_Life):
-    """Of a server without data."""
+class _ServerWithoutData(_ObservedServer):
+    """A server without data."""
 
     def __init__(self, engine: Engine | None, **options: Any) -> None:
         super().__init__(engine=engine, **options)
@@ -188,8 +189,8 @@ class _PlainLife(_Life):
         return self.local
 
 
-class _DurableLife(_Life, DurableServer):
-    """Of a server with data. What it executes has happened when it is kept."""
+class _ServerWithData(_ObservedServer, DurableServer):
+    """A server with data. A commit is reported when it is durable."""
 
     def make_local(self) -> LocalBackend:
         self.local = _DurableLocal(self.engine_host, self.journal)
@@ -200,7 +201,7 @@ class _DurableLife(_Life, DurableServer):
 
 
 class WiredServer:
-    """The server of a world, through all its lives."""
+    """The server of a world, through all its restarts."""
 
     def __init__(
         self,
@@ -218,48 +219,49 @@ class WiredServer:
         self.on_commit = on_commit
         self.emitted = emitted
         self.ended_early = ended_early
-        self.lives = 0
+        self.starts = 0
         self.is_up = True
         self.is_silent = False
-        """It is down with its machine: nobody even says that nobody listens."""
+        """Its machine is down: attempts to connect are not even refused."""
         self.writers: dict[str, str] = {}
-        """Which node a client is."""
+        """The node of each client."""
         self.backends: dict[str, WiredBackend] = {}
-        """Who a client is."""
+        """The backend of each client."""
         self.first_revision = 0
-        """What is older is of an earlier generation."""
+        """Smaller revisions belong to an earlier generation."""
         self.rng = random.Random(f"wired server {plan.seed}")
         self._streams: list[Stream] = []
         self._saved = b""
         self.data = SimData(plan.seed, plan.history) if plan.has_data else None
-        self._told = 0
+        self._reported = 0
+        """The last revision that a client may know."""
         self._pauses: Counter[str] = Counter()  # by machine
-        self.life = self._begin(None)
-        self._told = self.engine.revision
+        self.running = self._begin(None)
+        self._reported = self.engine.revision
 
     @property
     def engine(self) -> Engine:
-        return self.life.engine_host.engine
+        return self.running.engine_host.engine
 
     def execute(self, op: Op, writer: str, origin: Origin | None) -> Result:
-        """Something that nobody asked for over a connection."""
-        return self._context.run(self.life.engine_host.execute, op)
+        """Execute an operation of the world itself, without a connection."""
+        return self._context.run(self.running.engine_host.execute, op)
 
-    # --- lives --------------------------------------------------------------------------------------------------------
+    # --- starts and stops --------------------------------------------------------------------------------------------
 
-    def _begin(self, engine: Engine | None) -> _Life:
-        self.lives += 1
-        self._machine = f"server#{self.lives}"
+    def _begin(self, engine: Engine | None) -> _ObservedServer:
+        self.starts += 1
+        self._machine = f"server#{self.starts}"
         rng = random.Random(f"{self.plan.seed} {self._machine}")
         self._context = contextvars.copy_context()
         self._context.run(MACHINE.set, self._machine)
-        return self._context.run(self._be_born, self._machine, engine, rng)
+        return self._context.run(self._create, self._machine, engine, rng)
 
-    def _be_born(self, name: str, engine: Engine | None, rng: random.Random) -> _Life:
-        emit, loop, lives = Emitter(lambda event: self.emitted(name, event)), self.loop, self.lives
+    def _create(self, name: str, engine: Engine | None, rng: random.Random) -> _ObservedServer:
+        emit, loop, starts = Emitter(lambda event: self.emitted(name, event)), self.loop, self.starts
 
         def wall() -> float:
-            return 1e9 + 1000 * lives + loop.time()
+            return 1e9 + 1000 * starts + loop.time()
 
         options: dict[str, Any] = {
             "name": name,
@@ -268,36 +270,36 @@ class WiredServer:
             "rng": rng,
             "wall": wall,
         }
-        life: _Life
+        server: _ObservedServer
         if self.data is None:
-            life = _PlainLife(engine, **options)
+            server = _ServerWithoutData(engine, **options)
         else:
             engine, journal = self.data.open(name, emit, first_revision(wall))
-            life = _DurableLife(engine, journal, **options)
-        life.see(self, rng)
-        return life
+            server = _ServerWithData(engine, journal, **options)
+        server.observe(self, rng)
+        return server
 
     def committed(self, batch: Batch, writer: str) -> None:
-        """A revision is there, and may be told."""
-        self._told = batch.revision
+        """Report a commit that clients may learn of now."""
+        self._reported = batch.revision
         self.on_commit(batch, writer)
 
     def crash(self, is_machine: bool | None = None) -> None:
-        """Its process dies, or its whole machine (None: drawn)."""
+        """The process dies, or the whole machine (None: random)."""
         self.is_silent = self.rng.random() < SILENT if is_machine is None else is_machine
-        self._end_life()
+        self._go_down()
 
     async def stop(self) -> None:
-        """It stops in good order, unless it stands still: then it is killed."""
-        life = self.life
+        """Stop it regularly; a paused server is killed."""
+        server = self.running
         if self._pauses[self._machine]:
             self.crash(is_machine=False)
             return
         self.is_up = self.is_silent = False
-        await life.stop("it is restarted")
-        self._end_life()
+        await server.stop("it is restarted")
+        self._go_down()
 
-    def _end_life(self) -> None:
+    def _go_down(self) -> None:
         self.is_up = False
         if self.data is None:
             self._saved = snapshot(self.engine)
@@ -311,109 +313,109 @@ class WiredServer:
                 stream.far.die()
 
     def restart(self, with_data: bool) -> None:
-        """Start again, from what was saved (all leases renewed; the same generation) or from nothing."""
-        generation = self.life.generation
+        """Restart, with the saved data (all leases renewed, the same generation) or without."""
+        generation = self.running.generation
         if self.data is not None:
             self._restart_from(self.data, with_data)
         else:
-            self.life = self._begin(restore(self._saved, self.loop.time(), self.plan.history) if with_data else None)
+            self.running = self._begin(restore(self._saved, self.loop.time(), self.plan.history) if with_data else None)
         if with_data:
-            self.life.generation = generation
+            self.running.generation = generation
         else:
             self.first_revision = self.engine.revision
         for stream in self._streams:
-            if stream.far.is_deaf:  # the machine is there again, and knows nothing of it
+            if stream.far.is_deaf:  # the new machine does not know the connection
                 stream.later(self.rng.uniform(0.0, 1.0), stream.reset)
         self.is_up = True
 
     def _restart_from(self, data: SimData, with_data: bool) -> None:
-        """What was told is there. More may be: what was kept, and nobody had been told of."""
+        """Recover, and check that no reported revision is missing. Further durable revisions are reported now."""
         if not with_data:
             data.wipe()
         try:
-            self.life = self._begin(None)
+            self.running = self._begin(None)
         except DataError as error:
-            raise BrokeOutageTolerance(f"the server does not start again: {error}") from error
+            raise BrokeOutageTolerance(f"the server does not restart: {error}") from error
         if not with_data:
-            self._told = self.engine.revision
+            self._reported = self.engine.revision
         else:
-            if self.engine.revision < self._told or data.found.oldest > self._told:
+            if self.engine.revision < self._reported or data.found.oldest > self._reported:
                 raise BrokeOutageTolerance(
-                    f"revision {self._told} was told, and the server went on from {self.engine.revision}"
+                    f"clients know revision {self._reported}, and the server restarted at {self.engine.revision}"
                 )
-            for batch in data.found.after(self._told, ""):
+            for batch in data.found.after(self._reported, ""):
                 self.committed(batch, "")
 
     async def pause(self, length_s: float, after_writes: int, is_cut: bool = False) -> None:
-        """Its process stands still for a while, after so many more writes of its coordinator.
+        """Pause the process for a time, after this many more writes of its coordinator.
 
-        With `is_cut`, one of its connections breaks just before: whoever had it comes back and is not heard.
+        With `is_cut`, one of its connections breaks just before: its client reconnects and gets no answer.
         """
         machine = self._machine
         await self._until_written(after_writes, deadly=False)
         if is_cut and (streams := [stream for stream in self._streams if not stream.is_over]):
             self.rng.choice(streams).reset(silent=0.0)
             await asyncio.sleep(2 * self.plan.slowest_s)
-        if not self._lives_on(machine):
+        if not self._is_running(machine):
             return
         self._pauses[machine] += 1
         self.loop.freeze(machine)
         self.note("pause", machine, "")
         await asyncio.sleep(length_s)
         self._pauses[machine] -= 1
-        if self._lives_on(machine) and not self._pauses[machine]:
+        if self._is_running(machine) and not self._pauses[machine]:
             self.loop.thaw(machine)
             self.note("thaw", machine, "")
 
-    def _lives_on(self, machine: str) -> bool:
+    def _is_running(self, machine: str) -> bool:
         return machine == self._machine and self.is_up
 
     async def kill_coordinator(self, after_writes: int) -> None:
-        """The coordinator fails after so many more writes; the server starts it again."""
+        """The coordinator fails after this many more writes; the server restarts it."""
         await self._until_written(after_writes, deadly=True)
 
     async def _until_written(self, writes: int, deadly: bool) -> None:
-        local = self.life.local
+        local = self.running.local
         local.left, local.is_deadly = writes, deadly
         local.reached.clear()
         try:
             async with asyncio.timeout(self.plan.ttl_s):
                 await local.reached.wait()
         except TimeoutError:
-            local.left = None  # it has nothing to write
+            local.left = None  # it had nothing to write
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def accept(self, name: str, sky: Sky, rng: random.Random, protocol: asyncio.Protocol) -> Stream:
-        """A connection to the running code; its near end is for the caller to open. ConnectionRefusedError if down."""
+    def accept(self, name: str, link: HasConditions, rng: random.Random, protocol: asyncio.Protocol) -> Stream:
+        """A connection to the server; the caller opens its near end. ConnectionRefusedError if the server is down."""
         if not self.is_up:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         self._streams = [stream for stream in self._streams if not stream.is_over]
-        stream = Stream(name, sky, rng)
-        stream.join((protocol, contextvars.copy_context()), (self.life.connect(), self._context))
+        stream = Stream(name, link, rng)
+        stream.join((protocol, contextvars.copy_context()), (self.running.connect(), self._context))
         self._streams.append(stream)
         self.loop.call_soon(stream.far.open, context=self._context)
         return stream
 
-    def has_knocked(self, client: str) -> bool:
-        """Whether a client has come back, and was not listened to."""
+    def has_unread_connection(self, client: str) -> bool:
+        """Whether a client has reconnected, and its data waits to be read."""
         backend = self.backends.get(client)
         stream = backend.stream if backend is not None else None
         return stream is not None and stream.far.unread_s > LATE_S and not stream.near.is_closing()
 
     def reset_all(self) -> None:
-        """Whatever is between the server and all others dies: a switch, a proxy."""
+        """Reset all connections, as when a switch or proxy dies."""
         for stream in self._streams:
             stream.reset(silent=0.0)
 
-    def meet_stranger(self, kind: int) -> None:
-        """Somebody comes who does not speak the protocol, or says nothing at all."""
+    def connect_foreign_client(self, kind: int) -> None:
+        """Connect a client that sends something other than the protocol, or nothing."""
         if self.is_up:
-            protocol = Garbage(STRANGERS[kind % len(STRANGERS)])
-            self.accept("a stranger", Above(Weather()), self.rng, protocol).near.open()
+            protocol = ForeignClient(FOREIGN_BYTES[kind % len(FOREIGN_BYTES)])
+            self.accept("a stranger", ProcessLink(LinkConditions()), self.rng, protocol).near.open()
 
     def end(self) -> None:
-        """The world is over."""
+        """End the world: connections carry nothing more."""
         self.is_up = False
         for stream in self._streams:
             stream.is_broken = stream.is_void = True

@@ -41,7 +41,7 @@ from rallypoint.testing.checkers import (
 )
 from rallypoint.testing.loop import MACHINE, VirtualTimeLoop
 from rallypoint.testing.sim.event_log import EventLog
-from rallypoint.testing.sim.network import SimBackend, SimServer, Weather
+from rallypoint.testing.sim.network import LinkConditions, SimBackend, SimServer
 from rallypoint.testing.sim.plan import Plan
 from rallypoint.testing.sim.register import CellBackend, RegisterCell
 from rallypoint.testing.sim.wired import WiredServer
@@ -93,7 +93,7 @@ class SimWorld:
         """An attempt was written since it was last cleared."""
         self.is_calm = False
         """The faults are over: all nodes stay, and re-join when their world changes."""
-        self._notes = EventLog()
+        self._event_log = EventLog()
         self._settings: dict[str, Settings] = {}
         self._rng = random.Random(f"world {plan.seed}")
         self._revision = 0
@@ -122,22 +122,22 @@ class SimWorld:
 
     def note(self, kind: str, who: str, what: object) -> None:
         """Record an event in the digest and among the last events, which a failure prints."""
-        if self._notes.count >= MOST_EVENTS and self.broken is None:
+        if self._event_log.count >= MOST_EVENTS and self.broken is None:
             self.broken = BrokeCompletion(f"{MOST_EVENTS} events without an end")
-        self._notes.add(self.loop.now, kind, who, what, self._revision)
+        self._event_log.add(self.loop.now, kind, who, what, self._revision)
 
     @property
     def events(self) -> int:
-        return self._notes.count
+        return self._event_log.count
 
     @property
     def notes(self) -> Iterable[tuple[float, str, str, object]]:
         """The last events."""
-        return self._notes.last
+        return self._event_log.last
 
     @property
     def digest(self) -> str:
-        return self._notes.digest
+        return self._event_log.digest
 
     def _committed(self, batch: Batch, writer: str) -> None:
         self._revision = batch.revision
@@ -254,8 +254,8 @@ class SimWorld:
             ranks=plan.ranks,
         )
 
-    def _fair(self) -> Weather:
-        return Weather(delay_s=(0.0002, self.plan.slowest_s))
+    def _fair(self) -> LinkConditions:
+        return LinkConditions(delay_s=(0.0002, self.plan.slowest_s))
 
     def crash(self, process: SimProcess, is_machine: bool | None = None) -> None:
         """Kill the process at once; messages that it has sent are still in flight.
@@ -287,7 +287,7 @@ class SimWorld:
         machine = f"server#{self._coordinator_lives}"
         rng = random.Random(f"{self.plan.seed} {machine}")
         assert isinstance(self.server, SimServer)
-        line = Weather(delay_s=(0.00001, 0.0001))
+        line = LinkConditions(delay_s=(0.00001, 0.0001))
         backend = SimBackend(self.server, machine, machine, rng, line, self.note, 1.0, self.plan.max_txn_ops)
         self.server_backend = backend
 
@@ -412,7 +412,7 @@ class SimWorld:
         if current is None:
             return
         if current.phase is RoundPhase.FORMING:
-            self._decided_knowing = self.wire.life.has_returned
+            self._decided_knowing = self.wire.running.has_returned
             return
         if not self._decided_knowing:
             return
