@@ -670,7 +670,7 @@ def test_node_claims_the_round_that_it_left_until_it_has_a_new_session():
             node = handler._node
 
             def claimed() -> tuple[int, bool]:
-                claim = msgspec.json.decode(node._claim(), type=ClaimRecord)
+                claim = msgspec.json.decode(node._make_claim(), type=ClaimRecord)
                 return claim.round, claim.is_member
 
             assert claimed() == (1, True)
