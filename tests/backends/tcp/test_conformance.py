@@ -44,7 +44,7 @@ A_FEW = 12
 
 
 def kit_of(endpoint: str, **changes) -> BackendKit:
-    options = {"prefix": "/test/", "ttl_s": 0.7, "lease_slack_s": SLACK_S, "history_limit": HISTORY} | changes
+    options = {"prefix": "/test/", "ttl_s": 1.5, "lease_slack_s": SLACK_S, "history_limit": HISTORY} | changes
     return BackendKit(connector(endpoint), asyncio.sleep, **options)
 
 
