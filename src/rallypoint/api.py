@@ -100,7 +100,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """The number of waiting nodes that a new round would admit, plus the number of lost members."""
+        """The number of waiting nodes that a new round would admit, plus the lost members if enough remain."""
 
     @abstractmethod
     def get_run_id(self) -> str:
@@ -108,7 +108,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Leave, and close the run. False, with a warning, if closing failed."""
+        """Close the run, leave it and release all resources. False, with a warning, if closing failed."""
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ RallypointError
 │   ├── RendezvousConnectionError       check endpoint, token and network: `rallypoint doctor` does
 │   ├── RendezvousStateError            inspect the key that it names, or use another run id
 │   │   └── NewerSchemaError            ... because a newer version wrote it: upgrade this one
-│   ├── RendezvousGracefulExitError     this node was a spare of a run that ended: exit with success
+│   ├── RendezvousGracefulExitError     a spare of a run that ended, or asked to go: exit with success
 │   ├── SettingsMismatchError           give all nodes the same settings, or this node another run id
 │   ├── SessionLostError                this node's lease ended: join again
 │   └── ForkedProcessError              the object belongs to the parent process: create a new one
@@ -58,11 +58,11 @@ class RendezvousClosedError(RendezvousError):
 
 
 class RendezvousTimeoutError(RendezvousError):
-    """No round within the deadline."""
+    """No round within the deadline, or the run could not be closed or reopened within it."""
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The backend could not be reached."""
+    """The backend could not be reached, or refused this node."""
 
 
 class RendezvousStateError(RendezvousError):
@@ -78,7 +78,7 @@ class NewerSchemaError(RendezvousStateError):
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """The run ended while this node was a spare: leave with success."""
+    """This node is to leave with success: the run ended while it was a spare, or it was asked to go."""
 
 
 class SettingsMismatchError(RendezvousError):

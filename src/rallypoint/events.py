@@ -288,7 +288,7 @@ class NodeDrained(Event, frozen=True, kw_only=True):
 
 
 class NodeRefused(Event, frozen=True, kw_only=True):
-    """A node was refused because its settings differ from those of the run."""
+    """A node was not admitted: its settings differ from those of the run, or its preflight check failed."""
 
     level = logging.WARNING
     node: str
@@ -555,10 +555,6 @@ class Emitter:
     def add(self, sink: Sink) -> None:
         """Call this sink, too, from now on."""
         self._sinks.append(sink)
-
-    def is_heard(self, kind: type[Event]) -> bool:
-        """Whether any sink or logger would see an event of this type."""
-        return len(self._sinks) > 1 or logger.isEnabledFor(kind.level)
 
     def __call__(self, event: Event) -> None:
         for sink in list(self._sinks):

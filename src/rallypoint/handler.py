@@ -1,8 +1,8 @@
 """The blocking API: the handler, and `join`. A thin layer over `rallypoint.aio` on one background loop per process.
 
-All logic is in `aio`; nothing may be decided here. Handlers are thread-safe: `num_nodes_waiting()` and `is_closed()`
-return while `next_rendezvous()` blocks in another thread. Handlers of one process are different nodes. A handler that
-is garbage-collected ends its session; one from before a fork raises ForkedProcessError in the child.
+What nodes do and know is in `aio`; here are only threads. Handlers are thread-safe: `num_nodes_waiting()` and
+`is_closed()` return while `next_rendezvous()` blocks in another thread. Handlers of one process are different nodes.
+A handler that is garbage-collected ends its session; one from before a fork raises ForkedProcessError in the child.
 """
 
 from __future__ import annotations

@@ -261,11 +261,14 @@ _SERVER = (
     _text("tls_key", "A PEM file with the key of tls_cert, if it is not in the same file.", backends=_EMBEDDED),
 )
 
+DEFAULT_PREFIX = "rallypoint"
+"""The prefix of all keys, unless `etcd_prefix` is given."""
+
 _ETCD_ONLY = (
     Option(
         name="etcd_prefix",
         kind=Kind.PREFIX,
-        default="rallypoint",
+        default=DEFAULT_PREFIX,
         backends=_ETCD,
         meaning="All keys of all runs are below this prefix.",
     ),

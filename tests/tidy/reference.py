@@ -131,8 +131,9 @@ def errors_page() -> str:
     tree = advice_of(errors.__doc__ or "")
     for name, (depth, advice) in tree.items():
         kind = getattr(errors, name)
+        parent = next((tree[base.__name__][1] for base in kind.__bases__ if base.__name__ in tree), "")
         bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__ if base is not Exception)
-        advice = re.sub(r"^\.\.\. because", "as above, because", advice)
+        advice = re.sub(r"^\.\.\. because", f"{parent}, because", advice)
         text += f"| {'· ' * depth}`{name}` | {bases} | {_one_line(kind.__doc__)} | {advice or '-'} |\n"
     text += "\n## Errors of commands and internal modules\n\nA command that raises one exits with its text.\n\n"
     text += "| error | where | meaning |\n|---|---|---|\n"

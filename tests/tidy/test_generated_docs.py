@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 OPTIONS_HEAD = """# Options
 
 Given in a URL (`scheme://endpoint/run-id?option=value`), as keyword arguments of `create_handler` and `join`, or in the
-configuration of `RendezvousParameters`. Seconds may have decimals. An unknown option is an error that suggests the
-nearest name. *Shared* options must be the same on all nodes of a run: a node with other values is refused, with an
-error that names both values.
+configuration of `RendezvousParameters`. Times are in seconds and may have decimals. An unknown option is an error that
+suggests the nearest name, and so is an option of another scheme. *Shared* options must be the same on all nodes of a
+run: a node with other values is refused, with an error that names both values.
 
-| option | default | shared | meaning |
-|---|---|---|---|
+| option | default | schemes | shared | meaning |
+|---|---|---|---|---|
 """
 
 
@@ -32,7 +32,9 @@ def shown_default(option: Option) -> str:
     default = getattr(option.default, "value", option.default)
     if default is None or default == {} or default == "":
         return "-"
-    return f"{default:g}" if isinstance(default, int | float) and not isinstance(default, bool) else str(default)
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, int | float) else str(default)
 
 
 def options_page(options: tuple[Option, ...], available: set[str]) -> str:
@@ -42,7 +44,9 @@ def options_page(options: tuple[Option, ...], available: set[str]) -> str:
         if option.backends and not available & set(option.backends):
             continue
         names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
-        rows.append(f"| {names} | {shown_default(option)} | {'yes' if option.shared else ''} | {option.meaning} |")
+        schemes_of = ", ".join(option.backends) or "all"
+        shared = "yes" if option.shared else ""
+        rows.append(f"| {names} | {shown_default(option)} | {schemes_of} | {shared} | {option.meaning} |")
     return OPTIONS_HEAD + "\n".join(rows) + "\n"
 
 

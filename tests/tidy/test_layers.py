@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("backends", frozenset({"backends"})),
     ("rendezvous", frozenset({"rendezvous"})),
     ("server", frozenset({"server"})),
-    ("store", frozenset({"store", "store_arguments", "blocking"})),
+    ("store", frozenset({"store"})),
     (
         "api",
         frozenset(

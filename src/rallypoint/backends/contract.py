@@ -1,7 +1,8 @@
 """The backend contract: a linearizable, revisioned key-value store with leases and watches. Narrow on purpose.
 
-The layers above (rendezvous, store, tools) use this interface only; etcd v3 maps onto it one to one. It must hold
-storage only, nothing of ranks, joins or rounds. A backend guarantees:
+The layers above (rendezvous, store, tools) use this interface only. It holds storage, which etcd v3 has as it is (but
+for `add`), and a few facts about the runs kept there (`# --- runs ---`), which only `rendezvous` uses. It must hold
+nothing of ranks, joins or rounds. A backend guarantees:
 
 - Reads and writes are linearizable. Every change has a revision; all changes of one transaction have the same one.
 - A refused transaction is a value, not an error.
@@ -149,23 +150,10 @@ class Direct(Protocol):
 
 
 class Backend(ABC):
-    """A connection to the storage of a run. All methods may raise the three errors of the contract."""
+    """A connection to a store. All methods may raise the three errors of the contract."""
 
     name: str
     limits: Limits = Limits()
-    has_coordinator: bool = False
-    """Whether the backend runs the coordinator of each run; if not, the nodes elect one among themselves."""
-
-    renews_runs: bool = False
-    """Whether the backend renews the leases of a run while the run has sessions; if not, the nodes do."""
-
-    makes_run: bool = True
-    """Whether this process is to make the run if it does not exist; if not, another process is about to. It may become
-    true when a session is opened."""
-
-    make_run_delay_s: tuple[float, float] = (2.0, 4.0)
-    """A process with `makes_run` false waits for the run, for a random time between these, before it makes the run
-    itself. An elected coordinator does not wait."""
 
     @abstractmethod
     async def get(self, key: str) -> Got: ...
@@ -230,10 +218,6 @@ class Backend(ABC):
         A backend with a connection reports this without a request. The listener must not raise.
         """
 
-    def on_data_loss(self, make_claim: Callable[[], bytes]) -> None:  # noqa: B027 - most keep their data
-        """`make_claim` describes the state of the run to a server that was restarted without its data. It is called
-        just before the sessions are lost."""
-
     def on_event(self, emit: Callable[[Event], None]) -> None:  # noqa: B027 - most emit no events
         """Where the backend emits its own events. Call it before the first use."""
 
@@ -250,3 +234,23 @@ class Backend(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Close the connection. Its sessions and watches end; leases that were not ended expire."""
+
+    # --- runs: who makes, renews and coordinates them -----------------------------------------------------------------
+
+    has_coordinator: bool = False
+    """Whether the backend runs the coordinator of each run; if not, the nodes elect one among themselves."""
+
+    renews_runs: bool = False
+    """Whether the backend renews the leases of a run while the run has sessions; if not, the nodes do."""
+
+    makes_run: bool = True
+    """Whether this process is to make the run if it does not exist; if not, another process is about to. It may become
+    true when a session is opened."""
+
+    make_run_delay_s: tuple[float, float] = (2.0, 4.0)
+    """A process with `makes_run` false waits for the run, for a random time between these, before it makes the run
+    itself. An elected coordinator does not wait."""
+
+    def on_data_loss(self, make_claim: Callable[[], bytes]) -> None:  # noqa: B027 - most keep their data
+        """`make_claim` describes the state of the run to a server that was restarted without its data. It is called
+        just before the sessions are lost."""

@@ -1,4 +1,4 @@
-"""What is measured, and the messages between the command and the process of a case. Pure."""
+"""What is measured, and the messages between the command and the process of a case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From samples to figures: medians, ratios, rows of a table, one JSON document. Pure."""
+"""From samples to figures: medians, ratios, rows of a table, one JSON document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events as lines of JSON, as `rallypoint events --json` prints them and event files hold them. Pure.
+"""Events as lines of JSON, as `rallypoint events --json` prints them and event files hold them.
 
 Fields are added, never renamed.
 """

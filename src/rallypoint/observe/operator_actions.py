@@ -93,7 +93,7 @@ class RoundStore:
         self.number = number
         self._backend = backend
         self._keys = target.keys
-        self._root = f"{target.keys.store(number)}k/"
+        self._root = target.keys.user_data(number)
         self._round_revision = round_revision
         self._lease = lease
 

@@ -6,11 +6,14 @@ nothing. The reasons are the sentences that nodes, logs, errors and tools show.
 
 In this order:
 
-1. An attempt of this coordinator is given up when a planned (id, join) is gone or the run was closed meanwhile.
-2. A closed run waits.
-3. An attempt is activated when all members have confirmed, and given up when some did not confirm in time.
-4. While the active round has members, nothing is formed; likewise while nodes may be members of an unknown round.
-5. Otherwise the candidates are counted against `min_nodes`, `max_nodes`, `step` and the last call.
+1. A run whose keys cannot be read, or that has no config, waits.
+2. Records of nodes that are held back are written or deleted when they are due.
+3. An attempt of this coordinator is given up when a planned (id, join) is gone or the run was closed meanwhile.
+4. A closed run waits.
+5. An attempt is activated when all members have confirmed, and given up when some did not confirm in time.
+6. While the active round has members, nothing is formed; likewise while nodes may be members of an unknown round, or
+   may still return after the server lost its data.
+7. Otherwise the candidates are counted against `min_nodes`, `max_nodes`, `step` and the last call.
 """
 
 from __future__ import annotations

@@ -106,5 +106,9 @@ class RunKeys:
         return self.refusals + quote(name, safe="")
 
     def store(self, number: int) -> str:
-        """The user's keys of one round."""
+        """The store of one round: the keys of the user, and those of barriers and gathers."""
         return f"{self.stores}{number:012d}/"
+
+    def user_data(self, number: int) -> str:
+        """The keys that the user's program set in the store of one round."""
+        return f"{self.store(number)}k/"

@@ -18,6 +18,7 @@ from rallypoint.backends.backoff import Backoff
 from rallypoint.errors import RendezvousStateError
 from rallypoint.events import CoordinatorDeposed, CoordinatorElected, Emitter
 from rallypoint.kv.types import Delete, Exists, Grant, Item, KeepAlive, LeaseResult, Put, Txn
+from rallypoint.options import DEFAULT_PREFIX
 from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
@@ -38,7 +39,6 @@ from rallypoint.server.clients import Clients
 from rallypoint.server.engine_host import EngineHost
 from rallypoint.server.local_backend import LocalBackend
 
-PREFIX = "rallypoint"
 MOST_PAUSE_S = 5.0
 LEAST_PAUSE_S = 0.1
 """Bounds of the pause between two renewals."""
@@ -56,7 +56,7 @@ class Run:
     """One run of the server."""
 
     def __init__(self, run_id: str, returning: ReturningNodes, task: asyncio.Task[None]) -> None:
-        self.keys = RunKeys(PREFIX, run_id)
+        self.keys = RunKeys(DEFAULT_PREFIX, run_id)
         self.returning = returning
         self.task = task
         self.coordinator: Coordinator | None = None
@@ -120,7 +120,7 @@ class Runs:
 
     def start(self) -> None:
         """Start renewing, and start the coordinators of runs in a recovered store."""
-        control = f"/{PREFIX}/"
+        control = f"/{DEFAULT_PREFIX}/"
         for key in list(self._host.engine.items):
             run, _, name = key.removeprefix(control).partition("/")
             if key.startswith(control) and name == "config" and not run.startswith(":"):
@@ -145,7 +145,7 @@ class Runs:
         run = self._runs.get(run_id)
         if run is None:
             returning = ReturningNodes(self._started_at)
-            keys = RunKeys(PREFIX, run_id)
+            keys = RunKeys(DEFAULT_PREFIX, run_id)
             if (stored := self._stored_claims(keys)) is not None:
                 returning.claim("", stored)
             task = asyncio.create_task(self._coordinate(keys, returning), name=f"coordinator of {run_id}")

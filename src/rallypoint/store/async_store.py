@@ -86,6 +86,7 @@ class AsyncStore:
         self._backend = backend
         self._status: StoreStatus = StoreStatus() if same is None else same._status
         self._root = keys.store(joined.number)
+        self._user_data = keys.user_data(joined.number)
         self._lease = joined.data_lease
         self._fence = ModRevisionIs(keys.node(node_id), joined.own_revision)
         self._uses: dict[str, int] = {}
@@ -329,7 +330,7 @@ class AsyncStore:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str:
-        return f"{self._root}k/{as_key(key)}"
+        return f"{self._user_data}{as_key(key)}"
 
     def key_of(self, path: str) -> str:
         """The user's key of a path."""

@@ -1,6 +1,6 @@
 """Settings from the arguments of torchrun: its endpoint, its `--rdzv-conf` and a few environment variables.
 
-Pure; the environment is an argument. Every invalid value is a SettingsError, which is a ValueError.
+The environment is an argument. Every invalid value is a SettingsError, which is a ValueError.
 """
 
 from __future__ import annotations
