@@ -19,7 +19,7 @@ def test_fqdn_is_looked_up_once(monkeypatch):
 def test_silent_name_server_delays_by_two_seconds_and_gives_the_short_name(monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(_address, "_found", None)
-    monkeypatch.setattr(_address, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(_address, "LOOKUP_TIMEOUT_S", 0.05)
     monkeypatch.setattr(socket, "getfqdn", lambda: answers.wait(30) and "late.example")
     assert asyncio.run(_address.own_address()) == socket.gethostname()
     answers.set()

@@ -7,7 +7,7 @@ import socket
 
 from rallypoint.backends.resolver_threads import run_in_thread
 
-PATIENCE_S = 2.0
+LOOKUP_TIMEOUT_S = 2.0
 """The longest wait for a name server."""
 
 _found: str | None = None
@@ -19,7 +19,7 @@ async def own_address() -> str:
     if _found is not None:
         return _found
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(LOOKUP_TIMEOUT_S):
             _found = await run_in_thread(socket.getfqdn, "own address")
     except (OSError, UnicodeError):  # TimeoutError is an OSError
         return socket.gethostname()

@@ -34,7 +34,7 @@ MARKS = {
     "decide.returning": "no round formed while a server that had lost its data waited for its earlier members",
     "tcp.reconnects": "a client reconnected",
     "tcp.stalled": "a silent connection was closed",
-    "tcp.forgotten": "a client reconnected to a server that had lost its memory",
+    "tcp.forgotten": "a client reconnected to a server that had lost its data",
     "server.replaced": "a client reconnected while its earlier connection was still open",
     "server.mass": "so many connections closed at once that no session was shortened",
     "server.stood_still": "a grace that ended while the server was paused was started again",

@@ -124,7 +124,6 @@ class MemoryWatch(Watch):
         self._id: int | None = None
         self._buffer: deque[Batch] = deque()
         self._wake = asyncio.Event()
-        self._cancelled = False
 
     def registered(self, watch_id: int, backlog: Sequence[Batch]) -> None:
         """Store the registration and the whole backlog. The caller holds the server's lock."""
@@ -149,14 +148,14 @@ class MemoryWatch(Watch):
         return True
 
     def ready(self) -> Batch | None:
-        if not self._buffer or self._cancelled:
+        if not self._buffer or self.is_over:
             return None
         batch = self._buffer.popleft()
         self._seen = batch.revision
         return batch
 
     async def __anext__(self) -> Batch:
-        while not self._cancelled:
+        while not self.is_over:
             if self._id is None and not self._buffer:
                 self._server.start(self, self._seen)
             batch = self.ready()
@@ -168,7 +167,7 @@ class MemoryWatch(Watch):
         raise StopAsyncIteration
 
     def cancel(self) -> None:
-        self._cancelled = True
+        self.is_over = True
         if self._id is not None:
             self._server.cancel(self._id)
             self._id = None

@@ -49,7 +49,7 @@ class TlsFiles:
         else:
             context.load_default_certs()
         if self.cert is not None:
-            self._show(context, self.cert)
+            self._load_certificate(context, self.cert)
         return _strict(context)
 
     def server_context(self) -> ssl.SSLContext:
@@ -57,7 +57,7 @@ class TlsFiles:
         if self.cert is None:
             raise Rejected("a server that speaks TLS needs tls_cert (and tls_key): give its certificate")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._show(context, self.cert)
+        self._load_certificate(context, self.cert)
         if self.ca is not None:
             self._trust(context, self.ca)
             context.verify_mode = ssl.CERT_REQUIRED
@@ -81,7 +81,7 @@ class TlsFiles:
         except ssl.SSLError as error:
             raise Rejected(f"tls_ca {path!r} holds no certificate in PEM form: {error.reason or error}") from error
 
-    def _show(self, context: ssl.SSLContext, path: str) -> None:
+    def _load_certificate(self, context: ssl.SSLContext, path: str) -> None:
         text = _read("tls_cert", path)
         if b"-----BEGIN CERTIFICATE-----" not in text:
             raise Rejected(f"tls_cert {path!r} holds no certificate in PEM form")

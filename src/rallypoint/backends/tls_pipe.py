@@ -61,7 +61,7 @@ class TlsPipe(asyncio.Protocol):
         if self._on_opening is not None:
             self._on_opening(self.below)
         if not self._is_server and not self.below.is_closing():
-            self.shake()  # the client starts
+            self.continue_handshake()  # the client starts
 
     def data_received(self, data: bytes) -> None:
         if self.is_over:
@@ -72,7 +72,7 @@ class TlsPipe(asyncio.Protocol):
                 self.fail(PlainText(data))
                 return
         self._in.write(data)
-        if self.is_open or self.shake():
+        if self.is_open or self.continue_handshake():
             self._read()
 
     def eof_received(self) -> bool:
@@ -98,7 +98,7 @@ class TlsPipe(asyncio.Protocol):
 
     # --- encryption ---------------------------------------------------------------------------------------------------
 
-    def shake(self) -> bool:
+    def continue_handshake(self) -> bool:
         """Continue the handshake; True if it is complete and the connection is still open."""
         try:
             self._tls.do_handshake()
@@ -151,10 +151,10 @@ class TlsPipe(asyncio.Protocol):
             self._on_failed(self, error)
         self.close_below()
 
-    def say(self, words: bytes) -> None:
+    def write_plain(self, data: bytes) -> None:
         """Send plain text to a peer that does not speak TLS, before closing."""
         if self.below is not None and not self.below.is_closing():
-            self.below.write(words)
+            self.below.write(data)
 
     def close_below(self) -> None:
         """Close the transport after the peer has had the time to read the last bytes."""

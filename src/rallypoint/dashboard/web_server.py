@@ -144,7 +144,7 @@ class HttpsAdmission(TlsAdmission):
 
     def _failed(self, pipe: TlsPipe, error: Exception) -> None:
         if isinstance(error, PlainText) and is_http(error.first):
-            self.say(HTTPS_ONLY)
+            self.write_plain(HTTPS_ONLY)
             self._refuse(b"", "it sent HTTP instead of HTTPS", Refusal.TLS)
         else:
             super()._failed(pipe, error)

@@ -23,7 +23,7 @@ from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import CoordinatorRecord, decode, encode
 
-HERD_S = 0.2
+ELECTION_JITTER_S = 0.2
 """Nodes that do not try first wait a random part of this time, so that they do not all write in the same instant."""
 
 
@@ -97,7 +97,7 @@ class Election:
         finally:
             watch.cancel()
         if not self._tries_first():
-            await asyncio.sleep(self._rng.uniform(0.0, HERD_S))
+            await asyncio.sleep(self._rng.uniform(0.0, ELECTION_JITTER_S))
 
     async def _lead(self, term: int) -> bool:
         """Coordinate for one term. False: the coordinator failed with a defect."""

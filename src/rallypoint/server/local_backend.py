@@ -40,9 +40,9 @@ class LocalWatch(Watch):
             self._id = None
             return
         self._buffer.append(batch)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._on_ready is not None:
             self._on_ready()
         else:
@@ -94,7 +94,7 @@ class LocalWatch(Watch):
         if self._id is not None:
             self._host.unwatch(self._id)
             self._id = None
-        self._tell()
+        self._notify()
 
 
 class LocalBackend(OpBackend):

@@ -42,7 +42,7 @@ class EtcdWatch(TcpWatch):
 
 
 class WatchStream(Stream[rpc.WatchRequest, rpc.WatchResponse]):
-    """Where watches are requested (`tcp_watch.Post`)."""
+    """Where watches are requested (`backends/tcp/watch.py:WatchClient`)."""
 
     method = WATCH
 

@@ -66,13 +66,13 @@ class RegisterWatch(Watch):
         self._after = document.engine.revision
         if batches:
             self._buffer.extend(batches)
-            self._tell()
+            self._notify()
 
     def fail(self, error: BackendError) -> None:
         """End the watch with an error, which is raised after the buffered batches."""
         self._error = error
         self._source.stop_watch(self)
-        self._tell()
+        self._notify()
 
     def _begin(self) -> None:
         if not self._has_begun:
@@ -116,9 +116,9 @@ class RegisterWatch(Watch):
     def cancel(self) -> None:
         self.is_over = True
         self._source.stop_watch(self)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._on_ready is not None:
             self._loop.call_soon(self._on_ready)
         elif self._wake is not None and not self._wake.done():

@@ -41,7 +41,7 @@ class ClientConnection(asyncio.Protocol):
     ) -> None:
         loop = asyncio.get_running_loop()
         self.welcome: asyncio.Future[Welcome | Refused] = loop.create_future()
-        self.heard_at = loop.time()
+        self.received_at = loop.time()
         """When data was last received."""
         self.not_rallypoint: str | None = None
         """The protocol of the peer, if it is another one."""
@@ -79,7 +79,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         try:
             for payload in self._framer.feed(data):
                 if self._is_welcome:

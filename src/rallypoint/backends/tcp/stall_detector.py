@@ -66,7 +66,7 @@ class StallDetector:
 
     def _check_connection(self, link: ClientConnection, now: float) -> None:
         waiting = next((pending for pending in self._requests.open() if pending.is_sent), None)
-        silent_s = 0.0 if waiting is None else now - max(waiting.sent_at, link.heard_at)
+        silent_s = 0.0 if waiting is None else now - max(waiting.sent_at, link.received_at)
         if silent_s < self._limit_s:
             self._limit_s = max(self._stall_s, self._limit_s / 2)
         elif silent_s >= 2 * self._limit_s or not link.has_arrived:

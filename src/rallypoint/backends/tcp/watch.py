@@ -18,7 +18,7 @@ from rallypoint.wire.messages import NOW
 WATCH_BUFFER = 4_096
 
 
-class Post(Protocol):
+class WatchClient(Protocol):
     """The client that a watch sends its requests through."""
 
     def start_watch(self, watch: TcpWatch) -> int:
@@ -34,9 +34,9 @@ class Post(Protocol):
 class TcpWatch(Watch):
     """Requested from the server at the first iteration, or by `begin` or `follow`."""
 
-    def __init__(self, post: Post, prefix: str, after_revision: int = NOW) -> None:
+    def __init__(self, client: WatchClient, prefix: str, after_revision: int = NOW) -> None:
         self.prefix = prefix
-        self._post = post
+        self._client = client
         self._seen = after_revision
         self._number: int | None = None
         self._buffer: deque[Batch] = deque()
@@ -57,20 +57,20 @@ class TcpWatch(Watch):
         self._buffer.append(batch)
         self.is_idle = False
         if self._on_ready is not None:  # the usual case
-            self._post.call_soon(self._on_ready)
+            self._client.call_soon(self._on_ready)
         else:
-            self._tell()
+            self._notify()
 
     def gone(self, error: Rejected) -> None:
         """End the stream with an error: its next revisions are no longer kept, or the server refused it."""
         self._stop()
         self._gone = error
-        self._tell()
+        self._notify()
 
     def begin(self) -> None:
         """Request the watch from the server, unless it is running."""
         if self._number is None:
-            self._number = self._post.start_watch(self)
+            self._number = self._client.start_watch(self)
 
     def since(self, revision: int) -> None:
         """For a watch from `NOW`: drop batches up to this revision, because the caller has read that state."""
@@ -83,7 +83,7 @@ class TcpWatch(Watch):
         self._on_ready = on_ready
         self.begin()
         if self._buffer or self._gone is not None:
-            self._post.call_soon(on_ready)
+            self._client.call_soon(on_ready)
         return True
 
     def ready(self) -> Batch | None:
@@ -117,16 +117,16 @@ class TcpWatch(Watch):
     def cancel(self) -> None:
         self.is_over = True
         self._stop()
-        self._tell()
+        self._notify()
 
     def _stop(self) -> None:
         if self._number is not None:
-            self._post.stop_watch(self._number)
+            self._client.stop_watch(self._number)
             self._number = None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.is_idle = False
         if self._on_ready is not None:
-            self._post.call_soon(self._on_ready)
+            self._client.call_soon(self._on_ready)
         elif self._wake is not None and not self._wake.done():
             self._wake.set_result(None)

@@ -162,8 +162,8 @@ class TlsAdmission(TlsPipe):
         within_s = self._admission.limits.hello_timeout_s
         self._timer = asyncio.get_running_loop().call_later(within_s, self._timed_out, within_s)
 
-    def shake(self) -> bool:
-        is_done = super().shake()
+    def continue_handshake(self) -> bool:
+        is_done = super().continue_handshake()
         if self.is_open:
             self._remove_pending()
         return is_done
@@ -190,10 +190,10 @@ class TlsAdmission(TlsPipe):
         if isinstance(error, PlainText):
             first = error.first
             if GREETING.startswith(first[: len(GREETING)]):
-                self.say(GREETING + frame(encoder.encode(TLS_ONLY)))
+                self.write_plain(GREETING + frame(encoder.encode(TLS_ONLY)))
                 why = "it speaks plain text, and this server TLS only"
             else:
-                self.say(stranger_line(first) if is_http(first) else b"")
+                self.write_plain(stranger_line(first) if is_http(first) else b"")
                 why = f"it sent {describe(first)} instead of TLS"
             self._refuse(b"", why, Refusal.TLS)
             return
@@ -205,7 +205,7 @@ class TlsAdmission(TlsPipe):
         self.is_over = True
         self._admission.refused(self._peer, why, kind)
         if message:
-            self.say(message)
+            self.write_plain(message)
         self.close_below()
 
     def _remove_pending(self) -> None:
