@@ -16,6 +16,7 @@ import msgspec
 
 from rallypoint.errors import RendezvousStateError
 from rallypoint.kv.types import Change, Item
+from rallypoint.observe.phase import Phase, phase_of, reason_of
 from rallypoint.observe.report import (
     Closing,
     Config,
@@ -25,7 +26,6 @@ from rallypoint.observe.report import (
     Held,
     NodeReport,
     PastRound,
-    Phase,
     Refusal,
     Report,
     RoundReport,
@@ -324,26 +324,32 @@ class ReportBuilder:
         )
 
     def _phase(self) -> Phase:
-        record = self.view.round
-        if self._is_current:
-            return Phase.ACTIVE
-        if self.view.is_closed:
-            return Phase.CLOSED
-        if record is None or record.phase is not RoundPhase.FORMING:
-            return Phase.GATHERING
-        planned = len(self._groups[Standing.CONFIRMED]) + len(self._groups[Standing.CONFIRMING])
-        return Phase.FORMING if planned == record.size else Phase.GATHERING  # without a member it will be given up
+        view, count = self.view, {standing: len(group) for standing, group in self._groups.items()}
+        if view.unreadable:
+            return Phase.UNREADABLE
+        record = view.round
+        return phase_of(
+            nodes=len(view.nodes) - count[Standing.LEFT],
+            is_closed=view.is_closed,
+            round_phase=record.phase if record is not None else None,
+            size=record.size if record is not None else 0,
+            members=count[_MEMBER] + count[_CONFIRMED] + count[_CONFIRMING],
+            candidates=count[Standing.JOINING] + count[Standing.WAITING] + count[Standing.SPARE],
+            min_nodes=view.rules.min_nodes if view.rules is not None else 0,
+        )
 
     def _reason(self) -> str:
         """The coordinator's sentence, or the one that follows from the round's record if there is none yet."""
-        record, told = self.view.round, self.view.waiting
-        if told is not None and told.number == (record.number if record is not None else 0):
-            return told.reason
-        if record is None:
-            return ""
+        view, record = self.view, self.view.round
+        nodes, members = len(view.nodes), len(self._groups[_MEMBER])
+        if self.coordinator is None and members and record is not None:  # nobody has counted since it went
+            return active_sentence(record.number, members, record.size)
+        told = reason_of(nodes, record, view.waiting, view.waiting_revision, view.closed, view.closed_revision)
+        if told or record is None:
+            return told
         if record.phase is RoundPhase.FORMING:
             return forming_sentence(record.number, record.size, record.why)
-        return active_sentence(record.number, len(self._groups[Standing.MEMBER]), record.size)
+        return active_sentence(record.number, members, record.size) if members else ""
 
     def _round(self) -> RoundReport | None:
         record = self.view.round
