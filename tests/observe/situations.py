@@ -27,6 +27,7 @@ from rallypoint.testing.world import EPOCH_S
 from tests.rendezvous.kit import CheckedWorld, run_scenario
 
 WHERE = "tcp://head:29400"
+FLAKY = {"hold_back_losses": 2, "hold_back": 600, "max_nodes": 2}
 Scene = Callable[[CheckedWorld], Awaitable[None]]
 
 
@@ -77,8 +78,9 @@ async def look(world: CheckedWorld) -> Shown:
     )
 
 
-def stage(scene: Scene, **options: object) -> Shown:
-    """Play the scene, and look."""
+def stage(name: str) -> Shown:
+    """Play a scene, and look."""
+    scene, options = SCENES[name]
 
     async def play(world: CheckedWorld) -> Shown:
         await scene(world)
@@ -228,8 +230,61 @@ async def coordinator_away(world: CheckedWorld) -> None:
     await asyncio.sleep(2.0)
 
 
-async def made_by_another_config(world: CheckedWorld) -> None:
-    """A run that was closed before any node came."""
+async def closed_before_any_node_came(world: CheckedWorld) -> None:
     settings = Settings.build(scheme="memory", run_id="run", min_nodes=2)
     config = RunConfig(MemoryBackend(world.server), world.keys, settings, "ann@desk:7", lambda: "id", lambda: EPOCH_S)
     await config.close("")
+
+
+async def left_out_because_it_did_not_confirm(world: CheckedWorld) -> None:
+    await forming_waits_for_a_node_that_does_not_confirm(world)
+    await asyncio.sleep(5.5)
+
+
+async def freed(world: CheckedWorld) -> None:
+    await held_back_below_the_minimum(world)
+    await operator(world).free("b")
+    await asyncio.sleep(5.0)
+
+
+async def two_refused_nodes_whose_names_begin_sentences(world: CheckedWorld) -> None:
+    """Sentences begin with names: none is capitalised."""
+    world.enter("gpu-a")
+    await asyncio.sleep(1.0)
+    for name in ("node7.rack2", "gpu-b"):
+        (call,) = world.enter(name, min_nodes=3)
+        try:
+            await call
+        except RendezvousError:
+            world.crash(name)
+    await asyncio.sleep(1.0)
+
+
+SCENES: dict[str, tuple[Scene, dict[str, object]]] = {
+    scene.__name__: (scene, options)
+    for scene, options in (
+        (below_minimum_at_the_start, {}),
+        (below_minimum_after_a_loss, {}),
+        (member_lost_and_the_survivor_has_not_rejoined, {}),
+        (member_lost_of_a_round_that_stays_large_enough, {}),
+        (last_call, {}),
+        (forming_waits_for_a_node_that_does_not_confirm, {}),
+        (left_out_because_it_did_not_confirm, {"confirm_timeout": 5}),
+        (held_back_below_the_minimum, FLAKY),
+        (freed, FLAKY),
+        (refused_for_its_settings, {}),
+        (refused_an_hour_ago, {"join_timeout": 9000}),
+        (closed, {}),
+        (closed_while_a_round_goes_on, {}),
+        (closed_before_any_node_came, {}),
+        (reopened_without_a_coordinator, {}),
+        (drained_below_the_minimum, {}),
+        (member_asked_to_go, {}),
+        (full_with_a_spare, {}),
+        (waits_to_be_admitted, {}),
+        (active_and_well, {}),
+        (all_nodes_gone, {}),
+        (coordinator_away, {}),
+        (two_refused_nodes_whose_names_begin_sentences, {}),
+    )
+}

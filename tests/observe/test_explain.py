@@ -96,10 +96,13 @@ def test_node_whose_preflight_check_failed_is_listed_with_advice():
     note = (KEYS.refusal("b"), RefusedRecord(name="b", differences={}, why="preflight 'check' exited with 9"))
     text = explain(report_of(LED, note, *joining("a"))).paragraph
     assert "b did not join: preflight 'check' exited with 9." in text
-    assert "Fix what the preflight check found there" in text
+    assert "Fix what the preflight check found on b, or start other nodes instead." in text
     assert "same settings" not in text
     both = (KEYS.refusal("c"), RefusedRecord(name="c", differences={"min_nodes": (3, 2)}, why="other settings"))
-    assert "Give all nodes the same settings" in explain(report_of(LED, note, both, *joining("a"))).paragraph
+    assert (
+        "Give c the settings of the run (min_nodes=2), or another run id."
+        in explain(report_of(LED, note, both, *joining("a"))).paragraph
+    )
 
 
 @pytest.mark.parametrize(("given", "is_refused"), [({"min_nodes": 3}, True), ({"min_nodes": 2}, False), ({}, False)])
@@ -114,11 +117,11 @@ def test_attempt_that_lost_a_member_is_no_longer_forming():
     from rallypoint.rendezvous.records import RoundPhase
 
     forming = round_record(1, RoundPhase.FORMING, chunks=1, digest=digest)
-    records = [(KEYS.config, config()), (KEYS.round, forming), *joining("a", "b")]
+    records = [(KEYS.config, config()), LED, (KEYS.round, forming), *joining("a", "b")]
     builder.load([Item(key, encode(record), at, at, 1) for at, (key, record) in enumerate(records, start=1)], 4, 0.0)
     chunk = split_roster(1, [RosterMember(name, 1, name, name) for name in ("a", "b")])[0]
     builder.set_roster(1, [Item(KEYS.roster_chunk(1, 0), chunk, 1, 1, 1)], 0.0)
     assert builder.report().phase.value == "forming"
-    assert "still to confirm: a, b" in explain(builder.report()).paragraph
+    assert "a, b have not confirmed the round yet" in explain(builder.report()).paragraph
     builder.apply([Change(KEYS.node("b"), None)], 5, 1.0)
     assert builder.report().phase.value == "below minimum"

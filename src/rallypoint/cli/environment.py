@@ -28,7 +28,12 @@ class UrlCommand(click.Command):
         url = os.environ.get(URL_VARIABLE)
         if url and not ctx.resilient_parsing and self._lacks_one(ctx, args):
             args = [url, *args]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if error.param is None or error.param.name != "url":
+                raise
+            raise click.UsageError(f"the URL is missing: give it, or set {URL_VARIABLE}", ctx) from None
 
     def _lacks_one(self, ctx: click.Context, args: list[str]) -> bool:
         """Whether one positional argument is missing, and the first one given is not a URL."""

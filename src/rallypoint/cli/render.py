@@ -139,6 +139,8 @@ def _round(one: RoundReport) -> str:
         return f"round {one.number} with {one.present} of {one.size} confirmed"
     if one.phase == "over":
         return f"round {one.number} is over"
+    if one.phase == "given up":
+        return f"round {one.number} was given up"
     since = "" if one.active_at is None else f", since {moment(one.active_at)} ({ago(one.active_at)})"
     return f"round {one.number} with {one.present} of {one.size} members{since}"
 

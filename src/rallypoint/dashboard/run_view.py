@@ -192,7 +192,7 @@ def _state(report: Report, trouble: str, now: float) -> dict[str, Any]:
 
 def _since(report: Report, node: NodeReport, now: float) -> float:
     """Since when a node has been in this state, by the clocks of other machines, but never after now."""
-    if node.standing in (Standing.MEMBER, Standing.GONE) and report.round is not None and report.has_round:
+    if node.standing in (Standing.MEMBER, Standing.GONE) and report.round is not None:
         at = report.round.active_at
     else:
         at = node.joined_at

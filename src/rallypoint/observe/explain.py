@@ -28,7 +28,7 @@ PRESENT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`advice` says what to do; `facts` describe the state, the waiting reason first; `hints` say where else to look."""
+    """`advice` says what to do; `facts` say how it stands, the waiting reason first; `hints` say where else to look."""
 
     advice: tuple[str, ...]
     facts: tuple[str, ...]
@@ -48,11 +48,8 @@ def explain(report: Report, now: float | None, given: Mapping[str, int | str] | 
     if report.phase is Phase.ABSENT:
         return Explanation(
             (),
-            (f"Run {report.run_id!r} does not exist on {report.where}: no node has joined it, or all have gone.",),
-            (
-                f"Start its nodes with {run_url(report)}?min_nodes=..., or check with `rallypoint ls {report.where}` "
-                f"whether it has another id.",
-            ),
+            (f"{absent_sentence(report.run_id, report.where)}.",),
+            (f"To start it, start its nodes with {run_url(report)}?min_nodes=...",),
         )
     present = [one for one in report.refused if is_present(one, now)]
     old = [one for one in report.refused if not is_present(one, now)]
@@ -63,6 +60,14 @@ def explain(report: Report, now: float | None, given: Mapping[str, int | str] | 
         facts.append(f"Compared with the run, {mismatch}")
         advice = [SAME_SETTINGS, *(text for text in advice if text != SAME_SETTINGS and not text.startswith(NO_ACTION))]
     return Explanation(_sentences(advice), _sentences(facts), _sentences(hints))
+
+
+def absent_sentence(run_id: str, where: str) -> str:
+    """That there is no such run, and how to find out whether it has another id."""
+    return (
+        f"There is no run {run_id!r} on {where}: no node has joined it, or all have gone for longer than reopen_after. "
+        f"`rallypoint ls {where}` shows the runs there"
+    )
 
 
 def run_url(report: Report) -> str:
@@ -231,7 +236,7 @@ def _forming(report: Report) -> str:
 def _below_minimum(report: Report, refused: list[Refusal]) -> tuple[list[str], list[str]]:
     counts = report.counts
     there = counts.member + counts.confirmed + counts.confirming + counts.joining + counts.waiting + counts.spare
-    lacking = report.shared("min_nodes") - there
+    lacking = max(1, report.shared("min_nodes") - there)  # 0: a node is there that did not confirm its place
     start = f"{_nodes(lacking, 'more ')} with the same URL"
     held = _held(report)
     advice = _about_refused(refused)
@@ -240,7 +245,7 @@ def _below_minimum(report: Report, refused: list[Refusal]) -> tuple[list[str], l
         free = f"`rallypoint free {run_url(report)} {held[0].name}`"
         advice.append(f"Free the held-back node{'s' * (len(held) != 1)} {names} with {free}, or start {start}")
     else:
-        advice.append(f"Start {start}")
+        advice.append(f"{'Otherwise start' if refused else 'Start'} {start}")
     if counts.member:
         advice.append(_rejoin(report))
     hint = (

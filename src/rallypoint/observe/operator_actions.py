@@ -23,6 +23,7 @@ from rallypoint.errors import (
     Unavailable,
 )
 from rallypoint.kv.types import Delete, Exists, Item, ModRevisionIs, Put
+from rallypoint.observe.explain import absent_sentence
 from rallypoint.observe.report import Report, Standing
 from rallypoint.observe.target import Target
 from rallypoint.rendezvous.records import (
@@ -207,7 +208,4 @@ def drain_warning(report: Report, node: str) -> str:
 
 def no_such_run(target: Target) -> NoSuchRun:
     """The error for a run that does not exist."""
-    return NoSuchRun(
-        f"there is no run {target.settings.run_id!r} on {target.where}: no node has joined it, or all have gone for "
-        f"longer than reopen_after. `rallypoint ls` shows the runs there"
-    )
+    return NoSuchRun(absent_sentence(target.settings.run_id, target.where))

@@ -114,7 +114,7 @@ def reason_of(
     """
     number = record.number if record is not None else 0
     if told is not None and told.number == number and told_revision > closed_revision:
-        return told.reason if nodes or not (told.members or told.candidates) else ""
+        return told.reason if nodes or not (told.members or told.candidates) else "all nodes have gone"
     if closed is None:
         return ""
     if closed.closed:

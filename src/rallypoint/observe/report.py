@@ -185,7 +185,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_round(self) -> bool:
         """A round is current: some of its members are in it."""
-        return self.round is not None and self.round.phase == "active"
+        return self.counts.member > 0
 
     @property
     def is_closed(self) -> bool:

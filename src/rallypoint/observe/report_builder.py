@@ -80,6 +80,8 @@ class ReportBuilder:
         self._all_stale = True
         self._is_current = False
         """Whether the active round has a member, and so is current."""
+        self._is_given_up = False
+        """Whether the coordinator has given up the attempt in `state/round`: its places are void."""
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
@@ -194,13 +196,22 @@ class ReportBuilder:
 
     # --- reports of nodes ---------------------------------------------------------------------------------------------
 
+    def _has_been_given_up(self) -> bool:
+        record, told = self.view.round, self.view.waiting
+        if record is None or record.phase is not RoundPhase.FORMING or told is None:
+            return False
+        return told.number == record.number and told.members == 0
+
     def _refresh(self) -> None:
         """Evaluate all stale nodes again."""
-        if not self._all_stale and not self._stale:
+        if not self._all_stale and not self._stale and self._is_given_up == self._has_been_given_up():
             return
         is_current = bool(self.view.members)
         if is_current != self._is_current:
             self._is_current, self._all_stale = is_current, True  # a round has begun or is over: all standings change
+        is_given_up = self._has_been_given_up()
+        if is_given_up != self._is_given_up:
+            self._is_given_up, self._all_stale = is_given_up, True
         if self._all_stale:
             self._stale = dict.fromkeys([*self._reports, *self.view.nodes, *self._roster])
         for node_id in self._stale:
@@ -219,8 +230,11 @@ class ReportBuilder:
         if own.phase is _PHASE_LEFT:
             return Standing.LEFT
         if record is not None and own.phase is _PHASE_MEMBER and own.round == record.number:
-            return _MEMBER if record.phase is _ACTIVE else _CONFIRMED
-        is_forming = record is not None and record.phase is RoundPhase.FORMING
+            if record.phase is _ACTIVE:
+                return _MEMBER
+            if not self._is_given_up:
+                return _CONFIRMED
+        is_forming = record is not None and record.phase is RoundPhase.FORMING and not self._is_given_up
         if is_forming and place is not None and place[1].join == own.join:
             return Standing.CONFIRMING
         if self._is_held(own.name):
@@ -334,7 +348,9 @@ class ReportBuilder:
             round_phase=record.phase if record is not None else None,
             size=record.size if record is not None else 0,
             members=count[_MEMBER] + count[_CONFIRMED] + count[_CONFIRMING],
-            candidates=count[Standing.JOINING] + count[Standing.WAITING] + count[Standing.SPARE],
+            candidates=view.waiting.candidates  # it may have left out nodes that did not confirm
+            if self._is_given_up and view.waiting is not None
+            else count[Standing.JOINING] + count[Standing.WAITING] + count[Standing.SPARE],
             min_nodes=view.rules.min_nodes if view.rules is not None else 0,
         )
 
@@ -359,7 +375,9 @@ class ReportBuilder:
         history = self.histories.get(record.number)
         return RoundReport(
             number=record.number,
-            phase=("active" if self._is_current else "over") if is_active else "forming",
+            phase=("active" if self._is_current else "over")
+            if is_active
+            else ("given up" if self._is_given_up else "forming"),
             size=record.size,
             present=len(self._groups[Standing.MEMBER if is_active else Standing.CONFIRMED]),
             why=record.why,

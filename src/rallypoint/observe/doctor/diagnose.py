@@ -90,7 +90,13 @@ async def _check_backend(backend: Backend, key: str) -> Check:
 def _check_run(target: Target, report: Report) -> list[Check]:
     if not report.exists or report.config is None:
         why = "there is no such run yet: the first node creates it"
-        return [warning("run", why, "if nodes should be there, check with `rallypoint ls` whether they use another id")]
+        return [
+            warning(
+                "run",
+                why,
+                f"if nodes should be there, check with `rallypoint ls {target.where}` whether they use another id",
+            )
+        ]
     checks = [ok("run", f"{report.phase.value}: {report.reason or 'no reason was given yet'}")]
     if report.unreadable:
         checks += [
