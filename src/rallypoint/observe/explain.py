@@ -48,7 +48,7 @@ def explain(report: Report, now: float | None, given: Mapping[str, int | str] | 
     if report.phase is Phase.ABSENT:
         return Explanation(
             (),
-            (f"{absent_sentence(report.run_id, report.where)}.",),
+            (f"{absent_sentence(report.run_id, report.where).replace('there', 'There', 1)}.",),
             (f"To start it, start its nodes with {run_url(report)}?min_nodes=...",),
         )
     present = [one for one in report.refused if is_present(one, now)]
@@ -65,7 +65,7 @@ def explain(report: Report, now: float | None, given: Mapping[str, int | str] | 
 def absent_sentence(run_id: str, where: str) -> str:
     """That there is no such run, and how to find out whether it has another id."""
     return (
-        f"There is no run {run_id!r} on {where}: no node has joined it, or all have gone for longer than reopen_after. "
+        f"there is no run {run_id!r} on {where}: no node has joined it, or all have gone for longer than reopen_after. "
         f"`rallypoint ls {where}` shows the runs there"
     )
 

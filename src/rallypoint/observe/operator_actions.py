@@ -193,14 +193,14 @@ def drain_warning(report: Report, node: str) -> str:
     there = report.standing(
         Standing.MEMBER, Standing.CONFIRMED, Standing.CONFIRMING, Standing.JOINING, Standing.WAITING, Standing.SPARE
     )
-    left = [one for one in there if one.drain is None and node not in (one.id, one.name)]
-    before = sum(one.drain is None for one in there)
-    least = report.shared("min_nodes")
-    if not len(left) < least <= before:
+    before = [one for one in there if one.drain is None]
+    going = [one for one in before if node in (one.id, one.name)]
+    least, left = report.shared("min_nodes"), len(before) - len(going)
+    if not left < least <= len(before):
         return ""
-    lacking = least - len(left)
+    lacking, name = least - left, going[0].name
     return (
-        f"without {node}, run {report.run_id!r} has {len(left)} of at least {least} nodes: when {node} leaves, the "
+        f"without {name}, run {report.run_id!r} has {left} of at least {least} nodes: when {name} leaves, the "
         f"round ends, and the job stands still until {lacking} more {'node is' if lacking == 1 else 'nodes are'} "
         f"started"
     )
