@@ -147,7 +147,7 @@ def test_held_back_node_is_named_with_why(place):
     assert "held back for 600 s: b" in said
     assert "a node is held back for a limited time" in ask("why", url)
     assert "freed b: it may join again" in ask("free", url, "b")
-    said = until_said("status", url, parts=("1 waiting",))
+    said = until_said("status", url, parts=("nodes: 2 members",))
     assert "held back" not in said
     assert "holds no node 'b' back; held back: none" in ask("free", url, "b", code=3)
 
