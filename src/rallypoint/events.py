@@ -108,7 +108,7 @@ class NodeLeft(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"left: {self.reason}"
+        return f"left: {self.reason or 'no reason given'}"
 
 
 class SessionLost(Event, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class RunClosed(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"closed the run: {self.reason}"
+        return f"closed the run: {self.reason or 'no reason given'}"
 
 
 class RunReopened(Event, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class RunReopened(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"reopened the run: {self.reason}"
+        return f"reopened the run: {self.reason or 'no reason given'}"
 
 
 class ShutdownFailed(Event, frozen=True, kw_only=True):
@@ -284,7 +284,7 @@ class NodeDrained(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"asked {self.node} to go: {self.reason}"
+        return f"asked {self.node} to go: {self.reason or 'no reason given'}"
 
 
 class NodeRefused(Event, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ def test_readers_of_any_pace_see_the_same(seed):
             assert reader.all == fresh.all
             assert not {"nodes", "node_states", "tracks", "lines"} & reader.read(view).keys()
         report = await read_report(backend, world.keys, "memory://")
-        assert fresh.sections["state"]["why"] == explain(report).paragraph
+        assert fresh.sections["state"]["why"] == explain(report, None).paragraph
         assert {node_id: spot[1] for node_id, (_, spot) in fresh.nodes.items()} == {
             node.id: node.standing.value for node in report.nodes
         }

@@ -81,7 +81,7 @@ def test_round_forms_a_node_waits_and_a_killed_node_turns_lost_on_screen(stage: 
     page.until(lambda: page.standings() == {"a": "member", "b": "member"}, "a round forms")
     page.until(lambda: page.text(".pill") == "active", "the round is active")
     said = ask("why", f"tcp://{bind}/train").strip()
-    page.until(lambda: f"{page.text('.why')} {page.text('.advice')}" == said, "the words of `rallypoint why`")
+    page.until(lambda: f"{page.text('.advice')} {page.text('.why')}" == said, "the words of `rallypoint why`")
     assert "zone=a" in page.text("table.nodes")
     c = stage.node(url, "c", "hand")
     c.wait("ready")

@@ -16,7 +16,8 @@ from rallypoint.dashboard.timeline import State, Timeline
 from rallypoint.dashboard.versioned import Versioned
 from rallypoint.events import Event, JoinStarted, NodeDrained, NodeLeft, NodeLost, WaitingFor
 from rallypoint.observe.explain import explain
-from rallypoint.observe.report import Drain, NodeReport, Phase, Report, Standing
+from rallypoint.observe.phase import Phase
+from rallypoint.observe.report import Drain, NodeReport, Report, Standing
 from rallypoint.observe.run_events import recorded_events
 
 MOST_LINES = 200
@@ -96,11 +97,11 @@ class RunView:
     def update(self, report: Report, events: Sequence[Event], trouble: str, now: float) -> bool:
         """Whether anything has changed."""
         version = self.version + 1
-        changed = self._sections.put("state", _state(report, trouble), version)
+        changed = self._sections.put("state", _state(report, trouble, now), version)
         changed |= self._sections.put("rounds", report.rounds, version)
         changed |= self._take_nodes(report, _ways_out(events), now, version)
         lines = _recorded_lines(report) if self._is_new and report.exists else []
-        lines += _lines(events, report.phase, now)
+        lines += _lines(events, report.has_round or report.phase is Phase.FORMING, now)
         self._lines.extend((line, version) for line in lines)
         self._is_new &= not report.exists
         if changed or lines:
@@ -164,16 +165,17 @@ class RunView:
         )
 
 
-def _state(report: Report, trouble: str) -> dict[str, Any]:
+def _state(report: Report, trouble: str, now: float) -> dict[str, Any]:
     """The run without its nodes and past rounds."""
-    why = explain(report)
+    why = explain(report, now)
     return {
         "run_id": report.run_id,
         "where": report.where,
         "phase": report.phase.value,
+        "tone": report.phase.tone.value,
         "trouble": trouble,
         "why": why.paragraph,
-        "facts": why.facts,
+        "facts": (*why.facts, *why.hints),
         "advice": why.advice,
         "round": report.round,
         "counts": report.counts,
@@ -190,7 +192,7 @@ def _state(report: Report, trouble: str) -> dict[str, Any]:
 
 def _since(report: Report, node: NodeReport, now: float) -> float:
     """Since when a node has been in this state, by the clocks of other machines, but never after now."""
-    if node.standing in (Standing.MEMBER, Standing.GONE) and report.round is not None and report.phase is Phase.ACTIVE:
+    if node.standing in (Standing.MEMBER, Standing.GONE) and report.round is not None:
         at = report.round.active_at
     else:
         at = node.joined_at
@@ -230,16 +232,14 @@ def _ways_out(events: Iterable[Event]) -> dict[str, State]:
 
 
 def _recorded_lines(report: Report) -> list[Line]:
-    past = [_line(one.event, one.at) for one in recorded_events(report)]
-    return sorted(past, key=lambda line: line.at or 0.0)
+    return [_line(one.event, one.at) for one in recorded_events(report)]
 
 
-def _lines(events: Sequence[Event], phase: Phase, now: float) -> list[Line]:
+def _lines(events: Sequence[Event], is_quiet: bool, now: float) -> list[Line]:
     """A line for each event; one for all events of a kind in `_GROUPED` if there are many.
 
-    Waiting reasons are left out while a round is active or forming: events say what happens then.
+    `is_quiet`: a round is active or forming. Waiting reasons are left out then: events say what happens.
     """
-    is_quiet = phase in (Phase.ACTIVE, Phase.FORMING)
     by_kind: dict[type[Event], list[Event]] = {}
     for event in events:
         by_kind.setdefault(type(event), []).append(event)

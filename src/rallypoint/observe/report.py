@@ -10,22 +10,9 @@ import enum
 
 import msgspec
 
+from rallypoint.observe.phase import Phase
+
 SCHEMA = 1
-
-
-class Phase(enum.Enum):
-    """The phase of a run."""
-
-    ABSENT = "absent"
-    """There is no such run."""
-    GATHERING = "gathering"
-    """No round is current: nodes are joining."""
-    FORMING = "forming"
-    """An attempt was decided, and its members are confirming it."""
-    ACTIVE = "active"
-    """A round is current. The run may be closed: then this is its last round."""
-    CLOSED = "closed"
-    """No node can join, and no round is current."""
 
 
 class Standing(enum.Enum):
@@ -194,6 +181,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exists(self) -> bool:
         return self.phase is not Phase.ABSENT
+
+    @property
+    def has_round(self) -> bool:
+        """A round is current: some of its members are in it."""
+        return self.counts.member > 0
 
     @property
     def is_closed(self) -> bool:

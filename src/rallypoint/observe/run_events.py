@@ -47,7 +47,7 @@ class RecordedEvent:
 
 
 def recorded_events(report: Report) -> list[RecordedEvent]:
-    """The past events in a report: last rounds, nodes that were refused or held back, closing or reopening."""
+    """The past events in a report, by time: last rounds, refused or held-back nodes, closing, reopening."""
     run, by = report.run_id, report.coordinator.name if report.coordinator is not None else COORDINATOR
     past: list[RecordedEvent] = []
     for one in report.rounds:
@@ -78,7 +78,16 @@ def recorded_events(report: Report) -> list[RecordedEvent]:
         kind = RunClosed if report.closing.is_closed else RunReopened
         closing = kind(run_id=run, by=report.closing.by, reason=report.closing.why)
         past.append(RecordedEvent(report.closing.changed_at, closing))
-    return past
+    return _in_order(past)
+
+
+def _in_order(past: Sequence[RecordedEvent]) -> list[RecordedEvent]:
+    """The events by time. One of unknown time stays behind the one that it followed."""
+    placed, at = [], 0.0
+    for event in past:
+        at = event.at if event.at is not None else at
+        placed.append((at, event))
+    return [event for _, event in sorted(placed, key=lambda one: one[0])]
 
 
 class RunEvents:

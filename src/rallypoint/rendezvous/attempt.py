@@ -81,7 +81,8 @@ def new_attempt(view: View, decision: Form, term: int) -> Attempt:
 
 def forming_status(record: RoundRecord) -> WaitingRecord:
     """`state/waiting` while the attempt is forming."""
-    return WaitingRecord(number=record.number, reason=forming_sentence(record.number, record.size, record.why))
+    reason = forming_sentence(record.number, record.size, record.why)
+    return WaitingRecord(number=record.number, reason=reason, members=record.size)
 
 
 def active_record(forming: RoundRecord, rank_0: NodeRecord, why: str) -> RoundRecord:
@@ -107,6 +108,8 @@ def active_status(view: View, forming: RoundRecord) -> WaitingRecord:
         spare=max(0, others - open_places),
         open_places=open_places,
         reason=active_sentence(forming.number, forming.size, forming.size),
+        members=forming.size,
+        candidates=others,
     )
 
 

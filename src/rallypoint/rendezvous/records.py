@@ -145,6 +145,10 @@ class WaitingRecord(Record, frozen=True, kw_only=True):
     reason: str = ""
     held: tuple[str, ...] = ()
     """The first few names of nodes that are held back now."""
+    members: int = 0
+    """How many nodes of round `number`, active or forming, still have their place in it; 0: it is over."""
+    candidates: int = 0
+    """How many nodes ask to join and may be admitted."""
 
 
 class ClosedRecord(Record, frozen=True, kw_only=True):
