@@ -309,6 +309,49 @@ class RecordUnreadable(Event, frozen=True, kw_only=True):
         return f"cannot use a record: {self.reason}"
 
 
+class ManyJoined(Event, frozen=True, kw_only=True):
+    """Many nodes asked to join at about the same time; `nodes` has the first names. Only in a run's kept events."""
+
+    level = logging.INFO
+    nodes: tuple[str, ...]
+    count: int
+
+    def text(self) -> str:
+        return f"{self.count} nodes ask to join: {_first(self.nodes, self.count)}"
+
+
+class ManyLost(Event, frozen=True, kw_only=True):
+    """Many nodes were lost at about the same time; `nodes` has the first names. Only in a run's kept events."""
+
+    level = logging.WARNING
+    nodes: tuple[str, ...]
+    count: int
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        where = f"members of round {self.round}" if self.round else "not in a round"
+        return f"{self.count} nodes ({where}) are lost: {_first(self.nodes, self.count)}; the first: {self.reason}"
+
+
+class ManyLeft(Event, frozen=True, kw_only=True):
+    """Many nodes left at about the same time; `nodes` has the first names. Only in a run's kept events."""
+
+    level = logging.INFO
+    nodes: tuple[str, ...]
+    count: int
+    reason: str
+
+    def text(self) -> str:
+        return f"{self.count} nodes left: {_first(self.nodes, self.count)}; the first: {self.reason}"
+
+
+def _first(names: tuple[str, ...], count: int) -> str:
+    shown = names[:5]
+    more = f" and {count - len(shown)} more" if count > len(shown) else ""
+    return ", ".join(shown) + more
+
+
 # --- events of a server -----------------------------------------------------------------------------------------------
 
 

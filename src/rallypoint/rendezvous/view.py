@@ -47,7 +47,7 @@ FEW = 5
 R = TypeVar("R", bound=Record)
 
 # Up to Python 3.11, `NodePhase.MEMBER` takes as long as the rest of a comparison.
-_MEMBER, _LEFT, _ACTIVE = NodePhase.MEMBER, NodePhase.LEFT, RoundPhase.ACTIVE
+_JOINING, _MEMBER, _LEFT, _ACTIVE = NodePhase.JOINING, NodePhase.MEMBER, NodePhase.LEFT, RoundPhase.ACTIVE
 
 
 class SeenNode(msgspec.Struct, frozen=True, gc=False):
@@ -92,6 +92,13 @@ class Departure:
     """The active round of which it was a member; 0: none."""
     left: bool | None
     why: str
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """A node that asks to join."""
+
+    name: str
+    join: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ class View:
         """First arrival of a candidate since the round became active; with `last_arrival_at`, the admission window."""
         self.last_arrival_at = now
         self.departures: deque[Departure] = deque(maxlen=FEW)
-        self.facts: list[Departure | Unreadable] = []
+        self.facts: list[Arrival | Departure | Unreadable] = []
         """What happened since the owner last cleared this list: for events."""
         self._ids_of: dict[str, dict[str, None]] = {}
         self._seen: dict[str, int] = {}
@@ -268,6 +275,8 @@ class View:
         order, joined_at = (same_join.order, same_join.joined_at) if same_join else (item.mod_revision, now)
         seen = SeenNode(record, item.lease, item.mod_revision, order, joined_at)
         self.nodes[node_id] = seen
+        if same_join is None and record.phase is _JOINING:
+            self.facts.append(Arrival(record.name, record.join))
         self._ids_of.setdefault(record.name, {})[node_id] = None
         if record.phase is _LEFT and (before is None or before.record.phase is not _LEFT):
             self._note_departure(before or seen, record.why or "no reason given", left=True, now=now)
