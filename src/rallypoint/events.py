@@ -264,6 +264,18 @@ class NodeLost(Event, frozen=True, kw_only=True):
         return f"{self.node} ({where}) is lost: {self.reason}"
 
 
+class NodeGone(Event, frozen=True, kw_only=True):
+    """A member went before this coordinator took over: it was lost or has left. Only in a run's kept events."""
+
+    level = logging.WARNING
+    node: str
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        return f"{self.node} (member of round {self.round}) is gone: {self.reason}"
+
+
 class NodeHeldBack(Event, frozen=True, kw_only=True):
     """A node that is lost repeatedly has to wait before it is admitted."""
 

@@ -13,6 +13,7 @@ from rallypoint.events import (
     JoinStarted,
     ManyJoined,
     ManyLost,
+    NodeGone,
     NodeLeft,
     NodeLost,
     RoundActive,
@@ -287,7 +288,8 @@ def test_next_coordinator_notes_a_round_that_the_last_one_did_not() -> None:
         await asyncio.sleep(30.0)
         past = kept_in(world)
         assert [one.event.round for one in past if isinstance(one.event, RoundActive)] == [1]
-        assert [one.event.node for one in past if isinstance(one.event, NodeLost)] == [dead]
+        assert [one.event.node for one in past if isinstance(one.event, NodeGone)] == [dead]
+        assert [event.node for event in world.of(NodeLost)] == [dead]
         assert [one.number for one in past] == list(range(1, len(past) + 1))
 
     run_scenario(scenario, min_nodes=2, max_nodes=3)

@@ -12,16 +12,18 @@ from typing import Any
 
 import msgspec
 
+from rallypoint.dashboard.past_states import past_states
 from rallypoint.dashboard.timeline import State, Timeline
 from rallypoint.dashboard.versioned import Versioned
-from rallypoint.events import Event, JoinStarted, NodeDrained, NodeLeft, NodeLost, WaitingFor
+from rallypoint.events import WaitingFor
 from rallypoint.observe.explain import explain
 from rallypoint.observe.report import Drain, NodeReport, Phase, Report, Standing
-from rallypoint.observe.run_events import recorded_events
+from rallypoint.observe.run_events import SeenEvent
+from rallypoint.rendezvous.view import Departure
 
 MOST_LINES = 200
 FEW = 5
-"""Up to so many events of a kind at once get a line each; more share one."""
+"""Names shown at once."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -89,18 +91,26 @@ class RunView:
         """Whether a report has shown the run."""
         return not self._is_new
 
-    def add_past_round(self, number: int, names: Sequence[str], from_at: float, until_at: float) -> None:
-        """A round that was over before the view began. Only before the first `update`."""
-        self._timeline.add_past_round(names, number, from_at, until_at, self.version + 1)
+    def add_past(self, events: Sequence[SeenEvent], rosters: Mapping[int, Sequence[str]]) -> None:
+        """What happened before the view began, and the members of rounds as far as known. Before the first `update`."""
+        self._timeline.add_past(past_states(events, rosters), self.version + 1)
 
-    def update(self, report: Report, events: Sequence[Event], trouble: str, now: float) -> bool:
-        """Whether anything has changed."""
+    def update(
+        self,
+        report: Report,
+        events: Sequence[SeenEvent],
+        trouble: str,
+        now: float,
+        departures: Iterable[Departure] = (),
+    ) -> bool:
+        """Whether anything has changed. `departures`: nodes that have just gone."""
         version = self.version + 1
         changed = self._sections.put("state", _state(report, trouble), version)
         changed |= self._sections.put("rounds", report.rounds, version)
-        changed |= self._take_nodes(report, _ways_out(events), now, version)
-        lines = _recorded_lines(report) if self._is_new and report.exists else []
-        lines += _lines(events, report.phase, now)
+        changed |= self._take_nodes(report, _ways_out(departures), now, version)
+        if self._is_new and report.exists:
+            self._timeline.end_past(now, version)
+        lines = _lines(events, report.phase, now)
         self._lines.extend((line, version) for line in lines)
         self._is_new &= not report.exists
         if changed or lines:
@@ -216,59 +226,21 @@ def _has_same_details(before: NodeReport, node: NodeReport) -> bool:
     )
 
 
-def _ways_out(events: Iterable[Event]) -> dict[str, State]:
+def _ways_out(departures: Iterable[Departure]) -> dict[str, State]:
     """How nodes went, by name."""
-    found = {}
-    for event in events:
-        if type(event) is JoinStarted:  # there may be thousands of these
-            continue
-        if isinstance(event, NodeLeft):
-            found[event.by] = State.LEFT
-        elif isinstance(event, NodeLost):
-            found[event.node] = State.LOST
-    return found
+    return {one.name: State.LEFT if one.left else State.LOST for one in departures}
 
 
-def _recorded_lines(report: Report) -> list[Line]:
-    past = [_line(one.event, one.at) for one in recorded_events(report)]
-    return sorted(past, key=lambda line: line.at or 0.0)
-
-
-def _lines(events: Sequence[Event], phase: Phase, now: float) -> list[Line]:
-    """A line for each event; one for all events of a kind in `_GROUPED` if there are many.
+def _lines(events: Sequence[SeenEvent], phase: Phase, now: float) -> list[Line]:
+    """A line for each event.
 
     Waiting reasons are left out while a round is active or forming: events say what happens then.
     """
     is_quiet = phase in (Phase.ACTIVE, Phase.FORMING)
-    by_kind: dict[type[Event], list[Event]] = {}
-    for event in events:
-        by_kind.setdefault(type(event), []).append(event)
-    groups = {kind: some for kind, some in by_kind.items() if len(some) > FEW and kind in _GROUPED}
-    lines = []
-    for event in events:
-        kind = type(event)
-        some = groups.get(kind)
-        if some is None:
-            if not (is_quiet and isinstance(event, WaitingFor)):
-                lines.append(_line(event, now))
-        elif event is some[0]:
-            names = ", ".join(_node_of(one) for one in some[:FEW])
-            text = f"{len(some)} nodes {_GROUPED[kind]}: {names} and {len(some) - FEW} more"
-            lines.append(Line(now, kind.__name__, event.level, text))
-    return lines
+    return [_line(one, now) for one in events if not (is_quiet and isinstance(one.event, WaitingFor))]
 
 
-_GROUPED: dict[type[Event], str] = {
-    JoinStarted: "ask to join",
-    NodeLost: "were lost",
-    NodeLeft: "left",
-    NodeDrained: "were asked to go",
-}
-
-
-def _node_of(event: Event) -> str:
-    return event.node if isinstance(event, NodeLost | NodeDrained) else event.by
-
-
-def _line(event: Event, at: float | None) -> Line:
+def _line(one: SeenEvent, now: float) -> Line:
+    event = one.event
+    at = now if one.at is None else one.at
     return Line(at, type(event).__name__, event.level, f"{event.by}: {event.text()}")

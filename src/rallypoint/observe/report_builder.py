@@ -9,6 +9,7 @@ of joining. Which nodes are held back is read from the coordinator's record.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -48,6 +49,8 @@ from rallypoint.rendezvous.view import FEW, View
 
 R = TypeVar("R", bound=Record)
 
+MOST_NEW_EVENTS = 400
+
 # Up to Python 3.11, the access to a member of an enumeration takes as long as making a NodeReport.
 _MEMBER, _CONFIRMED, _CONFIRMING, _GONE = Standing.MEMBER, Standing.CONFIRMED, Standing.CONFIRMING, Standing.GONE
 _PHASE_MEMBER, _PHASE_LEFT = NodePhase.MEMBER, NodePhase.LEFT
@@ -64,8 +67,12 @@ class ReportBuilder:
         self.histories: dict[int, HistoryRecord] = {}
         self.refusals: dict[str, tuple[RefusedRecord, int]] = {}
         """Node name -> (its record, the revision at which it was written)."""
-        self._where = where
+        self.drained: dict[str, int] = {}
+        """Node id -> the revision at which it was asked to go."""
         self._revision = 0
+        self.new_events: deque[Item] = deque(maxlen=MOST_NEW_EVENTS)
+        """Batches of kept events since `load` or since their reader cleared this."""
+        self._where = where
         self._config_revision = 0
         self._roster: dict[str, tuple[int, RosterMember]] = {}
         """id -> (rank, member) of the current round or attempt."""
@@ -84,11 +91,13 @@ class ReportBuilder:
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     def load(self, items: Iterable[Item], revision: int, now: float) -> None:
-        """Everything under `RunKeys.control`, `histories` and `refusals`, at one revision."""
+        """Everything under `RunKeys.control`, `histories`, `events` and `refusals`, at one revision."""
         found = list(items)
         self.view.load([item for item in found if item.key.startswith(self.keys.control)], revision, now)
         self.histories.clear()
         self.refusals.clear()
+        self.drained.clear()
+        self.new_events.clear()
         self._unreadable.clear()
         self.coordinator, self._config_revision = None, 0
         for item in found:
@@ -109,7 +118,13 @@ class ReportBuilder:
         if key.startswith(keys.nodes):
             self._stale[key[len(keys.nodes) :]] = None
         elif key.startswith(keys.drains):
-            self._stale[key[len(keys.drains) :]] = None
+            node_id = key[len(keys.drains) :]
+            self._stale[node_id] = None
+            self.drained.pop(node_id, None)
+            if item is not None:
+                self.drained[node_id] = item.mod_revision
+        elif key.startswith(keys.events) and item is not None:
+            self.new_events.append(item)
         elif key.startswith(keys.histories):
             self._take_history(key, item)
         elif key.startswith(keys.refusals):

@@ -26,6 +26,7 @@ from rallypoint.events import (
     Emitter,
     Event,
     JoinStarted,
+    NodeGone,
     NodeHeldBack,
     NodeLeft,
     NodeLost,
@@ -454,7 +455,10 @@ class Coordinator:
                 case Departure(left=True):
                     self._kept.note(NodeLeft(run_id=run, by=fact.name, reason=fact.why), now)
                 case Departure():
-                    self._tell(NodeLost(run_id=run, by=self._name, node=fact.name, round=fact.round, reason=fact.why))
+                    lost = NodeLost(run_id=run, by=self._name, node=fact.name, round=fact.round, reason=fact.why)
+                    self._emit(lost)
+                    gone = NodeGone(run_id=run, by=self._name, node=fact.name, round=fact.round, reason=fact.why)
+                    self._kept.note(lost if fact.left is False else gone, now)
                 case Unreadable():
                     self._tell(RecordUnreadable(run_id=run, by=self._name, key=fact.key, reason=fact.why))
 

@@ -27,6 +27,7 @@ from rallypoint.events import (
     ManyJoined,
     ManyLeft,
     ManyLost,
+    NodeGone,
     NodeHeldBack,
     NodeLeft,
     NodeLost,
@@ -57,7 +58,7 @@ SETTLE_S = 0.25
 """They wait so long for others, and for a write that takes them along."""
 
 KINDS: tuple[type[Event], ...] = (
-    *(JoinStarted, NodeLeft, NodeLost, NodeHeldBack, ManyJoined, ManyLeft, ManyLost),
+    *(JoinStarted, NodeLeft, NodeLost, NodeGone, NodeHeldBack, ManyJoined, ManyLeft, ManyLost),
     *(RoundForming, RoundActive, RoundGivenUp, RoundOver, CoordinatorElected, RecordUnreadable),
 )
 """What is kept. Closing, drains and refusals have records of their own."""
