@@ -18,6 +18,7 @@ from rallypoint.observe.doctor.checks import Check, Verdict
 from rallypoint.observe.explain import explain
 from rallypoint.observe.listing import RunSummary
 from rallypoint.observe.report import NodeReport, PastRound, Phase, Report, Standing
+from rallypoint.sentences import duration
 
 PIPED_WIDTH = 10_000
 """Output to a pipe or a file is neither cut nor wrapped."""
@@ -57,16 +58,7 @@ def ago(at: float | None) -> str:
 
 def span(seconds: float | None) -> str:
     """A duration in at most two units."""
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if hours < 1:
-        return f"{minutes} min"
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    return "-" if seconds is None else duration(seconds)
 
 
 def moment(at: float | None) -> str:

@@ -14,7 +14,7 @@ from rallypoint.observe.report import Phase, Refusal, Report, Standing
 from rallypoint.rendezvous.decide import active_sentence
 from rallypoint.rendezvous.records import ClosedRecord, DrainRecord
 from rallypoint.rendezvous.run_config import Differences, closed_sentence, differences_sentence, drain_sentence
-from rallypoint.rendezvous.view import FEW
+from rallypoint.sentences import FEW, listed
 
 NO_ACTION = "No action is needed"
 SAME_SETTINGS = "Give all nodes the same settings, or use another run id for those that differ"
@@ -81,7 +81,7 @@ def _further_facts(report: Report) -> list[str]:
         facts.append("the run has no coordinator at present: the last one has gone, and no node has taken over yet")
     missing = [name for name in report.missing if not _names(report.reason, name)]
     if missing and report.round is not None:
-        facts.append(f"members of round {report.round.number} that have gone: {_listed(missing)}")
+        facts.append(f"members of round {report.round.number} that have gone: {listed(missing)}")
     facts += [
         f"held back for {held.hold_s:g} s: {held.name} ({held.why})"
         for held in report.held
@@ -118,7 +118,7 @@ def _advice(report: Report) -> list[str]:
         return ["Reopen it with `rallypoint reopen`, or use another run id"]
     if report.phase is Phase.FORMING:
         pending = [node.name for node in report.standing(Standing.CONFIRMING)]
-        rest = f"; still to confirm: {_listed(pending)}" if pending else ""
+        rest = f"; still to confirm: {listed(pending)}" if pending else ""
         return [f"{NO_ACTION}: the round forms with the members that confirm it in time{rest}"]
     if report.phase is Phase.GATHERING:
         return _gathering(report, counts.joining + counts.confirmed + counts.confirming, least)
@@ -180,11 +180,6 @@ def _names(sentence: str, name: str) -> bool:
 
 def _nodes(count: int) -> str:
     return f"{count} node{'s' * (count != 1)}"
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:FEW])
-    return shown if len(names) <= FEW else f"{shown} and {len(names) - FEW} more"
 
 
 def _sentence(text: str) -> str:

@@ -91,7 +91,10 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastRound(msgspec.Struct, frozen=True, kw_only=True):
-    """The coordinator's report of a round. `ended` says why the round ended; empty while it is not over."""
+    """The coordinator's report of a round. `ended` says why the round ended; empty while it is not over.
+
+    `ended_kind`: a value of `LeaveKind`.
+    """
 
     number: int
     size: int
@@ -104,6 +107,7 @@ class PastRound(msgspec.Struct, frozen=True, kw_only=True):
     last_arrivals: tuple[tuple[str, float], ...]
     last_confirmed: tuple[str, ...]
     ended: str
+    ended_kind: str
     lasted_s: float | None
 
 

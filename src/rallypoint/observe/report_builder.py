@@ -44,7 +44,8 @@ from rallypoint.rendezvous.records import (
     decode,
     join_roster,
 )
-from rallypoint.rendezvous.view import FEW, View
+from rallypoint.rendezvous.view import View
+from rallypoint.sentences import FEW
 
 R = TypeVar("R", bound=Record)
 
@@ -414,6 +415,11 @@ class ReportBuilder:
         )
 
 
+def kind_of(one: HistoryRecord) -> str:
+    """The kind of the end of a round; empty if the round is not over, or its coordinator did not write it."""
+    return one.ended_kind.value if one.ended_kind is not None else ""
+
+
 def _past(one: HistoryRecord) -> PastRound:
     return PastRound(
         number=one.number,
@@ -427,5 +433,6 @@ def _past(one: HistoryRecord) -> PastRound:
         last_arrivals=one.last_arrivals,
         last_confirmed=one.last_confirmed,
         ended=one.ended,
+        ended_kind=kind_of(one),
         lasted_s=one.lasted_s,
     )

@@ -30,7 +30,7 @@ from rallypoint.events import (
 )
 from rallypoint.kv.types import Change
 from rallypoint.observe.report import Report
-from rallypoint.observe.report_builder import ReportBuilder
+from rallypoint.observe.report_builder import ReportBuilder, kind_of
 from rallypoint.rendezvous.records import RoundPhase, RoundRecord
 from rallypoint.rendezvous.view import Departure
 
@@ -64,7 +64,9 @@ def recorded_events(report: Report) -> list[RecordedEvent]:
         )
         past.append(RecordedEvent(at, active))
         if one.ended:
-            over = RoundOver(run_id=run, by=by, round=one.number, reason=one.ended, lasted_s=one.lasted_s)
+            over = RoundOver(
+                run_id=run, by=by, round=one.number, kind=one.ended_kind, reason=one.ended, lasted_s=one.lasted_s
+            )
             past.append(RecordedEvent(at + one.lasted_s if one.lasted_s is not None else None, over))
     past += [
         RecordedEvent(None, NodeHeldBack(run_id=run, by=by, node=held.name, hold_s=held.hold_s, reason=held.why))
@@ -208,7 +210,14 @@ class RunEvents:
         for number, one in builder.histories.items():
             if one.ended and number not in self._ended:
                 self._ended.add(number)
-                over = RoundOver(run_id=self._run, by=self._by, round=number, reason=one.ended, lasted_s=one.lasted_s)
+                over = RoundOver(
+                    run_id=self._run,
+                    by=self._by,
+                    round=number,
+                    kind=kind_of(one),
+                    reason=one.ended,
+                    lasted_s=one.lasted_s,
+                )
                 self._add(over)
 
     def _refusals(self, builder: ReportBuilder, key: str) -> None:

@@ -192,7 +192,14 @@ class Node:
         """The node is in no round from now on; its next record says why it left, if it was in one."""
         joined, self.current = self.current, None
         if joined is not None:
-            cause = cause or derived_cause(self.identity.name, self._reported_cause, self._reported_reason, why)
+            cause = cause or derived_cause(
+                self.identity.name,
+                self._reported_cause,
+                self._reported_reason,
+                end=self.view.end_of(joined.number),
+                drain=self.view.drain,
+                why=why,
+            )
             self._node_session.left = cause_of(joined, cause)
 
     async def close_run(self, why: str, started_at: float | None = None) -> None:

@@ -80,6 +80,18 @@ class LeaveCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The global rank of the failed worker, if a worker failed."""
 
 
+class RoundEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why the members of a round have left it, or are about to. `why` is one sentence that names the nodes."""
+
+    round: int
+    kind: LeaveKind
+    why: str
+    lasted_s: float | None = None
+    """None: the round is not over yet, or became active under another coordinator."""
+    nodes: tuple[str, ...] = ()
+    """The names of the nodes that `why` is about."""
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all records."""
 
@@ -184,6 +196,8 @@ class WaitingRecord(Record, frozen=True, kw_only=True):
     reason: str = ""
     held: tuple[str, ...] = ()
     """The first few names of nodes that are held back now."""
+    end: RoundEnd | None = None
+    """Of the active round, if its members leave it or should; else of the last active round. See `round_end.py`."""
 
 
 class ClosedRecord(Record, frozen=True, kw_only=True):
@@ -262,6 +276,8 @@ class HistoryRecord(Record, frozen=True, kw_only=True):
     last_arrivals: tuple[tuple[str, float], ...] = ()
     last_confirmed: tuple[str, ...] = ()
     ended: str = ""
+    """Why the round ended; empty: it is not over. See `round_end.py`."""
+    ended_kind: LeaveKind | None = None
     lasted_s: float | None = None
     """None: the round is not over, or became active under another coordinator."""
 

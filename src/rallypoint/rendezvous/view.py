@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -29,20 +30,21 @@ from rallypoint.rendezvous.records import (
     ConfigRecord,
     DrainRecord,
     HealthRecord,
+    LeaveKind,
     NodePhase,
     NodeRecord,
     Record,
     RosterMember,
+    RoundEnd,
     RoundPhase,
     RoundRecord,
     WaitingRecord,
     decode,
 )
 from rallypoint.rendezvous.returning_nodes import ReturningNodes
+from rallypoint.rendezvous.round_end import Leaving, Leavings
 from rallypoint.rendezvous.rules import Rules
-
-FEW = 5
-"""Most names in one sentence."""
+from rallypoint.sentences import FEW
 
 R = TypeVar("R", bound=Record)
 
@@ -146,6 +148,10 @@ class View:
         """First arrival of a candidate since the round became active; with `last_arrival_at`, the admission window."""
         self.last_arrival_at = now
         self.departures: deque[Departure] = deque(maxlen=FEW)
+        self.leavings = Leavings()
+        """How the members of the active round left it."""
+        self.last_end: RoundEnd | None = None
+        """The end of the last active round, while there is no other."""
         self.facts: list[Departure | Unreadable] = []
         """What happened since the owner last cleared this list: for events."""
         self._ids_of: dict[str, dict[str, None]] = {}
@@ -155,19 +161,19 @@ class View:
 
     def load(self, items: Iterable[Item], revision: int, now: float) -> None:
         """Make the view equal to a scan of all control keys. Missed changes are applied as if seen one by one."""
+        self.revision = revision
         present = {item.key: item for item in items}
         for key in [key for key in self._seen if key not in present]:
             self._change(key, None, now)
         for key, item in sorted(present.items(), key=lambda pair: pair[1].mod_revision):
             if self._seen.get(key) != item.mod_revision:
                 self._change(key, item, now)
-        self.revision = revision
 
     def apply(self, changes: Sequence[Change], revision: int, now: float) -> None:
         """Apply one batch of the watch on the control keys."""
+        self.revision = revision
         for change in changes:
             self._change(change.key, change.item, now)
-        self.revision = revision
 
     def _change(self, key: str, item: Item | None, now: float) -> None:
         if item is None:
@@ -227,6 +233,8 @@ class View:
         if self.is_active and self.round is not None and self.round.number != known:
             self.started_at = now
             self.departures.clear()
+            self.leavings.clear()
+            self.last_end = None
             self.minimum_since = None
             self.plan = None
         self._regroup_all()
@@ -271,6 +279,8 @@ class View:
         self._ids_of.setdefault(record.name, {})[node_id] = None
         if record.phase is _LEFT and (before is None or before.record.phase is not _LEFT):
             self._note_departure(before or seen, record.why or "no reason given", left=True, now=now)
+        if record.phase is not _MEMBER:
+            self._note_leaving(seen, was_member=node_id in self.members)
         if self.plan is not None:
             self._check_plan(node_id, record.name, seen, now)
         self._regroup(node_id, now)
@@ -286,12 +296,24 @@ class View:
             if self.rules is not None and (node_id in self.members or is_planned):
                 self.hold_back.note_loss(before.record.name, self.rules.timing, now)
                 self._regroup_name(before.record.name, now)
+            if node_id in self.members:
+                self.leavings.note_lost(node_id, before.record.name, self.revision)
             self._note_departure(before, "its session ended", left=False, now=now)
         self._check_plan(node_id, before.record.name, None, now)
         self.unconfirmed.pop(node_id, None)
         self._regroup(node_id, now)
         if not self.nodes:
             self.hold_back.forget_losses()
+
+    def _note_leaving(self, node: SeenNode, was_member: bool) -> None:
+        """A node is not in the active round any more, and says why. Nodes of earlier versions do not."""
+        record, number = node.record, self.round.number if self.round is not None and self.is_active else 0
+        left = record.left
+        if number and left is not None and left.round == number:
+            self.leavings.note(record.id, Leaving(node.mod_revision, record.name, left.kind, left.why))
+        elif was_member:
+            why = f"{record.name} left: {record.why}" if record.phase is _LEFT else f"{record.name} joined again"
+            self.leavings.note(record.id, Leaving(node.mod_revision, record.name, LeaveKind.REQUESTED, why))
 
     def _note_departure(self, node: SeenNode, why: str, *, left: bool, now: float) -> None:
         number = self.round.number if self.round and self.is_active and node.record.id in self.roster else 0
@@ -401,6 +423,24 @@ class View:
         """Note that the previous coordinator is gone. Its node key ended before this view began: no change shows it."""
         self.departures.append(Departure(name, 0.0, None, 0, None, "it was the coordinator before this one"))
 
+    def inherit_end(self) -> None:
+        """Take over what the previous coordinator wrote about the end of the last active round."""
+        end = self.waiting.end if self.waiting is not None else None
+        if end is None or self.round is None or end.round != self.round.last_active or not self.ever_active:
+            return
+        if self.is_active:
+            self.leavings.inherit(end)
+        else:
+            self.last_end = end
+
+    def root_cause(self) -> RoundEnd | None:
+        """Why the members of the active round leave it, or have left; None: nothing is known of any leaving."""
+        return self.leavings.root(self.round.number if self.round is not None else 0, self.newcomers())
+
+    def newcomers(self) -> list[str]:
+        """The first few candidates that are not of the active round."""
+        return list(islice((n.record.name for i, n in self.candidates.items() if i not in self.roster), FEW + 1))
+
     def _note_absent(self, names: Sequence[str], number: int) -> None:
         """Members of the round that were gone before this coordinator's scan: how they went is unknown."""
         gone = [Departure(name, 0.0, None, number, None, "it went before this coordinator took over") for name in names]
@@ -408,6 +448,7 @@ class View:
         reported = self.waiting.lost if self.waiting is not None and self.waiting.number == number else 0
         if len(gone) > reported:  # else an earlier coordinator has reported them all
             self.facts.extend(gone)
+        self.leavings.note_vanished(names)
 
     def start_plan(self, plan: Plan) -> None:
         """This coordinator's attempt was committed."""
