@@ -242,7 +242,7 @@ class RoundActive(Event, frozen=True, kw_only=True):
 
 
 class RoundOver(Event, frozen=True, kw_only=True):
-    """Every member has left or is lost. `kind`: a value of `LeaveKind`, the root cause that `reason` states."""
+    """Every member has left or is lost. `kind` and `reason` are the root cause."""
 
     level = logging.INFO
     round: int

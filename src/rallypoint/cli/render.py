@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rallypoint.observe.doctor.checks import Check, Verdict
-from rallypoint.observe.explain import explain
+from rallypoint.observe.explain import end_sentence, explain, restarts_sentence
 from rallypoint.observe.listing import RunSummary
 from rallypoint.observe.report import NodeReport, PastRound, Phase, Report, Standing
 from rallypoint.sentences import duration
@@ -101,6 +101,11 @@ def heading(report: Report) -> list[Text]:
     coordinator = report.coordinator.name if report.coordinator is not None else "none"
     lines.append(Text(f"sizes: {sizes}; coordinator: {coordinator}; started by {by or '?'}"))
     lines.append(Text(f"nodes: {counts_sentence(report)}"))
+    if report.restarts is not None:
+        why = f": {report.restarts.why}" if report.restarts.used and report.restarts.why else ""
+        lines.append(Text(f"restarts: {restarts_sentence(report.restarts)}{why}"))
+    if report.last_end is not None:
+        lines.append(Text(f"last round: {end_sentence(report.last_end)}"))
     lines += [
         Text(f"held back for {held.hold_s:g} s: {held.name} ({held.why})", style="red")
         for held in report.held

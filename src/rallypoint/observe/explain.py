@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rallypoint.observe.report import Phase, Refusal, Report, Standing
+from rallypoint.observe.report import PastRound, Phase, Refusal, Report, Restarts, Standing
 from rallypoint.rendezvous.decide import active_sentence
 from rallypoint.rendezvous.records import ClosedRecord, DrainRecord
 from rallypoint.rendezvous.run_config import Differences, closed_sentence, differences_sentence, drain_sentence
-from rallypoint.sentences import FEW, listed
+from rallypoint.rendezvous.view import FEW
+from rallypoint.sentences import round_ended
 
 NO_ACTION = "No action is needed"
 SAME_SETTINGS = "Give all nodes the same settings, or use another run id for those that differ"
@@ -81,7 +82,7 @@ def _further_facts(report: Report) -> list[str]:
         facts.append("the run has no coordinator at present: the last one has gone, and no node has taken over yet")
     missing = [name for name in report.missing if not _names(report.reason, name)]
     if missing and report.round is not None:
-        facts.append(f"members of round {report.round.number} that have gone: {listed(missing)}")
+        facts.append(f"members of round {report.round.number} that have gone: {_listed(missing)}")
     facts += [
         f"held back for {held.hold_s:g} s: {held.name} ({held.why})"
         for held in report.held
@@ -90,6 +91,10 @@ def _further_facts(report: Report) -> list[str]:
     for node in [node for node in report.nodes if node.drain is not None][:FEW]:
         assert node.drain is not None
         facts.append(f"{node.name}: {drain_sentence(DrainRecord(by=node.drain.by, why=node.drain.why))}")
+    if report.last_end is not None and report.last_end.ended not in report.reason:
+        facts.append(end_sentence(report.last_end))
+    if report.restarts is not None and report.restarts.used:
+        facts.append(f"{restarts_sentence(report.restarts)}: {report.restarts.why}")
     facts += [refusal_sentence(refusal) for refusal in report.refused[:FEW]]
     if len(report.refused) > FEW:
         facts.append(f"{len(report.refused) - FEW} more nodes were refused")
@@ -105,6 +110,18 @@ def mismatch_sentence(report: Report, given: Mapping[str, int | str]) -> str:
     return f"a node with this URL would be refused: {differences_sentence(different)}" if different else ""
 
 
+def end_sentence(one: PastRound) -> str:
+    """That a round ended, and why."""
+    return round_ended(one.number, one.lasted_s, one.ended)
+
+
+def restarts_sentence(restarts: Restarts) -> str:
+    """How many restarts the run has used, and how many it has left."""
+    if restarts.limit == 0:
+        return "the run has no restarts"
+    return f"{restarts.used} of {restarts.limit} restart{'s' * (restarts.limit != 1)} used, {restarts.left} left"
+
+
 def refusal_sentence(refusal: Refusal) -> str:
     """That a node was refused or is held back, and why."""
     return f"{refusal.name} {'was refused' if refusal.differences else 'is held back'}: {refusal.why}"
@@ -118,7 +135,7 @@ def _advice(report: Report) -> list[str]:
         return ["Reopen it with `rallypoint reopen`, or use another run id"]
     if report.phase is Phase.FORMING:
         pending = [node.name for node in report.standing(Standing.CONFIRMING)]
-        rest = f"; still to confirm: {listed(pending)}" if pending else ""
+        rest = f"; still to confirm: {_listed(pending)}" if pending else ""
         return [f"{NO_ACTION}: the round forms with the members that confirm it in time{rest}"]
     if report.phase is Phase.GATHERING:
         return _gathering(report, counts.joining + counts.confirmed + counts.confirming, least)
@@ -180,6 +197,11 @@ def _names(sentence: str, name: str) -> bool:
 
 def _nodes(count: int) -> str:
     return f"{count} node{'s' * (count != 1)}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:FEW])
+    return shown if len(names) <= FEW else f"{shown} and {len(names) - FEW} more"
 
 
 def _sentence(text: str) -> str:

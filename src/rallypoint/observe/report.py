@@ -143,6 +143,18 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True):
     changed_at: float | None
 
 
+class Restarts(msgspec.Struct, frozen=True, kw_only=True):
+    """The restarts that `rallypoint run` counts. `why`: of the last one, or of the end of the run."""
+
+    used: int
+    limit: int
+    why: str
+
+    @property
+    def left(self) -> int:
+        return max(0, self.limit - self.used)
+
+
 class Coordinator(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
@@ -184,6 +196,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     config: Config | None = None
     closing: Closing | None = None
     coordinator: Coordinator | None = None
+    restarts: Restarts | None = None
+    """None: the run has no launchers of `rallypoint run`."""
     nodes: tuple[NodeReport, ...] = ()
     missing: tuple[str, ...] = ()
     """Names of members of the last active round that are no longer in the run in any role."""
@@ -198,6 +212,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exists(self) -> bool:
         return self.phase is not Phase.ABSENT
+
+    @property
+    def last_end(self) -> PastRound | None:
+        """The last round, if it is over and none has been active since."""
+        last = self.rounds[-1] if self.rounds else None
+        return last if last is not None and last.ended and self.phase is not Phase.ACTIVE else None
 
     @property
     def is_closed(self) -> bool:

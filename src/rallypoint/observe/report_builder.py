@@ -28,6 +28,7 @@ from rallypoint.observe.report import (
     Phase,
     Refusal,
     Report,
+    Restarts,
     RoundReport,
     Standing,
 )
@@ -316,6 +317,7 @@ class ReportBuilder:
             config=self._config(),
             closing=self._closing(),
             coordinator=self.coordinator,
+            restarts=self._restarts(),
             nodes=tuple(self._reports.values()),
             missing=self._missing(),
             held=self._held(),
@@ -405,6 +407,10 @@ class ReportBuilder:
             Held(name=one.name, is_held=one.name in names, losses=one.losses, hold_s=one.hold_s, why=one.why)
             for one in self.view.hold_back.records.values()
         )
+
+    def _restarts(self) -> Restarts | None:
+        budget = self.view.budget
+        return None if budget is None else Restarts(used=budget.used, limit=budget.limit, why=budget.why)
 
     def _refused(self) -> tuple[Refusal, ...]:
         """Refusals under the current config of nodes that have not joined since."""

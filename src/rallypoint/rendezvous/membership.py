@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
-from rallypoint.rendezvous.records import ClaimRecord, DrainRecord, LeaveCause, LeaveKind, RoundEnd, one_line
+from rallypoint.rendezvous.records import ClaimRecord, LeaveCause, LeaveKind, RoundEnd, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +59,18 @@ Bootstrap: TypeAlias = Callable[[int, int], Awaitable[tuple[str, int]]]
 
 
 def derived_cause(
-    name: str, change: Cause | None, reason: str, *, end: RoundEnd | None, drain: DrainRecord | None, why: str
+    name: str, change: Cause | None, reason: str, why: str = "", *, end: RoundEnd | None = None
 ) -> LeaveCause:
     """Why the node `name` leaves its round, from the last change of the round that it was told of, and its reason.
 
-    `end`: why the other members leave the round, as far as it is known. `why`: the node's own words, if it leaves
-    without having been told of a change.
+    `why`: the node's own words, if it leaves without having been told of a change. `end`: why the other members leave
+    the round, as far as it is known.
     """
     match change:
         case Cause.SESSION_LOST:
             return LeaveCause(kind=LeaveKind.SESSION_LOST, why=f"{name} lost its session: {reason}")
         case Cause.DRAIN:
-            by = f" by {drain.by}" if drain is not None and drain.by else ""
-            because = f": {drain.why}" if drain is not None and drain.why else ""
-            return LeaveCause(kind=LeaveKind.DRAIN, why=f"{name} was drained{by}{because}")
+            return LeaveCause(kind=LeaveKind.DRAIN, why=f"{name} was {reason}")
         case Cause.LOSS | Cause.WAITING | Cause.ROUND_OVER if end is not None:
             match end.kind:
                 case LeaveKind.ADMISSION:

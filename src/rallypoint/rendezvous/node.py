@@ -196,9 +196,8 @@ class Node:
                 self.identity.name,
                 self._reported_cause,
                 self._reported_reason,
+                why,
                 end=self.view.end_of(joined.number),
-                drain=self.view.drain,
-                why=why,
             )
             self._node_session.left = cause_of(joined, cause)
 

@@ -262,6 +262,21 @@ class RefusedRecord(Record, frozen=True, kw_only=True):
     at: float = 0.0
 
 
+class BudgetRecord(Record, frozen=True, kw_only=True):
+    """The restarts of a run, written by its launchers: how many it has used, and how many it has.
+
+    `round` is the last round that was counted; `outcome` is the run's exit code once the run has ended.
+    """
+
+    incarnation: str
+    used: int
+    limit: int
+    round: int = 0
+    by: str = ""
+    why: str = ""
+    outcome: int | None = None
+
+
 class HistoryRecord(Record, frozen=True, kw_only=True):
     """The report of a round. `formed_at` is wall-clock time, for people; durations are by the coordinator's clock."""
 

@@ -6,10 +6,9 @@ echo. The root cause, gravest first:
 1. a member that was lost: workers whose peer is gone fail within milliseconds, before the loss is known. Failures that
    were reported as well are named behind it
 2. a worker that failed or stalled: the first one
-3. a member that was drained, stopped, had finished, or named a lost member that this process has not seen; then
-   members that were gone before this process looked
+3. a member that was drained, stopped or had finished; then members that were gone before this process looked
 4. waiting nodes, or a program that asked for the next round
-5. members that only say that others had left
+5. members that only say that others had left or were lost
 
 Within a class the lowest revision decides: what was committed first. So the order in which the records arrive here does
 not matter, and a coordinator that was elected in the meantime composes the same.
@@ -28,7 +27,6 @@ _FAILURE, _MEMBER, _WISH, _ECHO, _NOTHING = 2, 3, 4, 5, 6
 _CLASSES = {
     LeaveKind.WORKER_FAILED: _FAILURE,
     LeaveKind.STALLED: _FAILURE,
-    LeaveKind.MEMBER_LOST: _MEMBER,
     LeaveKind.DRAIN: _MEMBER,
     LeaveKind.OPERATOR: _MEMBER,
     LeaveKind.STOPPED: _MEMBER,
@@ -36,8 +34,9 @@ _CLASSES = {
     LeaveKind.ADMISSION: _WISH,
     LeaveKind.REQUESTED: _WISH,
     LeaveKind.ROUND_OVER: _ECHO,
+    LeaveKind.MEMBER_LOST: _ECHO,
 }
-"""The classes of the module docstring. A session that was lost is a loss, class 1."""
+"""The classes of the module docstring. A loss itself is class 1; a member that only speaks of one says an echo."""
 
 
 class Leaving(msgspec.Struct, frozen=True, gc=False):

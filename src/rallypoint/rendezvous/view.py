@@ -26,6 +26,7 @@ from rallypoint.kv.types import Change, Item
 from rallypoint.rendezvous.holdback import HoldBack
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
+    BudgetRecord,
     ClosedRecord,
     ConfigRecord,
     DrainRecord,
@@ -44,7 +45,7 @@ from rallypoint.rendezvous.records import (
 from rallypoint.rendezvous.returning_nodes import ReturningNodes
 from rallypoint.rendezvous.round_end import Leaving, Leavings
 from rallypoint.rendezvous.rules import Rules
-from rallypoint.sentences import FEW
+from rallypoint.sentences import FEW as FEW
 
 R = TypeVar("R", bound=Record)
 
@@ -123,6 +124,7 @@ class View:
         self.closed_revision = 0
         self.waiting: WaitingRecord | None = None
         self.waiting_revision = 0
+        self._budget: BudgetRecord | None = None
         self.nodes: dict[str, SeenNode] = {}
         self.members: dict[str, SeenNode] = {}
         self.candidates: dict[str, SeenNode] = {}
@@ -195,6 +197,8 @@ class View:
                 self.plan.broken = "the run was closed while it was forming"
         elif key == keys.config:
             self._config(item)
+        elif key == keys.budget:
+            self._budget = self._read(BudgetRecord, key, item)
         elif key == keys.coordinator:
             self.coordinator_revision = item.create_revision if item else 0
         elif key.startswith(keys.drains):
@@ -210,7 +214,7 @@ class View:
             return decode(kind, item)
         except RendezvousStateError as error:
             self.facts.append(Unreadable(key, str(error)))
-            if not key.startswith((self.keys.nodes, self.keys.drains, self.keys.healths)):
+            if not key.startswith((self.keys.nodes, self.keys.drains, self.keys.healths, self.keys.budget)):
                 self.unreadable[key] = str(error)
             return None
 
@@ -488,6 +492,14 @@ class View:
     def is_active(self) -> bool:
         """`state/round` is active (its members may all be gone)."""
         return self.round is not None and self.round.phase is _ACTIVE
+
+    @property
+    def budget(self) -> BudgetRecord | None:
+        """The restarts of this incarnation, for people; None: the run has no launchers that count them."""
+        budget, config = self._budget, self.config
+        return (
+            budget if budget is not None and config is not None and budget.incarnation == config.incarnation else None
+        )
 
     @property
     def is_gathering(self) -> bool:
