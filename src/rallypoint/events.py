@@ -13,6 +13,8 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
+from rallypoint.sentences import round_ended
+
 logger = logging.getLogger("rallypoint")
 logger.addHandler(logging.NullHandler())
 
@@ -240,15 +242,16 @@ class RoundActive(Event, frozen=True, kw_only=True):
 
 
 class RoundOver(Event, frozen=True, kw_only=True):
-    """Every member has left or is lost."""
+    """Every member has left or is lost. `kind` and `reason` are the root cause."""
 
     level = logging.INFO
     round: int
+    kind: str
     reason: str
     lasted_s: float | None = None
 
     def text(self) -> str:
-        return f"round {self.round} is over: {self.reason}"
+        return round_ended(self.round, self.lasted_s, self.reason)
 
 
 class NodeLost(Event, frozen=True, kw_only=True):

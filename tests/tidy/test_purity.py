@@ -11,6 +11,7 @@ from tests.tidy.sources import imports, modules
 PURE = (
     "rallypoint.errors",
     "rallypoint.options",
+    "rallypoint.sentences",
     "rallypoint.settings",
     "rallypoint.urls",
     "rallypoint.kv.*",
@@ -20,6 +21,7 @@ PURE = (
     "rallypoint.rendezvous.keys",
     "rallypoint.rendezvous.ranks",
     "rallypoint.rendezvous.records",
+    "rallypoint.rendezvous.round_end",
     "rallypoint.rendezvous.view",
     "rallypoint.launcher.policy",
     "rallypoint.integrations.schedulers.*",

@@ -16,7 +16,7 @@ from rallypoint.dashboard.past_states import past_states
 from rallypoint.dashboard.timeline import State, Timeline
 from rallypoint.dashboard.versioned import Versioned
 from rallypoint.events import WaitingFor
-from rallypoint.observe.explain import explain
+from rallypoint.observe.explain import explain, restarts_sentence
 from rallypoint.observe.report import Drain, NodeReport, Phase, Report, Standing
 from rallypoint.observe.run_events import SeenEvent
 from rallypoint.rendezvous.view import Departure
@@ -192,6 +192,7 @@ def _state(report: Report, trouble: str) -> dict[str, Any]:
         "closing": report.closing,
         "is_closed": report.is_closed,
         "coordinator": report.coordinator.name if report.coordinator is not None else None,
+        "restarts": restarts_sentence(report.restarts) if report.restarts is not None else "",
         "started_by": report.config.started_by if report.config is not None else "",
         "held": [held for held in report.held if held.is_held],
         "missing": report.missing[:FEW],

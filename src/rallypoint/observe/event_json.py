@@ -32,6 +32,8 @@ FIELDS = {
     "key": "the key of the record",
     "keys": "the number of keys",
     "last_call_s": "seconds from reaching `min_nodes` to the decision",
+    "kind": "why a round ended: `worker failed`, `stalled`, `member lost`, `session lost`, `drain`, `operator`, "
+    "`stopped`, `admission`, `round over`, `finished` or `requested`",
     "lasted_s": "how many seconds the round was active",
     "leases": "the number of leases",
     "lost": "the number of events lost",

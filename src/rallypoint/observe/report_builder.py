@@ -29,6 +29,7 @@ from rallypoint.observe.report import (
     Phase,
     Refusal,
     Report,
+    Restarts,
     RoundReport,
     Standing,
 )
@@ -45,7 +46,8 @@ from rallypoint.rendezvous.records import (
     decode,
     join_roster,
 )
-from rallypoint.rendezvous.view import FEW, View
+from rallypoint.rendezvous.view import View
+from rallypoint.sentences import FEW
 
 R = TypeVar("R", bound=Record)
 
@@ -330,6 +332,7 @@ class ReportBuilder:
             config=self._config(),
             closing=self._closing(),
             coordinator=self.coordinator,
+            restarts=self._restarts(),
             nodes=tuple(self._reports.values()),
             missing=self._missing(),
             held=self._held(),
@@ -420,6 +423,10 @@ class ReportBuilder:
             for one in self.view.hold_back.records.values()
         )
 
+    def _restarts(self) -> Restarts | None:
+        budget = self.view.budget
+        return None if budget is None else Restarts(used=budget.used, limit=budget.limit, why=budget.why)
+
     def _refused(self) -> tuple[Refusal, ...]:
         """Refusals under the current config of nodes that have not joined since."""
         return tuple(
@@ -427,6 +434,11 @@ class ReportBuilder:
             for one, revision in self.refusals.values()
             if revision > self._config_revision and not self.view.is_present(one.name)
         )
+
+
+def kind_of(one: HistoryRecord) -> str:
+    """The kind of the end of a round; empty if the round is not over, or its coordinator did not write it."""
+    return one.ended_kind.value if one.ended_kind is not None else ""
 
 
 def _past(one: HistoryRecord) -> PastRound:
@@ -442,5 +454,6 @@ def _past(one: HistoryRecord) -> PastRound:
         last_arrivals=one.last_arrivals,
         last_confirmed=one.last_confirmed,
         ended=one.ended,
+        ended_kind=kind_of(one),
         lasted_s=one.lasted_s,
     )

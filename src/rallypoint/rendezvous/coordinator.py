@@ -17,6 +17,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+import msgspec
+
 from rallypoint._marks import mark
 from rallypoint.backends.backoff import Backoff
 from rallypoint.backends.contract import Backend
@@ -73,6 +75,7 @@ from rallypoint.rendezvous.records import (
     join_roster,
 )
 from rallypoint.rendezvous.returning_nodes import ReturningNodes
+from rallypoint.rendezvous.round_end import unknown
 from rallypoint.rendezvous.view import Arrival, Departure, Unreadable, View
 from rallypoint.rendezvous.watch_reader import WatchReader
 
@@ -173,6 +176,7 @@ class Coordinator:
             self._kept.begin(self._view.config.incarnation if self._view.config is not None else "")
             self._kept.load(events)
             self._has_history = True
+            self._view.inherit_end()
             self._take_over()
         if (key := self._kept.in_doubt) is not None:
             self._kept.settle((await self._backend.get(key)).item, self._loop.time())
@@ -264,9 +268,9 @@ class Coordinator:
         view.tick(now)
         if view.config is not None and view.config.incarnation != self._kept.incarnation:
             self._kept.begin(view.config.incarnation)
-        decision = decide(view, now)
         self._emit_facts()
         await self._note_end_of_round(now)
+        decision = decide(view, now)
         match decision:
             case Form():
                 await self._form(decision, now)
@@ -300,7 +304,7 @@ class Coordinator:
     async def _form(self, decision: Form, now: float) -> None:
         view, keys = self._view, self._keys
         attempt = new_attempt(view, decision, self._term)
-        status = forming_status(attempt.record)
+        status = forming_status(attempt.record, view)
         writes = forming_writes(keys, attempt, status, view, self._leases)
 
         def on_formed(revision: int) -> None:  # after the commit: the nodes wait for the write, not for this
@@ -390,13 +394,29 @@ class Coordinator:
         if not view.ever_active:
             return  # a round of an earlier incarnation
         number = view.round.number
-        report, why = self._reports.ended(number, view, now)
+        if (known := self._reports.end_of(number)) is not None:
+            mark("coordinator.end_known")
+            view.last_end = known  # an earlier coordinator has reported it
+            self._ended_round = number
+            return
+        end = view.root_cause() or unknown(number)
+        end = msgspec.structs.replace(end, lasted_s=self._reports.lasted_s(number, now))
+        report = self._reports.ended(end)
         if report is not None:
             await self._write(Put(self._keys.history(number), encode(report), self._data_lease))
             self._reports.keep(report)
+        view.last_end = end
         self._ended_round = number
-        lasted_s = report.lasted_s if report is not None else None
-        self._tell(RoundOver(run_id=self._keys.run_id, by=self._name, round=number, reason=why, lasted_s=lasted_s))
+        self._tell(
+            RoundOver(
+                run_id=self._keys.run_id,
+                by=self._name,
+                round=number,
+                kind=end.kind.value,
+                reason=end.why,
+                lasted_s=end.lasted_s,
+            )
+        )
 
     # --- status and events --------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ export function runView(runId, viewer) {
     const sizes = state.sizes.max_nodes ? `${state.sizes.min_nodes}${state.sizes.max_nodes === state.sizes.min_nodes ? "" : `–${state.sizes.max_nodes}`} nodes` : "";
     const current = state.round ? `Round ${state.round.number}` : "No round yet";
     const since = state.round?.active_at && state.phase === "active" ? `since ${moment(state.round.active_at, store.now())}` : "";
-    say(round, state.phase === "absent" ? "" : [current, since, sizes, state.coordinator ? `decided by ${state.coordinator}` : ""].filter(Boolean).join(" · "));
+    say(round, state.phase === "absent" ? "" : [current, since, sizes, state.coordinator ? `decided by ${state.coordinator}` : "", state.restarts].filter(Boolean).join(" · "));
     say(facts, state.facts.join(" "));
     say(advice, state.advice.join(" "));
     show(close, viewer.may_act && state.phase !== "absent" && !state.is_closed);
