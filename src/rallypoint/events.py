@@ -110,7 +110,7 @@ class NodeLeft(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"left: {self.reason}"
+        return f"left: {self.reason or 'no reason given'}"
 
 
 class SessionLost(Event, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ class RunClosed(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"closed the run: {self.reason}"
+        return f"closed the run: {self.reason or 'no reason given'}"
 
 
 class RunReopened(Event, frozen=True, kw_only=True):
@@ -170,7 +170,7 @@ class RunReopened(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"reopened the run: {self.reason}"
+        return f"reopened the run: {self.reason or 'no reason given'}"
 
 
 class ShutdownFailed(Event, frozen=True, kw_only=True):
@@ -299,7 +299,7 @@ class NodeDrained(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"asked {self.node} to go: {self.reason}"
+        return f"asked {self.node} to go: {self.reason or 'no reason given'}"
 
 
 class NodeRefused(Event, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ class FaultInjector:
         return None
 
     def drain(self, action: Action, place: Place) -> End:
-        self.world.operate("drain", place.name, "--reason", "chaos", timeout_s=3.0)
+        self.world.operate("drain", place.name, "--reason", "chaos", "--force", timeout_s=3.0)
         return None
 
     def close(self, action: Action, place: Place) -> End:

@@ -84,7 +84,7 @@ def test_readers_of_any_pace_see_the_same(seed):
             assert reader.all == fresh.all
             assert not {"nodes", "node_states", "tracks", "lines"} & reader.read(view).keys()
         report = await read_report(backend, world.keys, "memory://")
-        assert fresh.sections["state"]["why"] == explain(report).paragraph
+        assert fresh.sections["state"]["why"] == explain(report, None).paragraph
         assert {node_id: spot[1] for node_id, (_, spot) in fresh.nodes.items()} == {
             node.id: node.standing.value for node in report.nodes
         }
@@ -130,7 +130,7 @@ def active(number, size=2):
 
 
 def over(number):
-    return RoundOver(run_id="run", by="server", round=number, reason="")
+    return RoundOver(run_id="run", by="server", round=number, kind="member lost", reason="")
 
 
 def test_time_line_has_the_states_of_a_node_over_time():
@@ -242,16 +242,16 @@ def test_tracks_and_spans_are_bounded():
     assert last.spans[-1].state is State.WAITING
 
 
-def test_each_event_is_a_line_and_waiting_reasons_only_while_no_round_is_active():
+def test_each_event_is_a_line_and_waiting_reasons_only_while_no_round_forms_or_is_active():
     waits = seen(None, WaitingFor(run_id="run", by="server", reason="1 of 2"))
     texts = {}
-    for phase in (Phase.GATHERING, Phase.ACTIVE):
+    for phase in (Phase.GATHERING, Phase.FORMING):
         view = RunView("run", "memory://")
         view.update(report(phase=phase), [seen(1.0, joins("a")), waits], "", 2.0)
         texts[phase] = [(line.at, line.text) for line in view.since(0, 0.0).lines]
     assert texts == {
         Phase.GATHERING: [(1.0, "a: asks to join (join 1)"), (2.0, "server: waits: 1 of 2")],
-        Phase.ACTIVE: [(1.0, "a: asks to join (join 1)")],
+        Phase.FORMING: [(1.0, "a: asks to join (join 1)")],
     }
 
 

@@ -52,9 +52,9 @@ def test_too_few_nodes_are_counted_and_named(place):
     url = place.run("too-few")
     place.stage.node(f"{url}?min_nodes=3", "a")
     said = until_said("why", url, parts=("1 of at least 3 nodes joined: a",))
-    assert "Start 2 nodes more" in said
+    assert said.startswith("Start 2 more nodes with the same URL. "), "what to do comes first"
     document = ask_json("why", url)
-    assert document["phase"] == "gathering"
+    assert document["phase"] == "below minimum"
     assert document["reason"] == "1 of at least 3 nodes joined: a"
     found = checks(ask_json("doctor", url))
     assert found["run"]["verdict"] == "ok"
@@ -101,8 +101,8 @@ def test_node_with_other_settings_is_named_with_both_values(place):
     error = refused.outcome(refused.ask("next"))["text"]
     assert "min_nodes is 3 here and 2 there" in error
     said = ask("why", url)
-    assert f"B was refused: {error}" in said, "in the words of the node's own error"
-    assert "Give all nodes the same settings" in said
+    assert f" b was refused less than a minute ago: {error}" in said, "in the words of the node's own error"
+    assert said.startswith("Give b the settings of the run (max_nodes=2, min_nodes=2), or another run id. Otherwise ")
     found = checks(ask_json("doctor", url, code=1))["settings"]
     assert found["verdict"] == "failed"
     assert "min_nodes is 3 here and 2 there" in found["found"]
@@ -125,7 +125,7 @@ def test_lost_member_is_named_with_the_reason(place):
     said = until_said("why", url, parts=("lost: b (member of round 1",))
     assert "round 1 is active with 1 of 2 members" in said
     assert "its session ended" in said
-    assert "Start 1 node more: the next round needs 2" in said
+    assert "Start 1 more node with the same URL. Member a has to re-join" in said
     report = ask_json("status", url)
     gone = [node for node in report["nodes"] if node["standing"] == "gone"]
     assert [node["name"] for node in gone] == ["b"]
@@ -146,6 +146,10 @@ def test_held_back_node_is_named_with_why(place):
     said = until_said("status", url, parts=("1 held back",))
     assert "held back for 600 s: b" in said
     assert "a node is held back for a limited time" in ask("why", url)
+    assert "freed b: it may join again" in ask("free", url, "b")
+    said = until_said("status", url, parts=("1 waiting",))
+    assert "held back" not in said
+    assert "holds no node 'b' back; held back: none" in ask("free", url, "b", code=3)
 
 
 @also_on_a_slow_etcd
@@ -154,7 +158,12 @@ def test_drained_member_is_told_who_asked_and_why(place):
     node = place.stage.node(f"{url}?min_nodes=1", "a", "hand")
     node.ask("next")
     node.round()
-    assert "asked a to go" in ask("drain", url, "a", "--reason", "its disk is failing")
+    refused = ask("drain", url, "a", "--reason", "its disk is failing", code=1)
+    assert "without a, run 'drained' has 0 of at least 1 nodes: when a leaves, the round ends, and the job" in refused
+    assert "Nothing was changed: start another node first, or give --force" in refused
+    assert "--force" in ask("drain", url, "a", "--yes", code=1)
+    assert not node.all("changed")
+    assert "asked a to go" in ask("drain", url, "a", "--reason", "its disk is failing", "--force")
     node.wait("changed", lambda fact: fact["cause"] == "drain" and "its disk is failing" in fact["reason"])
     said = ask("why", url)
     assert "its disk is failing" in said
@@ -193,7 +202,8 @@ def test_control_characters_in_names_and_reasons_do_not_reach_the_terminal(place
 @also_on_a_slow_etcd
 def test_observing_a_run_that_does_not_exist_does_not_create_it(place):
     said = ask("why", place.run("never"), code=3)
-    assert "Run 'never' does not exist" in said
+    assert "There is no run 'never' on" in said
+    assert f"`rallypoint ls {place.root}` shows the runs there" in said
     assert "there is no run 'never'" in ask("status", place.run("never"), code=3)
     assert "there is no run 'never'" in ask("close", place.run("never"), code=3)
     assert "never" not in ask("ls", place.root), "observing creates no run"
@@ -206,8 +216,10 @@ def test_server_that_is_not_running_is_diagnosed():
     endpoint = loopback()
     url = f"tcp://{endpoint}/run"
     said = ask("why", url, code=4)
-    assert f"{endpoint} cannot be reached: connection refused" in said
-    assert "rallypoint doctor" in said
+    assert said == (
+        f"Error: {endpoint} cannot be reached: connection refused. Is it running there, and can this machine reach "
+        f"it? `rallypoint doctor {url}` finds out\n"
+    )
     found = checks(ask_json("doctor", f"{url}?min_nodes=1", code=1))["connect"]
     assert "no process listens there" in found["found"]
     assert f"rallypoint serve --bind {endpoint}" in found["fix"]
@@ -222,6 +234,11 @@ def test_wrong_and_missing_tokens_are_told_apart(stage, tmp_path):
     url = f"tcp://{endpoint}/run"
     assert "the token is wrong" in ask("why", f"{url}?token_file={wrong}", code=5)
     assert "asks for a token and none was given" in ask("why", url, code=5)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RALLYPOINT_TOKEN_FILE", right)
+        environment.setenv("RALLYPOINT_URL", f"tcp://{endpoint}")
+        assert "there are no runs" in ask("ls"), "URL and token of the environment"
+        assert "the token is wrong" in ask("ls", f"tcp://{endpoint}", "--token-file", wrong, code=5)
     assert "the token is wrong" in checks(ask_json("doctor", f"{url}?token_file={wrong}", code=1))["token"]["found"]
     missing = checks(ask_json("doctor", url, code=1))["token"]
     assert missing["found"] == "the server asks for a token, but the URL has none"

@@ -3,7 +3,8 @@
 import pytest
 
 from rallypoint.kv.types import Change, Item
-from rallypoint.observe.explain import explain
+from rallypoint.observe.explain import Explanation
+from rallypoint.observe.explain import explain as explain_at
 from rallypoint.observe.report import Report
 from rallypoint.observe.report_builder import ReportBuilder
 from rallypoint.rendezvous.records import (
@@ -20,7 +21,12 @@ from rallypoint.rendezvous.records import (
 )
 from tests.rendezvous.fake_run import KEYS, config, node, round_record
 
+NOW = 1_000_000.0
 LED = (KEYS.coordinator, CoordinatorRecord(id="c", name="server"))
+
+
+def explain(report: Report, given: dict[str, int | str] | None = None) -> Explanation:
+    return explain_at(report, NOW, given)
 
 
 def report_of(*records: tuple[str, Record], roster: tuple[str, ...] = (), **options: object) -> Report:
@@ -50,7 +56,7 @@ def test_reason_is_the_coordinators_and_the_advice_counts_the_missing_nodes():
     told = (KEYS.waiting, WaitingRecord(number=0, reason="1 of at least 2 nodes joined: a"))
     found = explain(report_of(LED, told, *joining("a")))
     assert found.facts == ("Run 'run' is waiting: 1 of at least 2 nodes joined: a.",)
-    assert found.advice[0].startswith("Start 1 node more with the same URL")
+    assert found.advice[0].startswith("Start 1 more node with the same URL")
 
 
 def test_reason_of_another_round_is_not_used():
@@ -82,18 +88,21 @@ def test_closed_run_whose_round_goes_on_is_explained_as_both():
 
 def test_node_that_was_refused_and_joined_later_is_not_listed_as_refused():
     note = (KEYS.refusal("b"), RefusedRecord(name="b", differences={"min_nodes": (3, 2)}, why="other settings"))
-    assert "B was refused: other settings." in explain(report_of(LED, note, *joining("a"))).paragraph
+    assert "b was refused: other settings." in explain(report_of(LED, note, *joining("a"))).paragraph
     assert "refused" not in explain(report_of(LED, note, *joining("a", "b"))).paragraph
 
 
-def test_node_whose_preflight_check_failed_is_listed_as_held_back_with_advice():
+def test_node_whose_preflight_check_failed_is_listed_with_advice():
     note = (KEYS.refusal("b"), RefusedRecord(name="b", differences={}, why="preflight 'check' exited with 9"))
     text = explain(report_of(LED, note, *joining("a"))).paragraph
-    assert "B is held back: preflight 'check' exited with 9." in text
-    assert "Fix what the preflight check found there" in text
+    assert "b did not join: preflight 'check' exited with 9." in text
+    assert "Fix what the preflight check found on b, or start other nodes instead." in text
     assert "same settings" not in text
     both = (KEYS.refusal("c"), RefusedRecord(name="c", differences={"min_nodes": (3, 2)}, why="other settings"))
-    assert "Give all nodes the same settings" in explain(report_of(LED, note, both, *joining("a"))).paragraph
+    assert (
+        "Give c the settings of the run (min_nodes=2), or another run id."
+        in explain(report_of(LED, note, both, *joining("a"))).paragraph
+    )
 
 
 @pytest.mark.parametrize(("given", "is_refused"), [({"min_nodes": 3}, True), ({"min_nodes": 2}, False), ({}, False)])
@@ -108,11 +117,11 @@ def test_attempt_that_lost_a_member_is_no_longer_forming():
     from rallypoint.rendezvous.records import RoundPhase
 
     forming = round_record(1, RoundPhase.FORMING, chunks=1, digest=digest)
-    records = [(KEYS.config, config()), (KEYS.round, forming), *joining("a", "b")]
+    records = [(KEYS.config, config()), LED, (KEYS.round, forming), *joining("a", "b")]
     builder.load([Item(key, encode(record), at, at, 1) for at, (key, record) in enumerate(records, start=1)], 4, 0.0)
     chunk = split_roster(1, [RosterMember(name, 1, name, name) for name in ("a", "b")])[0]
     builder.set_roster(1, [Item(KEYS.roster_chunk(1, 0), chunk, 1, 1, 1)], 0.0)
     assert builder.report().phase.value == "forming"
-    assert "still to confirm: a, b" in explain(builder.report()).paragraph
+    assert "a, b have not confirmed the round yet" in explain(builder.report()).paragraph
     builder.apply([Change(KEYS.node("b"), None)], 5, 1.0)
-    assert builder.report().phase.value == "gathering"
+    assert builder.report().phase.value == "below minimum"

@@ -4,7 +4,8 @@ import asyncio
 
 from rallypoint.backends.contract import Limits
 from rallypoint.backends.memory import MemoryBackend
-from rallypoint.observe.listing import READS, RunState, list_runs
+from rallypoint.observe.listing import READS, list_runs
+from rallypoint.observe.phase import Phase
 from rallypoint.observe.target import read_backend_target, read_target
 from rallypoint.server.clients import Clients
 from rallypoint.server.engine_host import EngineHost
@@ -29,8 +30,8 @@ def test_runs_with_any_id_are_listed_until_they_are_gone():
         found = await list_runs(backend, "rallypoint")
         assert [run.run_id for run in found] == sorted(["plain", *ODD])
         by_id = {run.run_id: run for run in found}
-        assert (by_id["plain"].phase, by_id["plain"].nodes, by_id["plain"].round) == (RunState.ACTIVE, 1, 1)
-        assert by_id["a/b"].phase is RunState.GATHERING
+        assert (by_id["plain"].phase, by_id["plain"].nodes, by_id["plain"].round) == (Phase.ACTIVE, 1, 1)
+        assert by_id["a/b"].phase is Phase.BELOW_MINIMUM
         assert by_id["a/b"].reason == "1 of at least 2 nodes joined: a"
         for world in worlds:
             world.crash("a")

@@ -543,7 +543,9 @@ def test_reason_of_an_active_round_names_five_waiting_nodes() -> None:
 def test_counts_are_zero_before_the_first_round() -> None:
     run = FakeRun()
     run.join("a")
-    assert run.write_status() == WaitingRecord(number=0, open_places=4, reason="1 of at least 2 nodes joined: a")
+    assert run.write_status() == WaitingRecord(
+        number=0, open_places=4, reason="1 of at least 2 nodes joined: a", candidates=1
+    )
 
 
 def test_all_places_are_open_when_a_round_is_over() -> None:

@@ -86,7 +86,7 @@ def active(number: int) -> RoundActive:
 
 
 def over(number: int, why: str = "2 joined again") -> RoundOver:
-    return RoundOver(run_id="run", by="server", round=number, reason=why)
+    return RoundOver(run_id="run", by="server", round=number, kind="member lost", reason=why)
 
 
 def test_events_are_read_as_they_were_noted() -> None:

@@ -22,6 +22,7 @@ WALL_CLOCKS = frozenset(
 WALL_CLOCK_ALLOWED: dict[str, str] = {
     "rallypoint.dashboard.feeds:wall": "when something was shown, for people",
     "rallypoint.cli.render:wall_clock": "what people are shown, and read in records",
+    "rallypoint.observe.doctor.diagnose:_check_run": "how long ago a node was refused, for people",
     "rallypoint.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
     "rallypoint.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
     "rallypoint.launcher.preflight:write_note": "a time in a note that people read",

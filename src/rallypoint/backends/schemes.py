@@ -6,6 +6,7 @@ A plug-in registers in the entry-point group `rallypoint.backends`: the entry's 
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -74,8 +75,10 @@ def backend_opener(scheme: str) -> BackendOpener:
                 register_backend(scheme, entry.load())
     if scheme not in _openers:
         known = sorted({*_openers, *(entry.name for entry in _plug_ins())})
+        near = difflib.get_close_matches(scheme, known, n=1)
+        meant = f"did you mean {near[0]}://? " if near else ""
         raise SettingsError(
-            f"no backend for scheme {scheme!r}: there are {', '.join(known)}; "
+            f"no backend for scheme {scheme!r}: {meant}There are {', '.join(known)}; "
             f"a plug-in adds one in the entry-point group {GROUP!r}",
             option="scheme",
             value=scheme,

@@ -13,7 +13,7 @@ from rallypoint.cli.bench import bench
 from rallypoint.cli.dashboard import dashboard
 from rallypoint.cli.doctor import doctor
 from rallypoint.cli.inspect_commands import events, history, ls, status, watch, why
-from rallypoint.cli.operator_commands import close, drain, reopen
+from rallypoint.cli.operator_commands import close, drain, free, reopen
 from rallypoint.cli.run import run
 from rallypoint.cli.serve import serve
 from rallypoint.cli.sim import sim
@@ -47,6 +47,9 @@ def main(ctx: click.Context) -> None:
 
     Rallypoint gathers the nodes of a distributed job, agrees on the members and their ranks, and notices when a member
     is lost or a new node waits.
+
+    Commands about a run take its URL, or RALLYPOINT_URL if that is missing, and the file with the server's token from
+    --token-file, or else from RALLYPOINT_TOKEN_FILE.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -63,6 +66,7 @@ for _command in (
     close,
     reopen,
     drain,
+    free,
     store,
     doctor,
     serve,

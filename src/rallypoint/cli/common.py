@@ -1,7 +1,8 @@
 """Shared by the inspect and operator commands: options, running a coroutine, errors as messages and exit codes.
 
-Exit codes: 0 success; 1 something is wrong (a check failed, a record cannot be read); 2 wrong usage; 3 no such run,
-node, round or key; 4 the backend cannot be reached; 5 it refused (token, version, not Rallypoint); 130 Ctrl-C.
+Exit codes: 0 success; 1 something is wrong (a check failed, a record cannot be read, a drain needs --force); 2 wrong
+usage; 3 no such run, node, round or key; 4 the backend cannot be reached; 5 it refused (token, version, not
+Rallypoint); 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
+
+from rallypoint.cli.environment import TOKEN_FILE_VARIABLE, token_file_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -66,6 +69,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
 def common_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of every command that takes a URL."""
+    command = backend_options(command)
     for option in reversed(
         (
             click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text."),
@@ -78,8 +82,21 @@ def common_options(command: Callable[..., None]) -> Callable[..., None]:
                 metavar="SECONDS",
                 help="How long to wait for an answer of the backend.",
             ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def backend_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how the backend of the URL is reached."""
+    for option in reversed(
+        (
             click.option(
-                "--token-file", metavar="FILE", help="The file with the server's token; the same as -o token_file=FILE."
+                "--token-file",
+                metavar="FILE",
+                help="The file with the server's token; the same as -o token_file=FILE. "
+                f"Default: {TOKEN_FILE_VARIABLE}.",
             ),
             click.option(
                 "-o",
@@ -99,7 +116,7 @@ def target_of(url: str, timeout_s: float, token_file: str | None, options: tuple
     """The run that a command is about. Ends the command with code 2 if the URL is not valid."""
     from rallypoint.observe.target import read_target
 
-    return _checked(lambda: read_target(url, **_overrides(timeout_s, token_file, options)))
+    return _checked(lambda: read_target(url, **overrides(url, timeout_s, token_file, options)))
 
 
 def backend_target_of(
@@ -108,13 +125,17 @@ def backend_target_of(
     """The server or cluster that a command is about. Ends the command as `target_of`."""
     from rallypoint.observe.target import read_backend_target
 
-    return _checked(lambda: read_backend_target(url, **_overrides(timeout_s, token_file, options)))
+    return _checked(lambda: read_backend_target(url, **overrides(url, timeout_s, token_file, options)))
 
 
-def _overrides(timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]) -> dict[str, object]:
+def overrides(
+    url: str, timeout_s: float, token_file: str | None, options: tuple[tuple[str, str], ...]
+) -> dict[str, object]:
+    """The options that override those of the URL."""
     found: dict[str, object] = {"read_timeout": timeout_s, **dict(options)}
-    if token_file is not None:
-        found["token_file"] = token_file
+    file = token_file_of(url, token_file, options)
+    if file is not None:
+        found["token_file"] = file
     return found
 
 
@@ -127,8 +148,11 @@ def _checked(make: Callable[[], Target]) -> Target:
         raise Failed(str(error), 2) from None
 
 
-def run_command(main: Coroutine[Any, Any, T], where: str) -> T:
-    """Run the coroutine and return its result. Its errors end the command with a message and an exit code."""
+def run_command(main: Coroutine[Any, Any, T], url: str) -> T:
+    """Run the coroutine and return its result. Its errors end the command with a message and an exit code.
+
+    `url` is shown in the advice.
+    """
     from rallypoint.errors import (
         OutcomeUnknown,
         RallypointError,
@@ -149,10 +173,10 @@ def run_command(main: Coroutine[Any, Any, T], where: str) -> T:
     except (NoSuchRun, NoSuchKey) as error:
         raise Failed(str(error), NO_SUCH) from None
     except (Unavailable, RendezvousTimeoutError) as error:
-        hint = f"Is it running there, and can this machine reach it? `rallypoint doctor` with {where} finds out"
+        hint = f"Is it running there, and can this machine reach it? `rallypoint doctor {url}` finds out"
         raise Failed(f"{error}. {hint}", UNREACHED) from None
     except OutcomeUnknown as error:
-        raise Failed(f"{error}: check with `rallypoint status` whether it has", UNREACHED) from None
+        raise Failed(f"{error}: check with `rallypoint status {url}` whether it has", UNREACHED) from None
     except (Rejected, RendezvousConnectionError) as error:
         raise Failed(str(error), REFUSED) from None
     except RallypointError as error:
@@ -204,5 +228,10 @@ def operator_name() -> str:
 
 def confirm(question: str, is_sure: bool) -> None:
     """Ask for confirmation on a terminal, unless `is_sure`. Any answer but yes ends the command."""
-    if not is_sure and sys.stdin.isatty() and sys.stdout.isatty():
+    if not is_sure and can_ask():
         click.confirm(question, abort=True)
+
+
+def can_ask() -> bool:
+    """Whether a person is at the terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()

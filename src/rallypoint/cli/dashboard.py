@@ -8,16 +8,18 @@ from typing import Any
 import click
 
 from rallypoint.cli.common import REFUSED, Failed, OptionValue
+from rallypoint.cli.environment import TOKEN_FILE_VARIABLE, UrlCommand, token_file_of
 from rallypoint.cli.serve_limits import limit_options, limits_of
 
 _FILE = click.Path(exists=True, dir_okay=False)
 
 
 @click.command(
+    cls=UrlCommand,
     epilog="""\b
 Examples:
   rallypoint dashboard tcp://head:29400 --token-file /etc/rallypoint/token
-  rallypoint dashboard etcd://a,b,c/my-run --http 127.0.0.1:8080"""
+  rallypoint dashboard etcd://a,b,c/my-run --http 127.0.0.1:8080""",
 )
 @click.argument("url", metavar="URL")
 @click.option(
@@ -37,7 +39,8 @@ Examples:
 @click.option(
     "--token-file",
     metavar="FILE",
-    help="The file with the server's token, as token_file=FILE. Users log in to the page with it, too.",
+    help="The file with the server's token, as token_file=FILE. Users log in to the page with it, too. Default: "
+    f"{TOKEN_FILE_VARIABLE}.",
 )
 @click.option(
     "--http-token-file", type=_FILE, help="A file with the token that users log in with, instead of the server's."
@@ -112,6 +115,8 @@ def _show(
     from rallypoint.dashboard.source import behind
 
     given: dict[str, object] = dict(options)
+    if from_server is None:  # else the server has given the page what it needs
+        token_file = token_file_of(url, token_file, options)
     if token_file is not None:
         given["token_file"] = token_file
     source = behind(url, **given)

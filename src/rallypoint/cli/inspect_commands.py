@@ -23,6 +23,7 @@ from rallypoint.cli.common import (
     target_of,
     within,
 )
+from rallypoint.cli.environment import UrlCommand
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,7 +41,7 @@ REDRAW_S = 2.0
 PAUSE_S = 0.1
 
 
-@click.command(epilog="Example: rallypoint status tcp://head:29400/my-run")
+@click.command(cls=UrlCommand, epilog="Example: rallypoint status tcp://head:29400/my-run")
 @URL
 @common_options
 def status(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
@@ -59,7 +60,7 @@ def status(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
     out.print(status_view(plainly(report), out), markup=False)
 
 
-@click.command(epilog="Example: rallypoint why tcp://head:29400/my-run")
+@click.command(cls=UrlCommand, epilog="Example: rallypoint why tcp://head:29400/my-run")
 @URL
 @common_options
 def why(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
@@ -68,22 +69,22 @@ def why(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
     With the whole URL of a node, it also says whether that node would be refused. The exit code is 3 if there is no
     such run.
     """
+    from rallypoint.cli.render import console, wall_clock
     from rallypoint.observe.explain import explain
 
     target, report = _read(url, timeout_s, how)
-    found = explain(plainly(report), target.given)
+    found = explain(plainly(report), wall_clock(), target.given)
     if not report.exists:
         raise Failed(found.paragraph, NO_SUCH)
     if as_json:
         state = {"run_id": report.run_id, "where": report.where, "phase": report.phase, "reason": report.reason}
-        print_json({"schema": 1, **state, "facts": found.facts, "advice": found.advice, "text": found.paragraph})
+        words = {"advice": found.advice, "facts": found.facts, "hints": found.hints, "text": found.paragraph}
+        print_json({"schema": 1, **state, **words})
         return
-    from rallypoint.cli.render import console
-
     console().print(found.paragraph, markup=False, soft_wrap=not sys.stdout.isatty())
 
 
-@click.command(epilog="Example: rallypoint watch tcp://head:29400/my-run")
+@click.command(cls=UrlCommand, epilog="Example: rallypoint watch tcp://head:29400/my-run")
 @URL
 @common_options
 def watch(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
@@ -95,12 +96,12 @@ def watch(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
     target = target_of(url, timeout_s, **how)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the screen is restored
     try:
-        run_command(_watch(target, timeout_s, as_json), target.where)
+        run_command(_watch(target, timeout_s, as_json), target.url)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-@click.command(name="ls", epilog="Example: rallypoint ls tcp://head:29400")
+@click.command(cls=UrlCommand, name="ls", epilog="Example: rallypoint ls tcp://head:29400")
 @URL
 @common_options
 def ls(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
@@ -115,7 +116,7 @@ def ls(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
         async with backend_of(target, timeout_s) as backend:
             return await within(timeout_s, list_runs(backend, target.settings.etcd_prefix), target.where)
 
-    runs = run_command(ask(), target.where)
+    runs = run_command(ask(), target.url)
     if as_json:
         print_json({"schema": 1, "where": target.where, "runs": runs})
         return
@@ -128,7 +129,7 @@ def ls(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
         click.echo(f"there are no runs on {target.where}")
 
 
-@click.command(epilog="Example: rallypoint history tcp://head:29400/my-run")
+@click.command(cls=UrlCommand, epilog="Example: rallypoint history tcp://head:29400/my-run")
 @URL
 @common_options
 def history(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
@@ -150,7 +151,7 @@ def history(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
         click.echo(f"run {report.run_id!r} has had no round yet: {one_line(report.reason) or 'no reason was given'}")
 
 
-@click.command(epilog="Example: rallypoint events tcp://head:29400/my-run --follow --json | jq .text")
+@click.command(cls=UrlCommand, epilog="Example: rallypoint events tcp://head:29400/my-run --follow --json | jq .text")
 @URL
 @click.option("--follow", is_flag=True, help="Go on with new events, until Ctrl-C.")
 @click.option(
@@ -168,7 +169,7 @@ def events(url: str, follow: bool, since: float | None, as_json: bool, timeout_s
     and waiting reasons. With --json, one object a line.
     """
     target = target_of(url, timeout_s, **how)
-    run_command(_events(target, timeout_s, follow, since, as_json), target.where)
+    run_command(_events(target, timeout_s, follow, since, as_json), target.url)
 
 
 # --- reading a run once -----------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def _read(url: str, timeout_s: float, how: dict[str, Any]) -> tuple[Target, Repo
         async with backend_of(target, timeout_s) as backend:
             return await within(timeout_s, read_report(backend, target.keys, target.where), target.where)
 
-    return target, run_command(ask(), target.where)
+    return target, run_command(ask(), target.url)
 
 
 def _fail_if_absent(target: Target, report: Report) -> None:

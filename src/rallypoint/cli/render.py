@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rallypoint.observe.doctor.checks import Check, Verdict
-from rallypoint.observe.explain import end_sentence, explain, restarts_sentence
+from rallypoint.observe.explain import end_sentence, explain, is_present, restarts_sentence
 from rallypoint.observe.listing import RunSummary
-from rallypoint.observe.report import NodeReport, PastRound, Phase, Report, Standing
+from rallypoint.observe.phase import Phase, Tone
+from rallypoint.observe.report import NodeReport, PastRound, Report, RoundReport, Standing
 from rallypoint.sentences import duration
 
 PIPED_WIDTH = 10_000
@@ -31,6 +32,7 @@ STYLES = {
     Standing.GONE: "red",
     Standing.DRAINED: "magenta",
 }
+TONES = {Tone.GOOD: "green", Tone.LOOK: "yellow", Tone.BAD: "bold red", Tone.NONE: "dim"}
 VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red", Verdict.SKIPPED: "dim"}
 NARROW, MEDIUM = 60, 100
 LOW = 20
@@ -82,14 +84,9 @@ def heading(report: Report) -> list[Text]:
     lines = [Text.assemble((f"run {report.run_id}", "bold"), f" on {report.where}")]
     if not report.exists:
         return [*lines, Text("there is no such run")]
-    state = Text.assemble("state: ", (report.phase.value, "green" if report.phase is Phase.ACTIVE else "yellow"))
+    state = Text.assemble("state: ", phase_text(report.phase))
     if report.round is not None:
-        one = report.round
-        state.append(f", round {one.number} {one.phase} with {one.present} of {one.size}")
-        if one.active_at is not None and one.phase == "active":
-            state.append(f", since {moment(one.active_at)} ({ago(one.active_at)})")
-    if report.is_closed:
-        state.append(", closed", "red")
+        state.append(f", {_round(report.round)}")
     lines.append(state)
     if report.reason:
         lines.append(Text(f"reason: {report.reason}"))
@@ -113,8 +110,9 @@ def heading(report: Report) -> list[Text]:
     ]
     lines += [
         Text(
-            f"{'refused' if one.differences else 'held back'}: {one.name} ({moment(one.refused_at)}): {one.why}",
-            style="red",
+            f"{'refused' if one.differences else 'did not join'}: {one.name} ({moment(one.refused_at)}, "
+            f"{ago(one.refused_at)}): {one.why}",
+            style="red" if is_present(one, wall_clock()) else "dim",
         )
         for one in report.refused
     ]
@@ -127,16 +125,33 @@ def heading(report: Report) -> list[Text]:
     return lines
 
 
+def phase_text(phase: Phase) -> Text:
+    """The phase in its colour."""
+    return Text(phase.value, style=TONES[phase.tone])
+
+
+def _round(one: RoundReport) -> str:
+    """The current round or attempt, as a part of a sentence."""
+    if one.phase == "forming":
+        return f"round {one.number} with {one.present} of {one.size} confirmed"
+    if one.phase == "over":
+        return f"round {one.number} is over"
+    if one.phase == "given up":
+        return f"round {one.number} was given up"
+    since = "" if one.active_at is None else f", since {moment(one.active_at)} ({ago(one.active_at)})"
+    return f"round {one.number} with {one.present} of {one.size} members{since}"
+
+
 def counts_sentence(report: Report) -> str:
     """The number of nodes with each standing, without zeros."""
     counts = report.counts
     words = {
-        "member": counts.member,
+        "member" if counts.member == 1 else "members": counts.member,
         "confirmed": counts.confirmed,
         "confirming": counts.confirming,
         "joining": counts.joining,
         "waiting": counts.waiting,
-        "spare": counts.spare,
+        "spare" if counts.spare == 1 else "spares": counts.spare,
         "held back": counts.held_back,
         "drained": counts.drained,
         "gone": counts.gone,
@@ -209,7 +224,7 @@ def screen(report: Report, trouble: str, out: Console) -> RenderableType:
     if trouble:
         lines.insert(0, Text(f"cannot be reached at present: {trouble}", style="bold red"))
     if report.exists:
-        lines += [Text(text, style="cyan") for text in explain(report).advice]
+        lines += [Text(text, style="cyan") for text in explain(report, wall_clock()).advice]
     if out.height < LOW:
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
@@ -242,10 +257,9 @@ def runs_table(runs: Sequence[RunSummary], out: Console) -> Table:
     if out.width >= NARROW:
         table.add_column("reason", overflow="ellipsis", no_wrap=True)
     for one in runs:
-        state = one.phase.value + (" (closed)" if one.is_closed and one.phase.value != "closed" else "")
         row: list[str | Text] = [
             Text(one.run_id),
-            state,
+            phase_text(one.phase),
             str(one.round or "-"),
             str(one.nodes),
             f"{one.min_nodes}-{one.max_nodes}",

@@ -7,6 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from rallypoint.cli.environment import TOKEN_FILE_VARIABLE, token_file_of
 from rallypoint.cli.serve_limits import limit_options
 from rallypoint.cli.serve_observing import observed, observing_options
 from rallypoint.settings import DEFAULT_PORTS
@@ -34,7 +35,7 @@ _ETCD = frozenset({"peers", "member", "etcd_binary", "any_version", "etcd_option
     "--token-file",
     type=_FILE,
     help="A file with the token that every client must give; with several, one a line, any of them. "
-    "Read again when it changes.",
+    f"Read again when it changes. Default: {TOKEN_FILE_VARIABLE}.",
 )
 @click.option("--tls-cert", type=_FILE, help="A PEM file with this server's certificate: speak TLS only.")
 @click.option("--tls-key", type=_FILE, help="A PEM file with the key of --tls-cert, if it is not in the same file.")
@@ -143,6 +144,7 @@ def _serve_embedded(
     from rallypoint.cli.serve_limits import limits_of
     from rallypoint.server.process import run_loop, serve_until_signal
 
+    token_file = token_file_of("tcp://", token_file)
     if tls_cert is None and (tls_key is not None or tls_ca is not None):
         raise click.UsageError("--tls-key and --tls-ca need --tls-cert, the certificate of this server")
     if sync is not None and data is None:

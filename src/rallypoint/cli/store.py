@@ -18,6 +18,7 @@ from rallypoint.cli.common import (
     target_of,
     within,
 )
+from rallypoint.cli.environment import UrlCommand
 
 if TYPE_CHECKING:
     from rallypoint.observe.target import Target
@@ -41,7 +42,7 @@ def store() -> None:
     """
 
 
-@store.command(name="get", epilog="Example: rallypoint store get tcp://head:29400/my-run MASTER_ADDR")
+@store.command(cls=UrlCommand, name="get", epilog="Example: rallypoint store get tcp://head:29400/my-run MASTER_ADDR")
 @URL
 @KEY
 @ROUND
@@ -55,7 +56,7 @@ def get(url: str, key: str, number: int | None, as_json: bool, timeout_s: float,
             found = await within(timeout_s, _store(backend, target, number), target.where)
             return found.number, await within(timeout_s, found.get(key), target.where)
 
-    current, value = run_command(ask(), target.where)
+    current, value = run_command(ask(), target.url)
     if value is None:
         raise Failed(f"round {current} of run {target.settings.run_id!r} has no key {key!r} in its store", NO_SUCH)
     if as_json:
@@ -64,7 +65,9 @@ def get(url: str, key: str, number: int | None, as_json: bool, timeout_s: float,
         _print_bytes(value)
 
 
-@store.command(name="set", epilog="Example: rallypoint store set tcp://head:29400/my-run stop-after-epoch 12")
+@store.command(
+    cls=UrlCommand, name="set", epilog="Example: rallypoint store set tcp://head:29400/my-run stop-after-epoch 12"
+)
 @URL
 @KEY
 @click.argument("value", metavar="VALUE")
@@ -80,14 +83,14 @@ def set_(url: str, key: str, value: str, as_json: bool, timeout_s: float, **how:
             await within(timeout_s, found.set(key, content), target.where)
             return int(found.number)
 
-    number = run_command(write(), target.where)
+    number = run_command(write(), target.url)
     if as_json:
         print_json({"schema": 1, "round": number, "key": key, "bytes": len(content)})
     else:
         click.echo(f"wrote {len(content)} bytes to {key!r} in round {number}")
 
 
-@store.command(name="ls", epilog="Example: rallypoint store ls tcp://head:29400/my-run")
+@store.command(cls=UrlCommand, name="ls", epilog="Example: rallypoint store ls tcp://head:29400/my-run")
 @URL
 @ROUND
 @common_options
@@ -101,7 +104,7 @@ def ls(url: str, number: int | None, as_json: bool, timeout_s: float, **how: Any
             items = await within(timeout_s, found.items(), target.where)
             return found.number, [(key, len(item.value), item.version) for key, item in items]
 
-    current, keys = run_command(ask(), target.where)
+    current, keys = run_command(ask(), target.url)
     if as_json:
         listed = [{"key": key, "bytes": size, "version": version} for key, size, version in keys]
         print_json({"schema": 1, "round": current, "keys": listed})
@@ -112,7 +115,7 @@ def ls(url: str, number: int | None, as_json: bool, timeout_s: float, **how: Any
             click.echo(f"{size:>10}  {one_line(key)}")
 
 
-@store.command(name="watch", epilog="Example: rallypoint store watch tcp://head:29400/my-run progress")
+@store.command(cls=UrlCommand, name="watch", epilog="Example: rallypoint store watch tcp://head:29400/my-run progress")
 @URL
 @KEY
 @common_options
@@ -133,7 +136,7 @@ def watch(url: str, key: str, as_json: bool, timeout_s: float, **how: Any) -> No
                 else:
                     _print_bytes(value)
 
-    run_command(follow(), target.where)
+    run_command(follow(), target.url)
 
 
 async def _store(backend: Any, target: Target, number: int | None) -> Any:

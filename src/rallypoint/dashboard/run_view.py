@@ -17,7 +17,8 @@ from rallypoint.dashboard.timeline import State, Timeline
 from rallypoint.dashboard.versioned import Versioned
 from rallypoint.events import WaitingFor
 from rallypoint.observe.explain import explain, restarts_sentence
-from rallypoint.observe.report import Drain, NodeReport, Phase, Report, Standing
+from rallypoint.observe.phase import Phase
+from rallypoint.observe.report import Drain, NodeReport, Report, Standing
 from rallypoint.observe.run_events import SeenEvent
 from rallypoint.rendezvous.view import Departure
 
@@ -105,12 +106,12 @@ class RunView:
     ) -> bool:
         """Whether anything has changed. `departures`: nodes that have just gone."""
         version = self.version + 1
-        changed = self._sections.put("state", _state(report, trouble), version)
+        changed = self._sections.put("state", _state(report, trouble, now), version)
         changed |= self._sections.put("rounds", report.rounds, version)
         changed |= self._take_nodes(report, _ways_out(departures), now, version)
         if self._is_new and report.exists:
             self._timeline.end_past(now, version)
-        lines = _lines(events, report.phase, now)
+        lines = _lines(events, report.has_round or report.phase is Phase.FORMING, now)
         self._lines.extend((line, version) for line in lines)
         self._is_new &= not report.exists
         if changed or lines:
@@ -174,17 +175,18 @@ class RunView:
         )
 
 
-def _state(report: Report, trouble: str) -> dict[str, Any]:
+def _state(report: Report, trouble: str, now: float) -> dict[str, Any]:
     """The run without its nodes and past rounds."""
-    why = explain(report)
+    why = explain(report, now)
     return {
         "run_id": report.run_id,
         "where": report.where,
         "phase": report.phase.value,
+        "tone": report.phase.tone.value,
         "trouble": trouble,
         "why": why.paragraph,
         "facts": why.facts,
-        "advice": why.advice,
+        "advice": (*why.advice, *why.hints),
         "round": report.round,
         "counts": report.counts,
         "open_places": report.open_places,
@@ -201,7 +203,7 @@ def _state(report: Report, trouble: str) -> dict[str, Any]:
 
 def _since(report: Report, node: NodeReport, now: float) -> float:
     """Since when a node has been in this state, by the clocks of other machines, but never after now."""
-    if node.standing in (Standing.MEMBER, Standing.GONE) and report.round is not None and report.phase is Phase.ACTIVE:
+    if node.standing in (Standing.MEMBER, Standing.GONE) and report.round is not None:
         at = report.round.active_at
     else:
         at = node.joined_at
@@ -232,12 +234,11 @@ def _ways_out(departures: Iterable[Departure]) -> dict[str, State]:
     return {one.name: State.LEFT if one.left else State.LOST for one in departures}
 
 
-def _lines(events: Sequence[SeenEvent], phase: Phase, now: float) -> list[Line]:
+def _lines(events: Sequence[SeenEvent], is_quiet: bool, now: float) -> list[Line]:
     """A line for each event.
 
-    Waiting reasons are left out while a round is active or forming: events say what happens then.
+    `is_quiet`: a round is active or forming. Waiting reasons are left out then: events say what happens.
     """
-    is_quiet = phase in (Phase.ACTIVE, Phase.FORMING)
     return [_line(one, now) for one in events if not (is_quiet and isinstance(one.event, WaitingFor))]
 
 

@@ -5,7 +5,6 @@ Costs one scan of the index and five small reads for each run, whatever the size
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -14,12 +13,12 @@ import msgspec
 from rallypoint.backends.contract import Backend
 from rallypoint.errors import RendezvousStateError
 from rallypoint.kv.types import BranchOp, BranchResult, Get, GotItem, GotRange, Range
+from rallypoint.observe.phase import Phase, Tone, phase_of, reason_of
 from rallypoint.rendezvous.keys import RunKeys, run_of_entry, runs_index
 from rallypoint.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
     Record,
-    RoundPhase,
     RoundRecord,
     WaitingRecord,
     decode,
@@ -31,21 +30,12 @@ READS = 5
 R = TypeVar("R", bound=Record)
 
 
-class RunState(enum.Enum):
-    """The state of a listed run."""
-
-    GATHERING = "gathering"
-    FORMING = "forming"
-    ACTIVE = "active"
-    CLOSED = "closed"
-    UNREADABLE = "unreadable"
-
-
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `round` is the number of the current attempt or round, or 0; `nodes` counts the nodes in any role."""
 
     run_id: str
-    phase: RunState
+    phase: Phase
+    tone: Tone
     nodes: int
     round: int
     size: int
@@ -85,37 +75,51 @@ def _summary(keys: RunKeys, results: Sequence[BranchResult]) -> RunSummary | Non
         record, told = _read(RoundRecord, results[1]), _read(WaitingRecord, results[2])
         closed = _read(ClosedRecord, results[3])
     except RendezvousStateError as error:
+        phase = Phase.UNREADABLE
         return RunSummary(
-            run_id=keys.run_id, phase=RunState.UNREADABLE, nodes=counted.count, round=0, size=0, min_nodes=0,
+            run_id=keys.run_id, phase=phase, tone=phase.tone, nodes=counted.count, round=0, size=0, min_nodes=0,
             max_nodes=0, is_closed=False, started_by="", reason=str(error),
         )  # fmt: skip
     if config is None:
         return None
-    is_closed = closed is not None and closed.closed
-    reason = told.reason if told is not None and told.number == (record.number if record else 0) else ""
+    nodes, is_closed = counted.count, closed is not None and closed.closed
+    min_nodes = int(config.shared.get("min_nodes", 0))
+    members, candidates = _told(record, told, nodes)
+    phase = phase_of(
+        nodes=nodes,
+        is_closed=is_closed,
+        round_phase=record.phase if record is not None else None,
+        size=record.size if record is not None else 0,
+        members=members,
+        candidates=candidates,
+        min_nodes=min_nodes,
+    )
     return RunSummary(
         run_id=keys.run_id,
-        phase=_phase(record, is_closed, counted.count),
-        nodes=counted.count,
+        phase=phase,
+        tone=phase.tone,
+        nodes=nodes,
         round=record.number if record else 0,
         size=record.size if record else 0,
-        min_nodes=int(config.shared.get("min_nodes", 0)),
+        min_nodes=min_nodes,
         max_nodes=int(config.shared.get("max_nodes", 0)),
         is_closed=is_closed,
         started_by=config.by,
-        reason=reason,
+        reason=reason_of(nodes, record, told, _revision(results[2]), closed, _revision(results[3])),
     )
 
 
-def _phase(record: RoundRecord | None, is_closed: bool, nodes: int) -> RunState:
-    """The state, as far as it follows without reading the nodes; `reason` has the rest."""
-    if is_closed and not nodes:
-        return RunState.CLOSED
-    if record is None or not nodes:
-        return RunState.GATHERING
-    if record.phase is RoundPhase.FORMING:
-        return RunState.FORMING
-    return RunState.ACTIVE
+def _told(record: RoundRecord | None, told: WaitingRecord | None, nodes: int) -> tuple[int, int]:
+    """(members, candidates) as the coordinator has written them; until it has, all nodes of a new round are there."""
+    if told is not None and told.number == (record.number if record is not None else 0):
+        members = min(told.members, nodes)  # nodes may have gone since, and no coordinator be there to say so
+        return members, min(told.candidates, nodes - members)
+    return (0, nodes) if record is None else (record.size, 0)
+
+
+def _revision(result: BranchResult) -> int:
+    assert isinstance(result, GotItem)
+    return 0 if result.item is None else result.item.mod_revision
 
 
 def _read(kind: type[R], result: BranchResult) -> R | None:

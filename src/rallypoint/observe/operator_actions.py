@@ -1,4 +1,4 @@
-"""The actions of an operator on a run: close, reopen, drain a node, read and write the round's store.
+"""The actions of an operator on a run: close, reopen, drain or free a node, read and write the round's store.
 
 Each write is one transaction that compares what was read, and records who did it and why. No action creates a run.
 """
@@ -8,15 +8,33 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rallypoint.backends.backoff import Backoff
 from rallypoint.backends.contract import Backend
-from rallypoint.errors import HistoryGone, OutcomeUnknown, RallypointError, RendezvousError, Unavailable
-from rallypoint.kv.types import Exists, Item, ModRevisionIs, Put
+from rallypoint.errors import (
+    HistoryGone,
+    OutcomeUnknown,
+    RallypointError,
+    RendezvousError,
+    RendezvousStateError,
+    Unavailable,
+)
+from rallypoint.kv.types import Delete, Exists, Item, ModRevisionIs, Put
+from rallypoint.observe.explain import absent_sentence
+from rallypoint.observe.report import Report, Standing
 from rallypoint.observe.target import Target
-from rallypoint.rendezvous.records import ConfigRecord, RoundPhase, RoundRecord, decode
+from rallypoint.rendezvous.records import (
+    ConfigRecord,
+    HealthRecord,
+    NodePhase,
+    NodeRecord,
+    RoundPhase,
+    RoundRecord,
+    decode,
+)
 from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot
 
 T = TypeVar("T")
@@ -77,6 +95,19 @@ class Operator:
         except RendezvousError as error:
             raise NoSuchKey(str(error)) from error
 
+    async def free(self, node: str) -> None:
+        """End the holding back of a node, by name: its losses are forgotten. Raises NoSuchRun; NoSuchKey if it is not
+        held back. Retries as `close`.
+        """
+        await self.snapshot()
+        keys = self._target.keys
+        key = keys.health(node)
+        result = await self._retry(lambda: self._backend.txn([Exists(key)], [Delete(key)]))
+        if not result.committed:
+            records = (await self._backend.scan(keys.healths)).items
+            names = ", ".join(sorted(decode(HealthRecord, item).name for item in records)[:20]) or "none"
+            raise NoSuchKey(f"run {keys.run_id!r} holds no node {node!r} back; held back: {names}")
+
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry until the outcome is known. The caller sets the time limit."""
         while True:
@@ -121,10 +152,20 @@ class RoundStore:
 
     async def set(self, key: str, value: bytes) -> None:
         """Write a key of the current round. Raises NoSuchKey if the round is over."""
+        await self._check_members()
         compares = (ModRevisionIs(self._keys.round, self._round_revision), Exists(self._keys.config))
         put = Put(self._root + key, value, self._lease)
         if not self._round_revision or not (await self._backend.txn(compares, [put])).committed:
             raise NoSuchKey(f"round {self.number} is over: nothing was written")
+
+    async def _check_members(self) -> None:
+        """NoSuchKey if no member of the round is in it any more: nobody would read the key."""
+        for item in (await self._backend.scan(self._keys.nodes)).items:
+            with suppress(RendezvousStateError):
+                node = decode(NodeRecord, item)
+                if node.phase is NodePhase.MEMBER and node.round == self.number:
+                    return
+        raise NoSuchKey(f"round {self.number} is over: nothing was written")
 
     async def watch(self, key: str) -> AsyncIterator[bytes | None]:
         """The current value, if there is one, and the value after every change; None: the key was removed."""
@@ -147,9 +188,24 @@ class RoundStore:
                 watch.cancel()
 
 
+def drain_warning(report: Report, node: str) -> str:
+    """What happens if draining this node, by name or id, leaves fewer than `min_nodes`; empty if enough are left."""
+    there = report.standing(
+        Standing.MEMBER, Standing.CONFIRMED, Standing.CONFIRMING, Standing.JOINING, Standing.WAITING, Standing.SPARE
+    )
+    before = [one for one in there if one.drain is None]
+    going = [one for one in before if node in (one.id, one.name)]
+    least, left = report.shared("min_nodes"), len(before) - len(going)
+    if not left < least <= len(before):
+        return ""
+    lacking, name = least - left, going[0].name
+    return (
+        f"without {name}, run {report.run_id!r} has {left} of at least {least} nodes: when {name} leaves, the "
+        f"round ends, and the job stands still until {lacking} more {'node is' if lacking == 1 else 'nodes are'} "
+        f"started"
+    )
+
+
 def no_such_run(target: Target) -> NoSuchRun:
     """The error for a run that does not exist."""
-    return NoSuchRun(
-        f"there is no run {target.settings.run_id!r} on {target.where}: no node has joined it, or all have gone for "
-        f"longer than reopen_after. `rallypoint ls` shows the runs there"
-    )
+    return NoSuchRun(absent_sentence(target.settings.run_id, target.where))

@@ -10,22 +10,9 @@ import enum
 
 import msgspec
 
+from rallypoint.observe.phase import Phase
+
 SCHEMA = 1
-
-
-class Phase(enum.Enum):
-    """The phase of a run."""
-
-    ABSENT = "absent"
-    """There is no such run."""
-    GATHERING = "gathering"
-    """No round is current: nodes are joining."""
-    FORMING = "forming"
-    """An attempt was decided, and its members are confirming it."""
-    ACTIVE = "active"
-    """A round is current. The run may be closed: then this is its last round."""
-    CLOSED = "closed"
-    """No node can join, and no round is current."""
 
 
 class Standing(enum.Enum):
@@ -217,7 +204,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def last_end(self) -> PastRound | None:
         """The last round, if it is over and none has been active since."""
         last = self.rounds[-1] if self.rounds else None
-        return last if last is not None and last.ended and self.phase is not Phase.ACTIVE else None
+        return last if last is not None and last.ended and not self.has_round else None
+
+    @property
+    def has_round(self) -> bool:
+        """A round is current: some of its members are in it."""
+        return self.counts.member > 0
 
     @property
     def is_closed(self) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 
 from rallypoint.errors import RendezvousStateError
 from rallypoint.kv.types import Change, Item
+from rallypoint.observe.phase import Phase, phase_of, reason_of
 from rallypoint.observe.report import (
     Closing,
     Config,
@@ -26,7 +27,6 @@ from rallypoint.observe.report import (
     Held,
     NodeReport,
     PastRound,
-    Phase,
     Refusal,
     Report,
     Restarts,
@@ -89,6 +89,8 @@ class ReportBuilder:
         self._all_stale = True
         self._is_current = False
         """Whether the active round has a member, and so is current."""
+        self._is_given_up = False
+        """Whether the coordinator has given up the attempt in `state/round`: its places are void."""
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
@@ -211,13 +213,22 @@ class ReportBuilder:
 
     # --- reports of nodes ---------------------------------------------------------------------------------------------
 
+    def _has_been_given_up(self) -> bool:
+        record, told = self.view.round, self.view.waiting
+        if record is None or record.phase is not RoundPhase.FORMING or told is None:
+            return False
+        return told.number == record.number and told.members == 0
+
     def _refresh(self) -> None:
         """Evaluate all stale nodes again."""
-        if not self._all_stale and not self._stale:
+        if not self._all_stale and not self._stale and self._is_given_up == self._has_been_given_up():
             return
         is_current = bool(self.view.members)
         if is_current != self._is_current:
             self._is_current, self._all_stale = is_current, True  # a round has begun or is over: all standings change
+        is_given_up = self._has_been_given_up()
+        if is_given_up != self._is_given_up:
+            self._is_given_up, self._all_stale = is_given_up, True
         if self._all_stale:
             self._stale = dict.fromkeys([*self._reports, *self.view.nodes, *self._roster])
         for node_id in self._stale:
@@ -236,8 +247,11 @@ class ReportBuilder:
         if own.phase is _PHASE_LEFT:
             return Standing.LEFT
         if record is not None and own.phase is _PHASE_MEMBER and own.round == record.number:
-            return _MEMBER if record.phase is _ACTIVE else _CONFIRMED
-        is_forming = record is not None and record.phase is RoundPhase.FORMING
+            if record.phase is _ACTIVE:
+                return _MEMBER
+            if not self._is_given_up:
+                return _CONFIRMED
+        is_forming = record is not None and record.phase is RoundPhase.FORMING and not self._is_given_up
         if is_forming and place is not None and place[1].join == own.join:
             return Standing.CONFIRMING
         if self._is_held(own.name):
@@ -342,26 +356,34 @@ class ReportBuilder:
         )
 
     def _phase(self) -> Phase:
-        record = self.view.round
-        if self._is_current:
-            return Phase.ACTIVE
-        if self.view.is_closed:
-            return Phase.CLOSED
-        if record is None or record.phase is not RoundPhase.FORMING:
-            return Phase.GATHERING
-        planned = len(self._groups[Standing.CONFIRMED]) + len(self._groups[Standing.CONFIRMING])
-        return Phase.FORMING if planned == record.size else Phase.GATHERING  # without a member it will be given up
+        view, count = self.view, {standing: len(group) for standing, group in self._groups.items()}
+        if view.unreadable:
+            return Phase.UNREADABLE
+        record = view.round
+        return phase_of(
+            nodes=len(view.nodes) - count[Standing.LEFT],
+            is_closed=view.is_closed,
+            round_phase=record.phase if record is not None else None,
+            size=record.size if record is not None else 0,
+            members=count[_MEMBER] + count[_CONFIRMED] + count[_CONFIRMING],
+            candidates=view.waiting.candidates  # it may have left out nodes that did not confirm
+            if self._is_given_up and view.waiting is not None
+            else count[Standing.JOINING] + count[Standing.WAITING] + count[Standing.SPARE],
+            min_nodes=view.rules.min_nodes if view.rules is not None else 0,
+        )
 
     def _reason(self) -> str:
         """The coordinator's sentence, or the one that follows from the round's record if there is none yet."""
-        record, told = self.view.round, self.view.waiting
-        if told is not None and told.number == (record.number if record is not None else 0):
-            return told.reason
-        if record is None:
-            return ""
+        view, record = self.view, self.view.round
+        nodes, members = len(view.nodes), len(self._groups[_MEMBER])
+        if self.coordinator is None and members and record is not None:  # nobody has counted since it went
+            return active_sentence(record.number, members, record.size)
+        told = reason_of(nodes, record, view.waiting, view.waiting_revision, view.closed, view.closed_revision)
+        if told or record is None:
+            return told
         if record.phase is RoundPhase.FORMING:
             return forming_sentence(record.number, record.size, record.why)
-        return active_sentence(record.number, len(self._groups[Standing.MEMBER]), record.size)
+        return active_sentence(record.number, members, record.size) if members else ""
 
     def _round(self) -> RoundReport | None:
         record = self.view.round
@@ -371,7 +393,9 @@ class ReportBuilder:
         history = self.histories.get(record.number)
         return RoundReport(
             number=record.number,
-            phase=("active" if self._is_current else "over") if is_active else "forming",
+            phase=("active" if self._is_current else "over")
+            if is_active
+            else ("given up" if self._is_given_up else "forming"),
             size=record.size,
             present=len(self._groups[Standing.MEMBER if is_active else Standing.CONFIRMED]),
             why=record.why,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import msgspec
 
@@ -52,6 +53,11 @@ class Target:
     def where(self) -> str:
         return self.settings.where
 
+    @property
+    def url(self) -> str:
+        """The URL of the run, without options."""
+        return f"{self.where}/{quote(self.settings.run_id, safe='')}"
+
 
 def read_target(url: str, **overrides: object) -> Target:
     """The run of a node's URL. Options that only nodes need are checked and then ignored. SettingsError."""
@@ -73,7 +79,7 @@ def read_backend_target(url: str, **overrides: object) -> Target:
     scheme, separator, rest = location.partition("://")
     if separator and scheme.lower() == "file":
         rest = f"{rest.rstrip('/')}/{ANY_RUN}"
-    elif separator and not rest.partition("/")[2]:
+    elif separator:
         rest = f"{rest.partition('/')[0]}/{ANY_RUN}"
     return read_target(f"{scheme}{separator}{rest}{mark}{query}", **overrides)
 

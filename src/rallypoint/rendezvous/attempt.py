@@ -82,7 +82,7 @@ def new_attempt(view: View, decision: Form, term: int) -> Attempt:
 def forming_status(record: RoundRecord, view: View) -> WaitingRecord:
     """`state/waiting` while the attempt is forming."""
     reason = forming_sentence(record.number, record.size, record.why)
-    return WaitingRecord(number=record.number, reason=reason, end=view.last_end)
+    return WaitingRecord(number=record.number, reason=reason, end=view.last_end, members=record.size)
 
 
 def active_record(forming: RoundRecord, rank_0: NodeRecord, why: str) -> RoundRecord:
@@ -108,6 +108,8 @@ def active_status(view: View, forming: RoundRecord) -> WaitingRecord:
         spare=max(0, others - open_places),
         open_places=open_places,
         reason=active_sentence(forming.number, forming.size, forming.size),
+        members=forming.size,
+        candidates=others,
     )
 
 

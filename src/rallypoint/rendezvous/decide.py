@@ -23,7 +23,7 @@ from typing import TypeAlias
 from rallypoint._marks import mark
 from rallypoint.options import LastCallMode
 from rallypoint.rendezvous.ranks import Candidate, choose, rank
-from rallypoint.rendezvous.records import HealthRecord, LeaveKind, RoundEnd, WaitingRecord
+from rallypoint.rendezvous.records import ClosedRecord, HealthRecord, LeaveKind, RoundEnd, WaitingRecord
 from rallypoint.rendezvous.round_end import admission
 from rallypoint.rendezvous.rules import Rules
 from rallypoint.rendezvous.view import Departure, Plan, SeenNode, View
@@ -101,9 +101,7 @@ def decide(view: View, now: float) -> Decision:
         mark("decide.broken")
         return GiveUp((), view.plan.broken)
     if view.is_closed and view.closed is not None:
-        return Wait(
-            f"the run is closed by {view.closed.by or 'an unknown node'}: {view.closed.why or 'no reason given'}"
-        )
+        return Wait(closed_reason(view.closed))
     if view.plan is not None:
         return _follow(view, view.plan, rules, now)
     if view.members:
@@ -196,7 +194,14 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
     open_places = max(0, rules.max_nodes - len(view.members)) if rules else 0
     if rules is None or view.is_closed or not view.members:
         return WaitingRecord(
-            number=number, held_back=held, open_places=open_places, reason=reason, held=names, end=view.last_end
+            number=number,
+            held_back=held,
+            open_places=open_places,
+            reason=reason,
+            held=names,
+            members=len(view.members) if view.plan is None else len(view.plan.ranks),
+            candidates=len(view.candidates) if view.plan is None else 0,
+            end=view.last_end,
         )
     waiting = _admissible(view, rules)
     written = view.waiting.waiting if view.waiting is not None and view.waiting.number == number else 0
@@ -212,6 +217,8 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
         reason=reason,
         held=names,
         end=_end_of_active(view, number, has_waiting=is_open and waiting > 0),
+        members=len(view.members),
+        candidates=len(view.candidates),
     )
 
 
@@ -250,6 +257,11 @@ def _earliest(until: float | None, view: View, now: float) -> float | None:
 def active_sentence(number: int, present: int, size: int) -> str:
     """The state of an active round."""
     return f"round {number} is active with {present} of {size} members"
+
+
+def closed_reason(closed: ClosedRecord) -> str:
+    """What a closed run waits for."""
+    return f"the run is closed by {closed.by or 'an unknown node'}: {closed.why or 'no reason given'}"
 
 
 def forming_sentence(number: int, size: int, why: str) -> str:

@@ -198,6 +198,10 @@ class WaitingRecord(Record, frozen=True, kw_only=True):
     """The first few names of nodes that are held back now."""
     end: RoundEnd | None = None
     """Of the active round, if its members leave it or should; else of the last active round. See `round_end.py`."""
+    members: int = 0
+    """How many nodes of round `number`, active or forming, still have their place in it; 0: it is over."""
+    candidates: int = 0
+    """How many nodes ask to join and may be admitted."""
 
 
 class ClosedRecord(Record, frozen=True, kw_only=True):

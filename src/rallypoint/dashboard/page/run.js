@@ -85,13 +85,12 @@ export function runView(runId, viewer) {
   function drawState() {
     const state = store.state;
     if (state === null || state.phase === null) return;
-    const shown = state.is_closed && state.phase !== "active" ? "closed" : state.phase;
-    pill.dataset.phase = shown;
-    say(pill, shown === "absent" ? "no such run" : shown);
+    pill.dataset.tone = state.tone;
+    say(pill, state.phase === "absent" ? "no such run" : state.phase);
     hero.dataset.mood = mood(state);
     const sizes = state.sizes.max_nodes ? `${state.sizes.min_nodes}${state.sizes.max_nodes === state.sizes.min_nodes ? "" : `–${state.sizes.max_nodes}`} nodes` : "";
     const current = state.round ? `Round ${state.round.number}` : "No round yet";
-    const since = state.round?.active_at && state.phase === "active" ? `since ${moment(state.round.active_at, store.now())}` : "";
+    const since = state.round?.active_at && state.round.phase === "active" ? `since ${moment(state.round.active_at, store.now())}` : "";
     say(round, state.phase === "absent" ? "" : [current, since, sizes, state.coordinator ? `decided by ${state.coordinator}` : "", state.restarts].filter(Boolean).join(" · "));
     say(facts, state.facts.join(" "));
     say(advice, state.advice.join(" "));
@@ -102,8 +101,8 @@ export function runView(runId, viewer) {
       say(tile.number, count.toLocaleString("en"));
       tile.button.classList.toggle("none", count === 0);
     }
-    say(tiles[0].extra, state.round && state.phase === "active" ? `of ${state.round.size.toLocaleString("en")}` : "");
-    const word = state.phase === "active" ? `${state.round.present} of ${state.round.size}` : state.phase;
+    say(tiles[0].extra, state.round?.phase === "active" ? `of ${state.round.size.toLocaleString("en")}` : "");
+    const word = state.round?.phase === "active" ? `${state.round.present} of ${state.round.size}` : state.phase;
     document.title = `${runId} · ${word} · Rallypoint`;
     announce(state.facts.join(" "));
   }
@@ -167,7 +166,7 @@ export function runView(runId, viewer) {
 /** The colour of the first card's edge. */
 function mood(state) {
   if (state.trouble) return "bad";
-  if (state.phase === "active" && !state.is_closed) return state.counts.gone ? "bad" : state.counts.waiting || state.counts.held_back ? "look" : "good";
-  return state.phase === "absent" ? "none" : "look";
+  if (state.counts.gone) return "bad";
+  return state.tone === "good" && (state.counts.waiting || state.counts.held_back) ? "look" : state.tone;
 }
 

@@ -2,7 +2,7 @@
 
 import { arrange, h, natural, plural, say, show } from "./dom.js";
 
-const GRAVITY = { unreadable: 0, gathering: 1, forming: 2, active: 3, closed: 4 };
+const GRAVITY = { bad: 0, look: 1, good: 2, none: 3 };
 
 export function listView(open) {
   const runs = new Map();
@@ -40,13 +40,12 @@ export function listView(open) {
     }
     if (found.run !== run) {
       found.run = run;
-      const shown = run.is_closed ? "closed" : run.phase;
-      found.pill.dataset.phase = shown;
-      say(found.pill, shown);
+      found.pill.dataset.tone = run.tone;
+      say(found.pill, run.phase);
       say(found.cells[2], run.round ? String(run.round) : "–");
       say(found.cells[3], run.nodes.toLocaleString("en"));
       say(found.cells[4], run.min_nodes === run.max_nodes ? `${run.min_nodes}` : `${run.min_nodes}–${run.max_nodes}`);
-      say(found.cells[5], run.reason || (run.is_closed ? "closed" : "nothing was said yet"));
+      say(found.cells[5], run.reason || "nothing was said yet");
     }
     return found.tr;
   }
@@ -55,7 +54,7 @@ export function listView(open) {
     const wanted = filter.value.trim().toLowerCase();
     const shown = [...runs.values()]
       .filter((run) => !wanted || `${run.run_id} ${run.reason} ${run.phase}`.toLowerCase().includes(wanted))
-      .sort((a, b) => GRAVITY[a.phase] - GRAVITY[b.phase] || natural(a.run_id, b.run_id));
+      .sort((a, b) => GRAVITY[a.tone] - GRAVITY[b.tone] || natural(a.run_id, b.run_id));
     arrange(body, shown.map(row));
     say(count, plural(runs.size, "run"));
     show(table, shown.length > 0);

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 
 from rallypoint.backends.contract import Backend
+from rallypoint.backends.schemes import observer_opener
 from rallypoint.errors import RallypointError, Rejected, SettingsError
 from rallypoint.observe.doctor import etcd, tcp
 from rallypoint.observe.doctor.checks import Check, checks_of, failed, ok, skipped, warning
 from rallypoint.observe.doctor.launcher import check_launcher
-from rallypoint.observe.explain import FIX_PREFLIGHT, SAME_SETTINGS, mismatch_sentence, refusal_sentence
+from rallypoint.observe.explain import FIX_PREFLIGHT, SAME_SETTINGS, is_present, mismatch_sentence, refusal_sentence
 from rallypoint.observe.follower import read_report
 from rallypoint.observe.report import Report
 from rallypoint.observe.target import Target, open_backend, read_target
@@ -22,12 +25,17 @@ SPARE_FILES = 100
 
 etcd.register()
 tcp.register()
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 
-async def diagnose(url: str, limit_s: float) -> AsyncIterator[Check]:
-    """Run the checks and yield each result at once. One step takes no longer than `limit_s`."""
+async def diagnose(url: str, limit_s: float, options: Mapping[str, object] = NO_OPTIONS) -> AsyncIterator[Check]:
+    """Run the checks and yield each result at once. One step takes no longer than `limit_s`.
+
+    `options` override those of the URL.
+    """
     try:
-        target = read_target(url, read_timeout=limit_s)
+        target = read_target(url, **{**options, "read_timeout": limit_s})
+        observer_opener(target.settings.scheme)
     except SettingsError as error:
         yield failed("url", str(error), "correct the URL")
         return
@@ -82,22 +90,32 @@ async def _check_backend(backend: Backend, key: str) -> Check:
 def _check_run(target: Target, report: Report) -> list[Check]:
     if not report.exists or report.config is None:
         why = "there is no such run yet: the first node creates it"
-        return [warning("run", why, "if nodes should be there, check with `rallypoint ls` whether they use another id")]
+        return [
+            warning(
+                "run",
+                why,
+                f"if nodes should be there, check with `rallypoint ls {target.where}` whether they use another id",
+            )
+        ]
     checks = [ok("run", f"{report.phase.value}: {report.reason or 'no reason was given yet'}")]
     if report.unreadable:
         checks += [
             failed("records", why, "remove the key, or use another run id") for why in report.unreadable.values()
         ]
+    now = time.time()
+    present = [one for one in report.refused if is_present(one, now)]
     if mismatch := mismatch_sentence(report, target.given):
         checks.append(failed("settings", mismatch, SAME_SETTINGS))
-    elif refused := [one for one in report.refused if one.differences]:
-        checks.append(failed("settings", "; ".join(map(refusal_sentence, refused)), SAME_SETTINGS))
+    elif refused := [one for one in present if one.differences]:
+        checks.append(failed("settings", "; ".join(refusal_sentence(one, now) for one in refused), SAME_SETTINGS))
     elif target.given:
         checks.append(ok("settings", "the settings in the URL are those of the run, and no node was refused"))
     else:
         checks.append(ok("settings", "no node was refused (give a node's whole URL to compare its settings)"))
-    if failed_preflight := [one for one in report.refused if not one.differences]:
-        checks.append(warning("preflight", "; ".join(map(refusal_sentence, failed_preflight)), FIX_PREFLIGHT))
+    if failed_preflight := [one for one in present if not one.differences]:
+        checks.append(
+            warning("preflight", "; ".join(refusal_sentence(one, now) for one in failed_preflight), FIX_PREFLIGHT)
+        )
     return checks
 
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from rallypoint.observe.metrics import table
 from rallypoint.observe.metrics.families import Scrape
 from rallypoint.observe.metrics.table import MAX_RUNS, Metric
-from rallypoint.observe.report import Phase, Report
+from rallypoint.observe.report import Report
 from rallypoint.rendezvous.view import View
 
 
@@ -67,7 +67,7 @@ def numbers_of_report(report: Report) -> RunNumbers:
         held_back=counts.held_back,
         gone=counts.gone,
         open_places=report.open_places,
-        active=report.phase is Phase.ACTIVE,
+        active=report.has_round,
         closed=report.is_closed,
         restarts=report.restarts.used if report.restarts is not None else 0,
         restarts_limit=report.restarts.limit if report.restarts is not None else 0,
