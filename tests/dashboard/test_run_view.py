@@ -13,7 +13,18 @@ from rallypoint.dashboard.versioned import MOST_REMOVED, Versioned
 from rallypoint.events import JoinStarted, ManyJoined, NodeGone, NodeLeft, NodeLost, RoundActive, RoundOver, WaitingFor
 from rallypoint.observe.explain import explain
 from rallypoint.observe.follower import Follower, read_report
-from rallypoint.observe.report import Drain, NodeReport, Phase, Report, RoundReport, Standing
+from rallypoint.observe.phase import Phase
+from rallypoint.observe.report import (
+    Config,
+    Counts,
+    Drain,
+    Held,
+    NodeReport,
+    Refusal,
+    Report,
+    RoundReport,
+    Standing,
+)
 from rallypoint.observe.run_events import RunEvents, SeenEvent
 from rallypoint.rendezvous.view import Departure
 from tests.rendezvous.kit import CheckedWorld, run_scenario
@@ -205,6 +216,8 @@ def test_time_line_begins_with_what_happened_before_the_first_viewer():
         seen(6.0, NodeGone(run_id="run", by="server", node="c", round=2, reason="it went before")),
         seen(7.0, NodeLeft(run_id="run", by="d", reason="done")),
     ]
+    early = Reader()
+    early.read(view)
     view.add_past(past, {})
     now = (node(1, Standing.MEMBER, name="a"), node(3, Standing.GONE, name="c"))
     view.update(report(*now, number=2), past, "", 10.0)
@@ -215,6 +228,8 @@ def test_time_line_begins_with_what_happened_before_the_first_viewer():
         "d": [(7.0, "left", 0), (7.0, "out", 0)],
     }
     assert [line.at for line in view.since(0, 0.0).lines] == [one.at for one in past]
+    early.read(view)
+    assert sorted(name for name, *_ in early.tracks.values()) == ["a", "b", "c", "d"]
 
 
 def test_members_of_a_large_past_round_come_from_its_roster():
@@ -253,6 +268,52 @@ def test_each_event_is_a_line_and_waiting_reasons_only_while_no_round_forms_or_i
         Phase.GATHERING: [(1.0, "a: asks to join (join 1)"), (2.0, "server: waits: 1 of 2")],
         Phase.FORMING: [(1.0, "a: asks to join (join 1)")],
     }
+
+
+def state(view):
+    return view.since(0, 0.0).state
+
+
+def test_tiles_and_edge_agree_with_what_is_said():
+    view = RunView("run", "memory://")
+    whole = report(node(1, Standing.MEMBER), node(2, Standing.MEMBER))
+    whole = msgspec.structs.replace(whole, counts=Counts(member=2))
+    refused = Refusal(name="odd", why="max_nodes differs", differences={"max_nodes": (8, 4)}, refused_at=9.0)
+    held = Held(name="c", is_held=True, losses=3, hold_s=30.0, why="it was lost 3 times")
+    cases = {
+        "good": whole,
+        "look": msgspec.structs.replace(whole, refused=(refused,)),
+        "bad": msgspec.structs.replace(whole, phase=Phase.INCOMPLETE, counts=Counts(member=1, gone=1)),
+    }
+    for edge, one in cases.items():
+        view.update(one, [], "", 10.0)
+        assert state(view)["edge"] == edge
+    view.update(cases["look"], [], "", 10.0)
+    assert state(view)["tiles"]["refused"] == 1
+    view.update(cases["look"], [], "", 9_999.0)
+    assert (state(view)["tiles"]["refused"], state(view)["edge"]) == (0, "good"), "it was long ago"
+    waits = msgspec.structs.replace(
+        whole, phase=Phase.BELOW_MINIMUM, counts=Counts(joining=1), held=(held,), missing=("b", "c")
+    )
+    view.update(waits, [], "", 10.0)
+    assert {name: count for name, count in state(view)["tiles"].items() if count} == {
+        "joining": 1,
+        "held back": 1,
+        "lost": 2,
+    }
+    assert state(view)["edge"] == "bad"
+
+
+def test_commands_to_copy_name_the_run():
+    view = RunView("my run", "tcp://head:29400")
+    config = Config(incarnation="x", started_by="a", shared={"min_nodes": 2, "max_nodes": 4, "step": 1}, timing={})
+    one = msgspec.structs.replace(report(), run_id="my run", where="tcp://head:29400", config=config)
+    view.update(one, [], "", 10.0)
+    assert [line for _, line in state(view)["commands"]] == [
+        "rallypoint why tcp://head:29400/my%20run",
+        "rallypoint events tcp://head:29400/my%20run",
+        "rallypoint run --url 'tcp://head:29400/my%20run?min_nodes=2&max_nodes=4' PROGRAM",
+    ]
 
 
 def test_outage_is_shown_and_what_was_known_stays():

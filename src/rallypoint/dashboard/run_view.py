@@ -16,8 +16,8 @@ from rallypoint.dashboard.past_states import past_states
 from rallypoint.dashboard.timeline import State, Timeline
 from rallypoint.dashboard.versioned import Versioned
 from rallypoint.events import WaitingFor
-from rallypoint.observe.explain import explain, restarts_sentence
-from rallypoint.observe.phase import Phase
+from rallypoint.observe.explain import explain, is_present, restarts_sentence, run_url
+from rallypoint.observe.phase import Phase, Tone
 from rallypoint.observe.report import Drain, NodeReport, Report, Standing
 from rallypoint.observe.run_events import SeenEvent
 from rallypoint.rendezvous.view import Departure
@@ -186,7 +186,11 @@ def _state(report: Report, trouble: str, now: float) -> dict[str, Any]:
         "trouble": trouble,
         "why": why.paragraph,
         "facts": why.facts,
-        "advice": (*why.advice, *why.hints),
+        "advice": why.advice,
+        "hints": why.hints,
+        "edge": _edge(report, now),
+        "tiles": _tiles(report, now),
+        "commands": _commands(report),
         "round": report.round,
         "counts": report.counts,
         "open_places": report.open_places,
@@ -199,6 +203,50 @@ def _state(report: Report, trouble: str, now: float) -> dict[str, Any]:
         "held": [held for held in report.held if held.is_held],
         "missing": report.missing[:FEW],
     }
+
+
+def _tiles(report: Report, now: float) -> dict[str, int]:
+    """The numbers that stand for a run, as its sentences count: a held or lost node need not be there any more."""
+    counts = report.counts
+    is_over = not report.has_round and report.phase in (Phase.GATHERING, Phase.FORMING, Phase.BELOW_MINIMUM)
+    return {
+        "member": counts.member,
+        "joining": counts.joining + counts.confirmed + counts.confirming,
+        "waiting": counts.waiting,
+        "spare": counts.spare,
+        "held back": max(counts.held_back, sum(held.is_held for held in report.held)),
+        "drained": counts.drained,
+        "lost": len(report.missing) if is_over else counts.gone,
+        "refused": sum(is_present(one, now) for one in report.refused),
+    }
+
+
+def _edge(report: Report, now: float) -> str:
+    """The colour of the first card's edge: never calmer than the phase, and amber or red if nodes are missing."""
+    tone, tiles = report.phase.tone, _tiles(report, now)
+    if tone is Tone.BAD or tiles["lost"]:
+        return Tone.BAD.value
+    is_calm = tone is Tone.GOOD and not any(tiles[name] for name in ("waiting", "held back", "refused"))
+    return tone.value if is_calm or tone is not Tone.GOOD else Tone.LOOK.value
+
+
+def _commands(report: Report) -> list[tuple[str, str]]:
+    """What somebody may want to type elsewhere: (for what, the command)."""
+    url = run_url(report)
+    if not report.exists:
+        return []
+    found = [("Explain it", f"rallypoint why {url}"), ("What happened", f"rallypoint events {url}")]
+    if report.config is not None and not report.is_closed:
+        shared = report.config.shared
+        sizes = "&".join(
+            f"{name}={shared[name]}" for name in ("min_nodes", "max_nodes", "step") if _is_set(shared, name)
+        )
+        found.append(("Join it", f"rallypoint run --url '{url}?{sizes}' PROGRAM"))
+    return found
+
+
+def _is_set(shared: Mapping[str, int | str], name: str) -> bool:
+    return name in shared and not (name == "step" and shared[name] == 1)
 
 
 def _since(report: Report, node: NodeReport, now: float) -> float:

@@ -138,13 +138,15 @@ class Timeline:
             track.rank = track.rank if one.rank is None else one.rank
             track.add(self._shared(one.at, one.state, one.round), version)
         for track in tracks.values():
+            self.tracks.touch(track.key, version)
             self._release(track)
 
     def end_past(self, at: float, version: int) -> None:
         """The current nodes were shown: those that are not among them are not there any more."""
         for tracks in self._free.values():
             for track in tracks:
-                track.add(self._shared(at, State.OUT, 0), version)
+                if track.add(self._shared(at, State.OUT, 0), version):
+                    self.tracks.touch(track.key, version)
         self._drop_oldest(version)
 
     def show(self, node: NodeReport, number: int, at: float, version: int, ways_out: Mapping[str, State]) -> None:
