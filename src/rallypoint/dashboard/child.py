@@ -171,7 +171,7 @@ class _Child:
 
 
 async def advertised(address: str) -> str:
-    """The URL under which others reach a server on this address: with the host's name if it stands for all addresses."""
+    """The URL under which others reach a server: with the machine's name, if the address stands for all of its own."""
     host, port = parse_endpoint(address, DEFAULT_PORTS["tcp"])
     if host in ("0.0.0.0", "::"):
         host = await own_address()
