@@ -55,6 +55,8 @@ def test_levels_of_all_events():
         "Hosting",
         "JoinFailed",
         "LogCut",
+        "ManyLost",
+        "NodeGone",
         "NodeHeldBack",
         "NodeLost",
         "NodeRefused",

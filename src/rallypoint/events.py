@@ -13,6 +13,8 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
+from rallypoint.sentences import round_ended
+
 logger = logging.getLogger("rallypoint")
 logger.addHandler(logging.NullHandler())
 
@@ -240,15 +242,16 @@ class RoundActive(Event, frozen=True, kw_only=True):
 
 
 class RoundOver(Event, frozen=True, kw_only=True):
-    """Every member has left or is lost."""
+    """Every member has left or is lost. `kind` and `reason` are the root cause."""
 
     level = logging.INFO
     round: int
+    kind: str
     reason: str
     lasted_s: float | None = None
 
     def text(self) -> str:
-        return f"round {self.round} is over: {self.reason}"
+        return round_ended(self.round, self.lasted_s, self.reason)
 
 
 class NodeLost(Event, frozen=True, kw_only=True):
@@ -262,6 +265,18 @@ class NodeLost(Event, frozen=True, kw_only=True):
     def text(self) -> str:
         where = f"member of round {self.round}" if self.round else "not in a round"
         return f"{self.node} ({where}) is lost: {self.reason}"
+
+
+class NodeGone(Event, frozen=True, kw_only=True):
+    """A member went before this coordinator took over: it was lost or has left. Only in a run's kept events."""
+
+    level = logging.WARNING
+    node: str
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        return f"{self.node} (member of round {self.round}) is gone: {self.reason}"
 
 
 class NodeHeldBack(Event, frozen=True, kw_only=True):
@@ -307,6 +322,49 @@ class RecordUnreadable(Event, frozen=True, kw_only=True):
 
     def text(self) -> str:
         return f"cannot use a record: {self.reason}"
+
+
+class ManyJoined(Event, frozen=True, kw_only=True):
+    """Many nodes asked to join at about the same time; `nodes` has the first names. Only in a run's kept events."""
+
+    level = logging.INFO
+    nodes: tuple[str, ...]
+    count: int
+
+    def text(self) -> str:
+        return f"{self.count} nodes ask to join: {_first(self.nodes, self.count)}"
+
+
+class ManyLost(Event, frozen=True, kw_only=True):
+    """Many nodes were lost at about the same time; `nodes` has the first names. Only in a run's kept events."""
+
+    level = logging.WARNING
+    nodes: tuple[str, ...]
+    count: int
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        where = f"members of round {self.round}" if self.round else "not in a round"
+        return f"{self.count} nodes ({where}) are lost: {_first(self.nodes, self.count)}; the first: {self.reason}"
+
+
+class ManyLeft(Event, frozen=True, kw_only=True):
+    """Many nodes left at about the same time; `nodes` has the first names. Only in a run's kept events."""
+
+    level = logging.INFO
+    nodes: tuple[str, ...]
+    count: int
+    reason: str
+
+    def text(self) -> str:
+        return f"{self.count} nodes left: {_first(self.nodes, self.count)}; the first: {self.reason}"
+
+
+def _first(names: tuple[str, ...], count: int) -> str:
+    shown = names[:5]
+    more = f" and {count - len(shown)} more" if count > len(shown) else ""
+    return ", ".join(shown) + more
 
 
 # --- events of a server -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 from rallypoint.backends.tcp.client import TcpBackend
 from rallypoint.dashboard import child as module
-from rallypoint.dashboard.child import PageError
+from rallypoint.dashboard.child import PageError, advertised
 from rallypoint.events import ClientRefused, ServerTrouble
 from rallypoint.kv.types import Put
 from rallypoint.server.admission.limits import ServerLimits
@@ -43,6 +43,14 @@ def trusting(certificates, pair=None):
     if pair is not None:
         context.load_cert_chain(pair.cert, pair.key)
     return context
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:29400", "[::]:29400"])
+def test_address_of_all_interfaces_is_shown_as_the_name_of_the_machine(address):
+    where = asyncio.run(advertised(address))
+    assert where.endswith(":29400")
+    assert not any(text in where for text in ("0.0.0.0", "::]", "localhost"))
+    assert asyncio.run(advertised("10.0.0.7:1234")) == "tcp://10.0.0.7:1234"
 
 
 # --- what the page can do ---------------------------------------------------------------------------------------------

@@ -7,14 +7,26 @@ import msgspec
 import pytest
 
 from rallypoint.backends.memory import MemoryBackend
-from rallypoint.dashboard.run_view import FEW, RunView
+from rallypoint.dashboard.run_view import RunView
 from rallypoint.dashboard.timeline import MOST_SPANS, MOST_TRACKS, State, Timeline
 from rallypoint.dashboard.versioned import MOST_REMOVED, Versioned
-from rallypoint.events import JoinStarted, NodeLost, WaitingFor
+from rallypoint.events import JoinStarted, ManyJoined, NodeGone, NodeLeft, NodeLost, RoundActive, RoundOver, WaitingFor
 from rallypoint.observe.explain import explain
 from rallypoint.observe.follower import Follower, read_report
-from rallypoint.observe.report import Drain, NodeReport, Phase, Report, RoundReport, Standing
-from rallypoint.observe.run_events import RunEvents
+from rallypoint.observe.phase import Phase
+from rallypoint.observe.report import (
+    Config,
+    Counts,
+    Drain,
+    Held,
+    NodeReport,
+    Refusal,
+    Report,
+    RoundReport,
+    Standing,
+)
+from rallypoint.observe.run_events import RunEvents, SeenEvent
+from rallypoint.rendezvous.view import Departure
 from tests.rendezvous.kit import CheckedWorld, run_scenario
 
 
@@ -62,7 +74,8 @@ def test_readers_of_any_pace_see_the_same(seed):
         async def follow():
             async for report in Follower(backend, world.keys, "memory://", on_changes=run_events.take):
                 told, run_events.events = run_events.events, []
-                view.update(report, told, "", asyncio.get_running_loop().time())
+                gone, run_events.departures = run_events.departures, []
+                view.update(report, told, "", asyncio.get_running_loop().time(), gone)
 
         task = asyncio.create_task(follow())
         names = [f"n{number}" for number in range(6)]
@@ -112,14 +125,30 @@ def spans(view):
 
 
 def lost(name):
-    return NodeLost(run_id="run", by="server", node=name, round=1, reason="its session ended")
+    return Departure(name, 0.0, 1.0, 1, False, "its session ended")
+
+
+def seen(at, event, *nodes):
+    return SeenEvent(at, event, nodes)
+
+
+def joins(name):
+    return JoinStarted(run_id="run", by=name, join=1)
+
+
+def active(number, size=2):
+    return RoundActive(run_id="run", by="server", round=number, size=size, reason="")
+
+
+def over(number):
+    return RoundOver(run_id="run", by="server", round=number, kind="member lost", reason="")
 
 
 def test_time_line_has_the_states_of_a_node_over_time():
     view = RunView("run", "memory://")
     view.update(report(node(1, Standing.MEMBER), node(2, Standing.MEMBER), node(3, Standing.WAITING)), [], "", 10.0)
     view.update(
-        report(node(1, Standing.MEMBER), node(2, Standing.GONE), node(3, Standing.WAITING)), [lost("n2")], "", 20.0
+        report(node(1, Standing.MEMBER), node(2, Standing.GONE), node(3, Standing.WAITING)), [], "", 20.0, [lost("n2")]
     )
     both = (node(1, Standing.MEMBER, 2), node(3, Standing.MEMBER, 2))
     view.update(report(*both, number=2), [], "", 30.0)
@@ -160,7 +189,7 @@ def test_member_that_went_before_the_view_began_is_not_called_lost():
 def test_node_that_comes_back_continues_its_track_and_a_second_of_its_name_gets_its_own():
     view = RunView("run", "memory://")
     view.update(report(node(1, Standing.MEMBER, name="a")), [], "", 10.0)
-    view.update(report(), [lost("a")], "", 20.0)
+    view.update(report(), [], "", 20.0, [lost("a")])
     again = (node(2, Standing.JOINING, name="a"), node(3, Standing.JOINING, name="a"))
     view.update(report(*again, phase=Phase.GATHERING), [], "", 30.0)
     rows = [[state.state.value for state in track.spans] for track in view.since(0, 0.0).tracks]
@@ -173,14 +202,46 @@ def test_node_whose_clock_is_ahead_has_no_span_in_the_future():
     assert spans(view)["n1"] == [(2.0, "waiting", 0)]
 
 
-def test_previous_round_is_shown():
+def test_time_line_begins_with_what_happened_before_the_first_viewer():
     view = RunView("run", "memory://")
-    view.add_past_round(1, ["a", "b"], 1.0, 4.0)
-    view.update(report(node(1, Standing.MEMBER, name="a"), number=2), [], "", 10.0)
+    past = [
+        seen(1.0, joins("a")),
+        seen(1.1, joins("b")),
+        seen(1.2, joins("c")),
+        seen(2.0, active(1), "a", "b"),
+        seen(4.0, NodeLost(run_id="run", by="server", node="b", round=1, reason="its session ended")),
+        seen(4.5, joins("a")),
+        seen(4.5, over(1)),
+        seen(5.0, active(2), "a", "c"),
+        seen(6.0, NodeGone(run_id="run", by="server", node="c", round=2, reason="it went before")),
+        seen(7.0, NodeLeft(run_id="run", by="d", reason="done")),
+    ]
+    early = Reader()
+    early.read(view)
+    view.add_past(past, {})
+    now = (node(1, Standing.MEMBER, name="a"), node(3, Standing.GONE, name="c"))
+    view.update(report(*now, number=2), past, "", 10.0)
     assert spans(view) == {
-        "a": [(1.0, "member", 1), (4.0, "out", 0), (8.0, "member", 2)],
-        "b": [(1.0, "member", 1), (4.0, "out", 0)],
+        "a": [(1.0, "joining", 0), (2.0, "member", 1), (4.5, "joining", 0), (5.0, "member", 2)],
+        "b": [(1.1, "joining", 0), (2.0, "member", 1), (4.0, "lost", 0), (4.5, "out", 0)],
+        "c": [(1.2, "joining", 0), (2.0, "waiting", 0), (5.0, "member", 2), (6.0, "gone", 0)],
+        "d": [(7.0, "left", 0), (7.0, "out", 0)],
     }
+    assert [line.at for line in view.since(0, 0.0).lines] == [one.at for one in past]
+    early.read(view)
+    assert sorted(name for name, *_ in early.tracks.values()) == ["a", "b", "c", "d"]
+
+
+def test_members_of_a_large_past_round_come_from_its_roster():
+    view = RunView("run", "memory://")
+    names = [f"n{number}" for number in range(40)]
+    many = ManyJoined(run_id="run", by="server", nodes=tuple(names[:32]), count=40)
+    view.add_past([seen(1.0, many), seen(2.0, active(1, 40), *names[:32])], {1: names})
+    view.update(report(*(node(number, Standing.MEMBER, name=names[number]) for number in range(39))), [], "", 10.0)
+    found = spans(view)
+    assert found["n0"] == [(1.0, "joining", 0), (2.0, "member", 1)]
+    assert found["n38"] == [(2.0, "member", 1)]
+    assert found["n39"] == [(2.0, "member", 1), (10.0, "out", 0)], "it is not there any more, and no event says why"
 
 
 def test_tracks_and_spans_are_bounded():
@@ -196,16 +257,63 @@ def test_tracks_and_spans_are_bounded():
     assert last.spans[-1].state is State.WAITING
 
 
-def test_many_events_of_a_kind_are_one_line():
+def test_each_event_is_a_line_and_waiting_reasons_only_while_no_round_forms_or_is_active():
+    waits = seen(None, WaitingFor(run_id="run", by="server", reason="1 of 2"))
+    texts = {}
+    for phase in (Phase.GATHERING, Phase.FORMING):
+        view = RunView("run", "memory://")
+        view.update(report(phase=phase), [seen(1.0, joins("a")), waits], "", 2.0)
+        texts[phase] = [(line.at, line.text) for line in view.since(0, 0.0).lines]
+    assert texts == {
+        Phase.GATHERING: [(1.0, "a: asks to join (join 1)"), (2.0, "server: waits: 1 of 2")],
+        Phase.FORMING: [(1.0, "a: asks to join (join 1)")],
+    }
+
+
+def state(view):
+    return view.since(0, 0.0).state
+
+
+def test_tiles_and_edge_agree_with_what_is_said():
     view = RunView("run", "memory://")
-    view.update(report(phase=Phase.GATHERING), [], "", 1.0)
-    joins = [JoinStarted(run_id="run", by=f"n{number}", join=1) for number in range(900)]
-    waits = WaitingFor(run_id="run", by="server", reason="900 of 1000")
-    view.update(report(phase=Phase.GATHERING), [*joins, waits, *(lost(f"n{n}") for n in range(FEW))], "", 2.0)
-    texts = [line.text for line in view.since(0, 0.0).lines]
-    assert texts[0] == "900 nodes ask to join: n0, n1, n2, n3, n4 and 895 more"
-    assert texts[1] == "server: waits: 900 of 1000"
-    assert len(texts) == 2 + FEW
+    whole = report(node(1, Standing.MEMBER), node(2, Standing.MEMBER))
+    whole = msgspec.structs.replace(whole, counts=Counts(member=2))
+    refused = Refusal(name="odd", why="max_nodes differs", differences={"max_nodes": (8, 4)}, refused_at=9.0)
+    held = Held(name="c", is_held=True, losses=3, hold_s=30.0, why="it was lost 3 times")
+    cases = {
+        "good": whole,
+        "look": msgspec.structs.replace(whole, refused=(refused,)),
+        "bad": msgspec.structs.replace(whole, phase=Phase.INCOMPLETE, counts=Counts(member=1, gone=1)),
+    }
+    for edge, one in cases.items():
+        view.update(one, [], "", 10.0)
+        assert state(view)["edge"] == edge
+    view.update(cases["look"], [], "", 10.0)
+    assert state(view)["tiles"]["refused"] == 1
+    view.update(cases["look"], [], "", 9_999.0)
+    assert (state(view)["tiles"]["refused"], state(view)["edge"]) == (0, "good"), "it was long ago"
+    waits = msgspec.structs.replace(
+        whole, phase=Phase.BELOW_MINIMUM, counts=Counts(joining=1), held=(held,), missing=("b", "c")
+    )
+    view.update(waits, [], "", 10.0)
+    assert {name: count for name, count in state(view)["tiles"].items() if count} == {
+        "joining": 1,
+        "held back": 1,
+        "lost": 2,
+    }
+    assert state(view)["edge"] == "bad"
+
+
+def test_commands_to_copy_name_the_run():
+    view = RunView("my run", "tcp://head:29400")
+    config = Config(incarnation="x", started_by="a", shared={"min_nodes": 2, "max_nodes": 4, "step": 1}, timing={})
+    one = msgspec.structs.replace(report(), run_id="my run", where="tcp://head:29400", config=config)
+    view.update(one, [], "", 10.0)
+    assert [line for _, line in state(view)["commands"]] == [
+        "rallypoint why tcp://head:29400/my%20run",
+        "rallypoint events tcp://head:29400/my%20run",
+        "rallypoint run --url 'tcp://head:29400/my%20run?min_nodes=2&max_nodes=4' PROGRAM",
+    ]
 
 
 def test_outage_is_shown_and_what_was_known_stays():

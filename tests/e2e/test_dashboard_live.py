@@ -102,6 +102,42 @@ def test_round_forms_a_node_waits_and_a_killed_node_turns_lost_on_screen(stage: 
     assert "member of round 2" in page.text(".spans")
 
 
+def test_page_shows_what_happened_before_anybody_looked(stage: Stage, place, look):
+    bind, address = place
+    url = f"tcp://{bind}/before?min_nodes=2&max_nodes=3&last_call_timeout=0.2"
+    a, b = stage.node(url, "a", "hand"), stage.node(url, "b", "hand")
+    for node in (a, b):
+        node.wait("ready")
+        node.ask("next")
+    b.wait("round")
+    b.kill()
+    a.wait("changed")
+    c = stage.node(url, "c", "hand")
+    c.wait("ready")
+    c.ask("next")
+    a.ask("next")
+    page = look(address, "/?run=before")
+    page.until(lambda: page.standings() == {"a": "member", "c": "member"}, "the second round")
+    page.until(lambda: "b (member of round 1) is lost" in page.text(".lines"), "the loss is told")
+    assert "round 1 is active with 2 members" in page.text(".lines")
+    page.until(lambda: page.page.locator(".mark").count() == 1, "the loss has a mark")
+    assert "b: lost" in page.page.locator(".mark").get_attribute("title")
+    page.page.get_by_text("The time line as text").click()
+    page.until(lambda: "member of round 1" in page.text(".spans"), "the first round is on the time line")
+    told = ask("events", f"tcp://{bind}/before", "--since", "10m")
+    assert told.count("b (member of round 1) is lost") == 1
+    page.page.get_by_text("All runs").click()
+    page.until(lambda: "before" in page.text("table.runs"), "the list of runs")
+
+
+def test_absent_run_is_a_sentence_and_no_counts(place, look):
+    _, address = place
+    page = look(address, "/?run=never")
+    page.until(lambda: "There is no run 'never'" in page.text(".why"), "it says so")
+    assert not page.page.locator(".tile").first.is_visible()
+    assert not page.page.locator(".commands").first.is_visible()
+
+
 def test_closing_asks_and_works_and_so_do_reopening_and_draining(stage: Stage, place, look):
     bind, address = place
     url = f"tcp://{bind}/shut?min_nodes=2&last_call_timeout=0.2"

@@ -167,7 +167,7 @@ def test_drained_member_is_told_who_asked_and_why(place):
     node.wait("changed", lambda fact: fact["cause"] == "drain" and "its disk is failing" in fact["reason"])
     said = ask("why", url)
     assert "its disk is failing" in said
-    assert "@" in said.split("asked to go by ")[1], "who asked: user@host:pid"
+    assert "@" in said.split("drained by ")[1], "who asked: user@host:pid"
     assert "has no node with the name or id 'zz'" in ask("drain", url, "zz", code=3)
 
 

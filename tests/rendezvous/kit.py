@@ -158,7 +158,7 @@ def _kind(op: Put) -> str:
         return "active" if _field(op.value, b"phase") == b'"active"' else "form"
     if last_two == "state/waiting":
         return "status"
-    for part in ("roster", "assign", "history", "health", "drain"):
+    for part in ("roster", "assign", "history", "health", "drain", "events"):
         if f"/{part}/" in op.key:
             return part
     return op.key.rsplit("/", 1)[-1]
@@ -296,8 +296,8 @@ class HistoryChecker:
             else:
                 self._items[change.key] = change.item
         now = self._items.get(self._keys.round)
-        if self._keys.config in touched and not any(key.startswith(self._keys.control) for key in self._items):
-            self._numbers.clear()  # the run id was free: a new incarnation starts its numbers again
+        if self._keys.config in touched and not {self._keys.config, self._keys.round} & self._items.keys():
+            self._numbers.clear()  # the incarnation is over, its lease has ended: the next one starts its numbers again
             self.lives.append({})
         if self._keys.round in touched and now is not None and now.value != getattr(before, "value", None):
             with suppress(RendezvousStateError):

@@ -2,7 +2,7 @@
 
 from rallypoint.kv.types import Item
 from rallypoint.rendezvous.history import KEPT, Reports
-from rallypoint.rendezvous.records import HistoryRecord, encode
+from rallypoint.rendezvous.records import HistoryRecord, LeaveKind, RoundEnd, encode
 from tests.rendezvous.fake_run import KEYS, FakeRun, round_record
 
 
@@ -63,36 +63,51 @@ def test_report_names_only_the_last_arrivals() -> None:
     assert list(result.last_confirmed) == names[-5:]
 
 
-def test_end_of_a_round_is_reported_once_with_its_causes() -> None:
+def test_end_of_a_round_is_in_its_report_once_the_report_is_kept() -> None:
     run = FakeRun(hold_back_losses=0)
     reports = Reports(lambda: 0.0)
     run.join("a", "b", "c")
     reported(run, reports, 1, "a", "b", "c")
     run.now += 60
-    run.lose("a")
-    run.leave("b", why="done")
-    run.join("c", join=2)
-    ended, why = reports.ended(1, run.view, run.now)
-    assert why == "a was lost (its session ended); b left (done); 1 joined again"
+    lasted_s = reports.lasted_s(1, run.now)
+    assert lasted_s == 60.0
+    end = RoundEnd(round=1, kind=LeaveKind.MEMBER_LOST, why="a was lost (its session ended)", lasted_s=lasted_s)
+    ended = reports.ended(end)
     assert ended is not None
-    assert (ended.ended, ended.lasted_s, ended.number) == (why, 60.0, 1)
-    assert reports.ended(1, run.view, run.now)[0] == ended, "it is not kept yet"
+    assert (ended.number, ended.ended, ended.ended_kind, ended.lasted_s) == (1, end.why, end.kind, 60.0)
+    assert reports.end_of(1) is None, "it is not kept yet"
     reports.keep(ended)
-    assert reports.ended(1, run.view, run.now)[0] is None
+    assert reports.end_of(1) == end
 
 
-def test_end_of_a_round_without_report_has_a_reason_only() -> None:
-    ended, why = Reports(lambda: 0.0).ended(7, FakeRun().view, 0.0)
-    assert ended is None
-    assert why == "its members have gone"
+def test_round_without_a_report_has_no_final_report() -> None:
+    reports = Reports(lambda: 0.0)
+    assert reports.ended(RoundEnd(round=7, kind=LeaveKind.REQUESTED, why="a asked for the next round")) is None
+    assert reports.end_of(7) is None
+
+
+def test_report_of_an_earlier_version_has_an_end_without_a_kind() -> None:
+    reports = Reports(lambda: 0.0)
+    old = HistoryRecord(
+        number=2,
+        size=2,
+        formed_at=1.0,
+        why="",
+        gather_s=0.0,
+        last_call_s=0.0,
+        confirm_s=0.0,
+        ended="2 joined again",
+    )
+    reports.load(items(old))
+    assert reports.end_of(2) == RoundEnd(round=2, kind=LeaveKind.ROUND_OVER, why="2 joined again")
 
 
 def test_new_coordinator_continues_existing_reports() -> None:
     reports = Reports(lambda: 0.0)
     reports.load([*items(report(3)), Item(KEYS.history(4), b"damaged", 1, 1, 1)])
-    ended, _ = reports.ended(3, FakeRun().view, 10.0)
-    assert ended is not None
-    assert (ended.number, ended.lasted_s) == (3, None), "this coordinator did not see the beginning"
+    assert reports.of(3) is not None
+    assert reports.of(4) is None
+    assert reports.lasted_s(3, 10.0) is None, "this coordinator did not see the beginning"
 
 
 def test_reports_beyond_the_last_twenty_are_dropped_once() -> None:

@@ -826,7 +826,7 @@ def test_leaving_with_an_unanswered_confirmation_is_no_loss() -> None:
             await joining
         await asyncio.sleep(1)
         assert world.status is not None
-        assert "left: b (done here)" in world.status.reason
+        assert "b left: done here" in world.status.reason
         assert world.of(NodeLost) == []
 
     run_scenario(scenario, min_nodes=2)
@@ -923,13 +923,13 @@ def test_drained_member_is_notified_and_drained_waiting_node_exits_gracefully() 
         await asyncio.sleep(5)
         run_config = world.node("a")._run_config
         await run_config.drain("c", "repair")
-        with pytest.raises(RendezvousGracefulExitError, match="asked to go by a: repair"):
+        with pytest.raises(RendezvousGracefulExitError, match="drained by a: repair"):
             await waiting
         assert set(world.present()) == {"a", "b"}
         await run_config.drain("b", "power")
         await asyncio.sleep(1)
         event = [event for event in world.of(WorldChanged) if event.by == "b"][-1]
-        assert (event.cause, event.reason) == ("drain", "asked to go by a: power")
+        assert (event.cause, event.reason) == ("drain", "drained by a: power")
         assert world.node("b").waiting_count() == 1
         again = world.enter("b")[0]
         with pytest.raises(RendezvousGracefulExitError):

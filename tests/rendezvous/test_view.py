@@ -20,7 +20,7 @@ from rallypoint.rendezvous.records import (
     WaitingRecord,
     encode,
 )
-from rallypoint.rendezvous.view import Departure, Unreadable, View
+from rallypoint.rendezvous.view import Arrival, Departure, Unreadable, View
 from tests.rendezvous.fake_run import KEYS, FakeRun, config, node, round_record, steps
 
 NOW = 100.0
@@ -245,7 +245,8 @@ def test_departures_become_facts_and_the_last_ones_are_kept() -> None:
         Departure("c", 12.0, 15.0, 0, False, "its session ended"),
         Departure("b", 0.0, 15.0, 1, True, "done"),
     ]
-    assert run.view.facts == list(run.view.departures)
+    assert [fact for fact in run.view.facts if isinstance(fact, Departure)] == list(run.view.departures)
+    assert Arrival("c", 1) in run.view.facts
 
 
 def test_earlier_departures_are_dropped_when_a_round_becomes_active() -> None:
@@ -273,8 +274,7 @@ def test_unreadable_node_is_skipped_and_reported_once() -> None:
     run = FakeRun()
     run.join("a")
     run.write(Put(KEYS.node("b"), b"{}"))
-    (fact,) = run.view.facts
-    assert isinstance(fact, Unreadable)
+    (fact,) = (fact for fact in run.view.facts if isinstance(fact, Unreadable))
     assert fact.key == KEYS.node("b")
     assert set(run.view.nodes) == {"a"}
     assert not run.view.unreadable

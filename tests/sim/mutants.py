@@ -23,6 +23,7 @@ from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.election import Election
 from rallypoint.rendezvous.fenced_writer import FencedWriter
 from rallypoint.rendezvous.join_deadline import JoinDeadline
+from rallypoint.rendezvous.kept_events import KeptEvents
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.node_session import NodeSession
@@ -39,6 +40,7 @@ from tests.sim.edits import Edit, edited
 GUARANTEES = (
     *("Barrier", "Agreement", "Ranks", "Exclusivity", "Monotonicity", "Freshness", "Fencing", "Finality"),
     *("Completion", "Detection", "Admission", "Release", "OutageTolerance"),
+    "Memory",  # of what happened: not a guarantee, but checked
 )
 RULES = range(1, 11)
 """Of the protocol: numbers, joins, coordinator writes, node writes, sessions, view, finality, join, floor, order."""
@@ -82,6 +84,21 @@ MUTANTS = (
         ("Monotonicity", "Agreement"),
         (Edit(View, "next_number", "self.round.number if", "self.round.last_active if"),),
         rule=1,
+    ),
+    Mutant(
+        "a coordinator does not continue the kept events of the one before",
+        ("Memory",),
+        (Edit(KeptEvents, "load", "self._next = first + count", "pass"),),
+    ),
+    Mutant(
+        "a write of kept events without an answer is repeated under the next number",
+        ("Memory",),
+        (Edit(KeptEvents, "settle", "self.in_doubt = None", "self._next += 1"),),
+    ),
+    Mutant(
+        "a coordinator notes a round that the one before has noted",
+        ("Memory",),
+        (Edit(KeptEvents, "note", "number == self.last_active", "False"),),
     ),
     Mutant(
         "a planned member with another join counts as present",

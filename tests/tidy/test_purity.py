@@ -11,6 +11,7 @@ from tests.tidy.sources import imports, modules
 PURE = (
     "rallypoint.errors",
     "rallypoint.options",
+    "rallypoint.sentences",
     "rallypoint.settings",
     "rallypoint.urls",
     "rallypoint.kv.*",
@@ -25,6 +26,7 @@ PURE = (
     "rallypoint.rendezvous.records",
     "rallypoint.rendezvous.returning_nodes",
     "rallypoint.rendezvous.rules",
+    "rallypoint.rendezvous.round_end",
     "rallypoint.rendezvous.view",
     "rallypoint.launcher.policy",
     "rallypoint.integrations.schedulers.*",

@@ -11,7 +11,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -47,6 +47,24 @@ class OptionValue(click.ParamType):  # type: ignore[type-arg]
         if not (name and equals):
             self.fail(f"{value!r} is not of the form option=value", param, ctx)
         return name, content
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds, or a number with a unit: 90, 90s, 10m, 2h, 1d."""
+
+    name = "TIME"
+    UNITS: ClassVar = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        unit = self.UNITS.get(text[-1:])
+        try:
+            seconds = float(text[:-1]) * unit if unit is not None else float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):
+            self.fail(f"{value!r} is not a time: give seconds, or for example 10m, 2h, 1d", param, ctx)
+        return seconds
 
 
 def common_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,6 +13,7 @@ import click
 from rallypoint._plain import one_line, plainly
 from rallypoint.cli.common import (
     NO_SUCH,
+    Duration,
     Failed,
     backend_of,
     backend_target_of,
@@ -153,15 +154,22 @@ def history(url: str, as_json: bool, timeout_s: float, **how: Any) -> None:
 @click.command(cls=UrlCommand, epilog="Example: rallypoint events tcp://head:29400/my-run --follow --json | jq .text")
 @URL
 @click.option("--follow", is_flag=True, help="Go on with new events, until Ctrl-C.")
+@click.option(
+    "--since",
+    type=Duration(),
+    metavar="TIME",
+    help="Only past events of the last so many seconds, or 10m, 2h, 1d; by the clocks of the machines. [default: all]",
+)
 @common_options
-def events(url: str, follow: bool, as_json: bool, timeout_s: float, **how: Any) -> None:
+def events(url: str, follow: bool, since: float | None, as_json: bool, timeout_s: float, **how: Any) -> None:
     """Show the events of a run, as its own processes write them to their logs.
 
-    First come the past events that the run's keys still hold: its last rounds, nodes that were refused or held back,
-    closing. With --follow, new events come after them. With --json, one object a line.
+    First come the past events that the run keeps, about the last 200 from its first node on: joins, rounds and why they
+    ended, nodes that were lost, left, were refused or held back, closing. With --follow, new events come after them,
+    and waiting reasons. With --json, one object a line.
     """
     target = target_of(url, timeout_s, **how)
-    run_command(_events(target, timeout_s, follow, as_json), target.url)
+    run_command(_events(target, timeout_s, follow, since, as_json), target.url)
 
 
 # --- reading a run once -----------------------------------------------------------------------------------------------
@@ -266,11 +274,11 @@ async def _draw(reports: AsyncIterator[Report], follower: Follower, out: Console
         await asyncio.gather(taking, return_exceptions=True)
 
 
-async def _events(target: Target, timeout_s: float, follow: bool, as_json: bool) -> None:
+async def _events(target: Target, timeout_s: float, follow: bool, since: float | None, as_json: bool) -> None:
     from rallypoint.cli.render import wall_clock
     from rallypoint.observe.follower import Follower
     from rallypoint.observe.operator_actions import no_such_run
-    from rallypoint.observe.run_events import RunEvents, recorded_events
+    from rallypoint.observe.run_events import RunEvents
 
     run_events = RunEvents()
     async with backend_of(target, timeout_s) as backend:
@@ -281,13 +289,16 @@ async def _events(target: Target, timeout_s: float, follow: bool, as_json: bool)
                 is_first = False
                 if not report.exists and not follow:
                     raise no_such_run(target)
-                for past in recorded_events(report):
-                    _print_event(past.at, past.event, as_json)
+                earliest = float("-inf") if since is None else wall_clock() - since
+                for past in run_events.events:
+                    if past.at is None or past.at >= earliest:
+                        _print_event(past.at, past.event, as_json)
                 if not follow:
                     return
+                run_events.events.clear()
             new, run_events.events = run_events.events, []
-            for event in new:
-                _print_event(wall_clock(), event, as_json)
+            for seen in new:
+                _print_event(wall_clock() if seen.at is None else seen.at, seen.event, as_json)
 
 
 def _print_event(at: float | None, event: Event, as_json: bool) -> None:

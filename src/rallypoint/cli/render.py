@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rallypoint.observe.doctor.checks import Check, Verdict
-from rallypoint.observe.explain import explain, is_present
+from rallypoint.observe.explain import end_sentence, explain, is_present, restarts_sentence
 from rallypoint.observe.listing import RunSummary
 from rallypoint.observe.phase import Phase, Tone
 from rallypoint.observe.report import NodeReport, PastRound, Report, RoundReport, Standing
+from rallypoint.sentences import duration
 
 PIPED_WIDTH = 10_000
 """Output to a pipe or a file is neither cut nor wrapped."""
@@ -59,16 +60,7 @@ def ago(at: float | None) -> str:
 
 def span(seconds: float | None) -> str:
     """A duration in at most two units."""
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if hours < 1:
-        return f"{minutes} min"
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    return "-" if seconds is None else duration(seconds)
 
 
 def moment(at: float | None) -> str:
@@ -106,6 +98,11 @@ def heading(report: Report) -> list[Text]:
     coordinator = report.coordinator.name if report.coordinator is not None else "none"
     lines.append(Text(f"sizes: {sizes}; coordinator: {coordinator}; started by {by or '?'}"))
     lines.append(Text(f"nodes: {counts_sentence(report)}"))
+    if report.restarts is not None:
+        why = f": {report.restarts.why}" if report.restarts.used and report.restarts.why else ""
+        lines.append(Text(f"restarts: {restarts_sentence(report.restarts)}{why}"))
+    if report.last_end is not None:
+        lines.append(Text(f"last round: {end_sentence(report.last_end)}"))
     lines += [
         Text(f"held back for {held.hold_s:g} s: {held.name} ({held.why})", style="red")
         for held in report.held

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rallypoint.cli.common import Failed
-from rallypoint.cli.run_settings import FLAGS, SettingValue, Values, collect, job_of, needs_detection, settings_of
+from rallypoint.cli.run_settings import (
+    FLAGS,
+    SettingValue,
+    Values,
+    collect,
+    job_of,
+    needs_detection,
+    settings_of,
+    with_logs_label,
+)
 from rallypoint.cli.serve_observing import metrics_address
 
 if TYPE_CHECKING:
@@ -84,6 +93,7 @@ def run(context: click.Context, /, show_config: bool, program: tuple[str, ...], 
             values = collect(flags, os.environ, _detected(os.environ))
         settings = settings_of(values)
         job = job_of(values, _argv(values, program, context.meta[SEPARATED], show_config))
+        settings = with_logs_label(settings, job)
     except SettingsError as error:
         raise Failed(str(error), 2) from None
     if show_config:

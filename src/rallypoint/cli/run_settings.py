@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
+
+import msgspec
 
 from rallypoint.errors import SettingsError
 from rallypoint.urls import DEFAULT_PORTS, parse_bool, parse_url
@@ -305,6 +308,14 @@ def job_of(values: Values, argv: tuple[str, ...]) -> Job:
         redirects=redirects,
         tee=tee,
     )
+
+
+def with_logs_label(settings: Settings, job: Job) -> Settings:
+    """With the label `logs`, unless it is given: where this node's log files are, for who looks at the run."""
+    if job.log_dir is None or "logs" in settings.labels:
+        return settings
+    logs = str(job.log_dir.absolute() / quote(settings.run_id, safe=""))
+    return msgspec.structs.replace(settings, labels={**settings.labels, "logs": logs})
 
 
 def worker_count(values: Values) -> int:

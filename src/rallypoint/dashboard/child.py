@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
+from rallypoint._address import own_address
 from rallypoint.backends.backoff import Backoff
 from rallypoint.backends.tls import TlsFiles
 from rallypoint.dashboard.address import Address, bind_page, check_exposure
@@ -27,7 +28,7 @@ from rallypoint.events import DashboardListens, SecurityNotice, ServerTrouble
 from rallypoint.server.admission.credentials import Credentials
 from rallypoint.server.admission.limits import ServerLimits
 from rallypoint.server.server import Server
-from rallypoint.urls import format_endpoint
+from rallypoint.urls import DEFAULT_PORTS, format_endpoint, parse_endpoint
 
 NAME = "dashboard"
 STOP_S = 3.0
@@ -105,11 +106,13 @@ class _Child:
         self._options = options
         self._exposition = exposition
         self._has_served = False
+        self._where = ""
 
     async def supervise(self) -> None:
         """Replace a child that has ended, until this is cancelled. PageError: the first one has served nothing."""
         backoff = Backoff(random.Random(), FIRST_PAUSE_S, MOST_PAUSE_S)
         loop = asyncio.get_running_loop()
+        self._where = await advertised(self._server.addresses[0])
         while True:
             began_at = loop.time()
             why = await self._run()
@@ -160,15 +163,20 @@ class _Child:
             start_new_session=True,  # Ctrl-C is for the server, which stops the page
         )
 
-    @property
-    def _where(self) -> str:
-        return f"tcp://{self._server.addresses[0]}"
-
     def _serves(self) -> None:
         if not self._has_served:
             self._has_served = True
             url = self._address.url(has_tls=self._server.tls is not None)
             self._server.emit(DashboardListens(run_id="", by=NAME, url=url, where=self._where))
+
+
+async def advertised(address: str) -> str:
+    """The URL under which others reach a server: with the machine's name, if the address stands for all of its own."""
+    host, port = parse_endpoint(address, DEFAULT_PORTS["tcp"])
+    if host in ("0.0.0.0", "::"):
+        host = await own_address()
+        host = socket.gethostname() if host.partition(".")[0] == "localhost" else host
+    return f"tcp://{format_endpoint(host, port)}"
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

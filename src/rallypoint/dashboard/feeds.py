@@ -12,7 +12,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 import msgspec
@@ -23,8 +23,9 @@ from rallypoint.dashboard.run_view import RunView
 from rallypoint.dashboard.source import OPEN_S, RunSource
 from rallypoint.dashboard.versioned import Versioned
 from rallypoint.errors import BackendError, RallypointError, RendezvousStateError
-from rallypoint.observe.follower import Follower, read_report
+from rallypoint.observe.follower import Follower
 from rallypoint.observe.listing import RunSummary, list_runs
+from rallypoint.observe.report import Report
 from rallypoint.observe.run_events import RunEvents
 from rallypoint.observe.target import Target
 from rallypoint.rendezvous.records import RosterRecord, decode
@@ -190,19 +191,20 @@ class Feeds:
 async def keep_following(source: RunSource, target: Target, view: RunView) -> AsyncIterator[None]:
     """Yield whenever the view has changed. An outage is shown, and ends nothing."""
     backoff = Backoff(random.Random(), RETRY_FIRST_S, RETRY_MOST_S)
+    run_events = RunEvents()
     while True:
         try:
             async with source.open(target) as backend:
-                if not view.exists:
-                    await _add_previous_round(backend, target, view)
-                run_events = RunEvents()
                 follower = Follower(
                     backend, target.keys, source.where, pause_s=BATCH_S, quiet_s=QUIET_S, on_changes=run_events.take
                 )
                 async for report in follower:
                     backoff.reset()
                     events, run_events.events = run_events.events, []
-                    if view.update(report, events, follower.trouble, wall()):
+                    departures, run_events.departures = run_events.departures, []
+                    if report.exists and not view.exists:
+                        view.add_past(events, await _rosters(backend, target, report))
+                    if view.update(report, events, follower.trouble, wall(), departures):
                         yield
         except RallypointError as error:
             if view.fail(str(error)):
@@ -210,20 +212,14 @@ async def keep_following(source: RunSource, target: Target, view: RunView) -> As
         await backoff.sleep()
 
 
-async def _add_previous_round(backend: Backend, target: Target, view: RunView) -> None:
-    """Show the members of the round before the current one, if the run still knows them."""
-    report = await read_report(backend, target.keys, target.where)
-    over = [past for past in report.rounds if past.lasted_s is not None]
-    if not over:
-        return
-    past = over[-1]
-    names = []
-    try:
-        for item in (await backend.scan(target.keys.roster(past.number))).items:
-            names += [member.name for member in decode(RosterRecord, item).members]
-    except RendezvousStateError:
-        return  # the follower reports records that cannot be read
-    view.add_past_round(past.number, names, past.active_at, past.active_at + (past.lasted_s or 0.0))
+async def _rosters(backend: Backend, target: Target, report: Report) -> dict[int, list[str]]:
+    """The members of the last two rounds, as far as the run still has their rosters. In rank order."""
+    found: dict[int, list[str]] = {}
+    for past in report.rounds[-2:]:
+        items = (await backend.scan(target.keys.roster(past.number))).items
+        with suppress(RendezvousStateError):  # the follower reports records that cannot be read
+            found[past.number] = [member.name for item in items for member in decode(RosterRecord, item).members]
+    return found
 
 
 # --- the list of runs -------------------------------------------------------------------------------------------------

@@ -12,17 +12,19 @@ from typing import Any
 
 import msgspec
 
+from rallypoint.dashboard.past_states import past_states
 from rallypoint.dashboard.timeline import State, Timeline
 from rallypoint.dashboard.versioned import Versioned
-from rallypoint.events import Event, JoinStarted, NodeDrained, NodeLeft, NodeLost, WaitingFor
-from rallypoint.observe.explain import explain
-from rallypoint.observe.phase import Phase
+from rallypoint.events import WaitingFor
+from rallypoint.observe.explain import explain, is_present, restarts_sentence, run_url
+from rallypoint.observe.phase import Phase, Tone
 from rallypoint.observe.report import Drain, NodeReport, Report, Standing
-from rallypoint.observe.run_events import recorded_events
+from rallypoint.observe.run_events import SeenEvent
+from rallypoint.rendezvous.view import Departure
 
 MOST_LINES = 200
 FEW = 5
-"""Up to so many events of a kind at once get a line each; more share one."""
+"""Names shown at once."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -90,18 +92,26 @@ class RunView:
         """Whether a report has shown the run."""
         return not self._is_new
 
-    def add_past_round(self, number: int, names: Sequence[str], from_at: float, until_at: float) -> None:
-        """A round that was over before the view began. Only before the first `update`."""
-        self._timeline.add_past_round(names, number, from_at, until_at, self.version + 1)
+    def add_past(self, events: Sequence[SeenEvent], rosters: Mapping[int, Sequence[str]]) -> None:
+        """What happened before the view began, and the members of rounds as far as known. Before the first `update`."""
+        self._timeline.add_past(past_states(events, rosters), self.version + 1)
 
-    def update(self, report: Report, events: Sequence[Event], trouble: str, now: float) -> bool:
-        """Whether anything has changed."""
+    def update(
+        self,
+        report: Report,
+        events: Sequence[SeenEvent],
+        trouble: str,
+        now: float,
+        departures: Iterable[Departure] = (),
+    ) -> bool:
+        """Whether anything has changed. `departures`: nodes that have just gone."""
         version = self.version + 1
         changed = self._sections.put("state", _state(report, trouble, now), version)
         changed |= self._sections.put("rounds", report.rounds, version)
-        changed |= self._take_nodes(report, _ways_out(events), now, version)
-        lines = _recorded_lines(report) if self._is_new and report.exists else []
-        lines += _lines(events, report.has_round or report.phase is Phase.FORMING, now)
+        changed |= self._take_nodes(report, _ways_out(departures), now, version)
+        if self._is_new and report.exists:
+            self._timeline.end_past(now, version)
+        lines = _lines(events, report.has_round or report.phase is Phase.FORMING, now)
         self._lines.extend((line, version) for line in lines)
         self._is_new &= not report.exists
         if changed or lines:
@@ -175,8 +185,12 @@ def _state(report: Report, trouble: str, now: float) -> dict[str, Any]:
         "tone": report.phase.tone.value,
         "trouble": trouble,
         "why": why.paragraph,
-        "facts": (*why.facts, *why.hints),
+        "facts": why.facts,
         "advice": why.advice,
+        "hints": why.hints,
+        "edge": _edge(report, now),
+        "tiles": _tiles(report, now),
+        "commands": _commands(report),
         "round": report.round,
         "counts": report.counts,
         "open_places": report.open_places,
@@ -184,10 +198,55 @@ def _state(report: Report, trouble: str, now: float) -> dict[str, Any]:
         "closing": report.closing,
         "is_closed": report.is_closed,
         "coordinator": report.coordinator.name if report.coordinator is not None else None,
+        "restarts": restarts_sentence(report.restarts) if report.restarts is not None else "",
         "started_by": report.config.started_by if report.config is not None else "",
         "held": [held for held in report.held if held.is_held],
         "missing": report.missing[:FEW],
     }
+
+
+def _tiles(report: Report, now: float) -> dict[str, int]:
+    """The numbers that stand for a run, as its sentences count: a held or lost node need not be there any more."""
+    counts = report.counts
+    is_over = not report.has_round and report.phase in (Phase.GATHERING, Phase.FORMING, Phase.BELOW_MINIMUM)
+    return {
+        "member": counts.member,
+        "joining": counts.joining + counts.confirmed + counts.confirming,
+        "waiting": counts.waiting,
+        "spare": counts.spare,
+        "held back": max(counts.held_back, sum(held.is_held for held in report.held)),
+        "drained": counts.drained,
+        "lost": len(report.missing) if is_over else counts.gone,
+        "refused": sum(is_present(one, now) for one in report.refused),
+    }
+
+
+def _edge(report: Report, now: float) -> str:
+    """The colour of the first card's edge: never calmer than the phase, and amber or red if nodes are missing."""
+    tone, tiles = report.phase.tone, _tiles(report, now)
+    if tone is Tone.BAD or tiles["lost"]:
+        return Tone.BAD.value
+    is_calm = tone is Tone.GOOD and not any(tiles[name] for name in ("waiting", "held back", "refused"))
+    return tone.value if is_calm or tone is not Tone.GOOD else Tone.LOOK.value
+
+
+def _commands(report: Report) -> list[tuple[str, str]]:
+    """What somebody may want to type elsewhere: (for what, the command)."""
+    url = run_url(report)
+    if not report.exists:
+        return []
+    found = [("Explain it", f"rallypoint why {url}"), ("What happened", f"rallypoint events {url}")]
+    if report.config is not None and not report.is_closed:
+        shared = report.config.shared
+        sizes = "&".join(
+            f"{name}={shared[name]}" for name in ("min_nodes", "max_nodes", "step") if _is_set(shared, name)
+        )
+        found.append(("Join it", f"rallypoint run --url '{url}?{sizes}' PROGRAM"))
+    return found
+
+
+def _is_set(shared: Mapping[str, int | str], name: str) -> bool:
+    return name in shared and not (name == "step" and shared[name] == 1)
 
 
 def _since(report: Report, node: NodeReport, now: float) -> float:
@@ -218,57 +277,20 @@ def _has_same_details(before: NodeReport, node: NodeReport) -> bool:
     )
 
 
-def _ways_out(events: Iterable[Event]) -> dict[str, State]:
+def _ways_out(departures: Iterable[Departure]) -> dict[str, State]:
     """How nodes went, by name."""
-    found = {}
-    for event in events:
-        if type(event) is JoinStarted:  # there may be thousands of these
-            continue
-        if isinstance(event, NodeLeft):
-            found[event.by] = State.LEFT
-        elif isinstance(event, NodeLost):
-            found[event.node] = State.LOST
-    return found
+    return {one.name: State.LEFT if one.left else State.LOST for one in departures}
 
 
-def _recorded_lines(report: Report) -> list[Line]:
-    return [_line(one.event, one.at) for one in recorded_events(report)]
-
-
-def _lines(events: Sequence[Event], is_quiet: bool, now: float) -> list[Line]:
-    """A line for each event; one for all events of a kind in `_GROUPED` if there are many.
+def _lines(events: Sequence[SeenEvent], is_quiet: bool, now: float) -> list[Line]:
+    """A line for each event.
 
     `is_quiet`: a round is active or forming. Waiting reasons are left out then: events say what happens.
     """
-    by_kind: dict[type[Event], list[Event]] = {}
-    for event in events:
-        by_kind.setdefault(type(event), []).append(event)
-    groups = {kind: some for kind, some in by_kind.items() if len(some) > FEW and kind in _GROUPED}
-    lines = []
-    for event in events:
-        kind = type(event)
-        some = groups.get(kind)
-        if some is None:
-            if not (is_quiet and isinstance(event, WaitingFor)):
-                lines.append(_line(event, now))
-        elif event is some[0]:
-            names = ", ".join(_node_of(one) for one in some[:FEW])
-            text = f"{len(some)} nodes {_GROUPED[kind]}: {names} and {len(some) - FEW} more"
-            lines.append(Line(now, kind.__name__, event.level, text))
-    return lines
+    return [_line(one, now) for one in events if not (is_quiet and isinstance(one.event, WaitingFor))]
 
 
-_GROUPED: dict[type[Event], str] = {
-    JoinStarted: "ask to join",
-    NodeLost: "were lost",
-    NodeLeft: "left",
-    NodeDrained: "were asked to go",
-}
-
-
-def _node_of(event: Event) -> str:
-    return event.node if isinstance(event, NodeLost | NodeDrained) else event.by
-
-
-def _line(event: Event, at: float | None) -> Line:
+def _line(one: SeenEvent, now: float) -> Line:
+    event = one.event
+    at = now if one.at is None else one.at
     return Line(at, type(event).__name__, event.level, f"{event.by}: {event.text()}")

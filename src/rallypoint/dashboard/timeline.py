@@ -76,6 +76,16 @@ class TrackPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     spans: list[Span]
 
 
+class PastState(msgspec.Struct, frozen=True, gc=False):
+    """From `at` on, the node of this name was in this state."""
+
+    at: float
+    name: str
+    state: State
+    round: int = 0
+    rank: int | None = None
+
+
 @dataclass(eq=False, slots=True)
 class Track:
     key: int
@@ -118,14 +128,26 @@ class Timeline:
         self._shared_key: tuple[float, State, int] | None = None
         self._shared_span = Span(0.0, State.OUT, 0)
 
-    def add_past_round(self, names: Iterable[str], number: int, from_at: float, until_at: float, version: int) -> None:
-        """The members, in rank order, of a round that was over before the view began."""
-        for rank, name in enumerate(names):
-            track = self._take_track(name)
-            track.rank = rank
-            track.add(_span(from_at, State.MEMBER, number), version)
-            track.add(_span(until_at, State.OUT, 0), version)
+    def add_past(self, past: Iterable[PastState], version: int) -> None:
+        """The states of nodes before the view began, in order of time. Only before the first `show`."""
+        tracks: dict[str, Track] = {}
+        for one in past:
+            track = tracks.get(one.name)
+            if track is None:
+                track = tracks[one.name] = self._take_track(one.name)
+            track.rank = track.rank if one.rank is None else one.rank
+            track.add(self._shared(one.at, one.state, one.round), version)
+        for track in tracks.values():
+            self.tracks.touch(track.key, version)
             self._release(track)
+
+    def end_past(self, at: float, version: int) -> None:
+        """The current nodes were shown: those that are not among them are not there any more."""
+        for tracks in self._free.values():
+            for track in tracks:
+                if track.add(self._shared(at, State.OUT, 0), version):
+                    self.tracks.touch(track.key, version)
+        self._drop_oldest(version)
 
     def show(self, node: NodeReport, number: int, at: float, version: int, ways_out: Mapping[str, State]) -> None:
         """A node's state from this instant on. `ways_out` has how nodes went, by name."""

@@ -16,22 +16,10 @@ from rallypoint.errors import LeaseGone, OutcomeUnknown, RendezvousError, Unavai
 from rallypoint.kv.types import BranchOp, Compare, ModRevisionIs, Put
 from rallypoint.launcher.policy import BUDGET_USED_UP
 from rallypoint.rendezvous.keys import RunKeys
-from rallypoint.rendezvous.records import ClosedRecord, Record, decode, encode
+from rallypoint.rendezvous.records import BudgetRecord, ClosedRecord, decode, encode
 from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot
 
 RETRY_S = 0.2
-
-
-class BudgetRecord(Record, frozen=True, kw_only=True):
-    """`round` is the last round that was counted; `outcome` is the run's exit code once the run has ended."""
-
-    incarnation: str
-    used: int
-    limit: int
-    round: int = 0
-    by: str = ""
-    why: str = ""
-    outcome: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

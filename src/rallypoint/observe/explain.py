@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from rallypoint.observe.phase import Phase
-from rallypoint.observe.report import Held, Refusal, Report, Standing
+from rallypoint.observe.report import Held, PastRound, Refusal, Report, Restarts, Standing
 from rallypoint.rendezvous.decide import active_sentence
 from rallypoint.rendezvous.records import ClosedRecord, DrainRecord
 from rallypoint.rendezvous.run_config import Differences, closed_sentence, differences_sentence, drain_sentence
 from rallypoint.rendezvous.view import FEW
+from rallypoint.sentences import round_ended
 
 NO_ACTION = "No action is needed"
 SAME_SETTINGS = "Give all nodes the same settings, or use another run id for those that differ"
@@ -125,6 +126,10 @@ def _further_facts(report: Report) -> list[str]:
     for node in [node for node in report.nodes if node.drain is not None][:FEW]:
         assert node.drain is not None
         facts.append(f"{node.name}: {drain_sentence(DrainRecord(by=node.drain.by, why=node.drain.why))}")
+    if report.last_end is not None and report.last_end.ended not in report.reason:
+        facts.append(end_sentence(report.last_end))
+    if report.restarts is not None and report.restarts.used:
+        facts.append(f"{restarts_sentence(report.restarts)}: {report.restarts.why}")
     return facts
 
 
@@ -153,6 +158,18 @@ def mismatch_sentence(report: Report, given: Mapping[str, int | str]) -> str:
         name: (value, shared[name]) for name, value in given.items() if name in shared and shared[name] != value
     }
     return f"a node with this URL would be refused: {differences_sentence(different)}" if different else ""
+
+
+def end_sentence(one: PastRound) -> str:
+    """That a round ended, and why."""
+    return round_ended(one.number, one.lasted_s, one.ended)
+
+
+def restarts_sentence(restarts: Restarts) -> str:
+    """How many restarts the run has used, and how many it has left."""
+    if restarts.limit == 0:
+        return "the run has no restarts"
+    return f"{restarts.used} of {restarts.limit} restart{'s' * (restarts.limit != 1)} used, {restarts.left} left"
 
 
 def refusal_sentence(refusal: Refusal, now: float | None) -> str:

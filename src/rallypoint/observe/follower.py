@@ -25,7 +25,7 @@ READER_PAUSES = 4
 
 def prefixes(keys: RunKeys) -> tuple[str, ...]:
     """The key prefixes that a report is built from."""
-    return keys.control, keys.histories, keys.refusals
+    return keys.control, keys.histories, keys.events, keys.refusals
 
 
 async def read_report(backend: Backend, keys: RunKeys, where: str) -> Report:
@@ -131,6 +131,7 @@ class Follower:
         self._builder.load(found, result.revision, self._loop.time())
         await _read_roster(self._backend, self._builder)
         self._on_changes(self._builder, None)
+        self._builder.view.facts.clear()
         self._has_seen, self.trouble = True, ""
         self._backoff.reset()
         return watches
@@ -170,6 +171,7 @@ class Follower:
         self._builder.apply(batch.changes, batch.revision, self._loop.time())
         await _read_roster(self._backend, self._builder)
         self._on_changes(self._builder, batch.changes)
+        self._builder.view.facts.clear()
 
     async def _read(self, watch: Watch) -> None:
         """Collect batches until the watch fails. `_follow` raises its error, after applying the batches."""

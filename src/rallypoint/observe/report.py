@@ -78,7 +78,10 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastRound(msgspec.Struct, frozen=True, kw_only=True):
-    """The coordinator's report of a round. `ended` says why the round ended; empty while it is not over."""
+    """The coordinator's report of a round. `ended` says why the round ended; empty while it is not over.
+
+    `ended_kind`: a value of `LeaveKind`.
+    """
 
     number: int
     size: int
@@ -91,6 +94,7 @@ class PastRound(msgspec.Struct, frozen=True, kw_only=True):
     last_arrivals: tuple[tuple[str, float], ...]
     last_confirmed: tuple[str, ...]
     ended: str
+    ended_kind: str
     lasted_s: float | None
 
 
@@ -124,6 +128,18 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     why: str
     changed_at: float | None
+
+
+class Restarts(msgspec.Struct, frozen=True, kw_only=True):
+    """The restarts that `rallypoint run` counts. `why`: of the last one, or of the end of the run."""
+
+    used: int
+    limit: int
+    why: str
+
+    @property
+    def left(self) -> int:
+        return max(0, self.limit - self.used)
 
 
 class Coordinator(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +183,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     config: Config | None = None
     closing: Closing | None = None
     coordinator: Coordinator | None = None
+    restarts: Restarts | None = None
+    """None: the run has no launchers of `rallypoint run`."""
     nodes: tuple[NodeReport, ...] = ()
     missing: tuple[str, ...] = ()
     """Names of members of the last active round that are no longer in the run in any role."""
@@ -181,6 +199,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exists(self) -> bool:
         return self.phase is not Phase.ABSENT
+
+    @property
+    def last_end(self) -> PastRound | None:
+        """The last round, if it is over and none has been active since."""
+        last = self.rounds[-1] if self.rounds else None
+        return last if last is not None and last.ended and not self.has_round else None
 
     @property
     def has_round(self) -> bool:

@@ -9,6 +9,7 @@ of joining. Which nodes are held back is read from the coordinator's record.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ from rallypoint.observe.report import (
     PastRound,
     Refusal,
     Report,
+    Restarts,
     RoundReport,
     Standing,
 )
@@ -44,9 +46,12 @@ from rallypoint.rendezvous.records import (
     decode,
     join_roster,
 )
-from rallypoint.rendezvous.view import FEW, View
+from rallypoint.rendezvous.view import View
+from rallypoint.sentences import FEW
 
 R = TypeVar("R", bound=Record)
+
+MOST_NEW_EVENTS = 400
 
 # Up to Python 3.11, the access to a member of an enumeration takes as long as making a NodeReport.
 _MEMBER, _CONFIRMED, _CONFIRMING, _GONE = Standing.MEMBER, Standing.CONFIRMED, Standing.CONFIRMING, Standing.GONE
@@ -64,8 +69,12 @@ class ReportBuilder:
         self.histories: dict[int, HistoryRecord] = {}
         self.refusals: dict[str, tuple[RefusedRecord, int]] = {}
         """Node name -> (its record, the revision at which it was written)."""
-        self._where = where
+        self.drained: dict[str, int] = {}
+        """Node id -> the revision at which it was asked to go."""
         self._revision = 0
+        self.new_events: deque[Item] = deque(maxlen=MOST_NEW_EVENTS)
+        """Batches of kept events since `load` or since their reader cleared this."""
+        self._where = where
         self._config_revision = 0
         self._roster: dict[str, tuple[int, RosterMember]] = {}
         """id -> (rank, member) of the current round or attempt."""
@@ -86,11 +95,13 @@ class ReportBuilder:
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     def load(self, items: Iterable[Item], revision: int, now: float) -> None:
-        """Everything under `RunKeys.control`, `histories` and `refusals`, at one revision."""
+        """Everything under `RunKeys.control`, `histories`, `events` and `refusals`, at one revision."""
         found = list(items)
         self.view.load([item for item in found if item.key.startswith(self.keys.control)], revision, now)
         self.histories.clear()
         self.refusals.clear()
+        self.drained.clear()
+        self.new_events.clear()
         self._unreadable.clear()
         self.coordinator, self._config_revision = None, 0
         for item in found:
@@ -111,7 +122,13 @@ class ReportBuilder:
         if key.startswith(keys.nodes):
             self._stale[key[len(keys.nodes) :]] = None
         elif key.startswith(keys.drains):
-            self._stale[key[len(keys.drains) :]] = None
+            node_id = key[len(keys.drains) :]
+            self._stale[node_id] = None
+            self.drained.pop(node_id, None)
+            if item is not None:
+                self.drained[node_id] = item.mod_revision
+        elif key.startswith(keys.events) and item is not None:
+            self.new_events.append(item)
         elif key.startswith(keys.histories):
             self._take_history(key, item)
         elif key.startswith(keys.refusals):
@@ -329,6 +346,7 @@ class ReportBuilder:
             config=self._config(),
             closing=self._closing(),
             coordinator=self.coordinator,
+            restarts=self._restarts(),
             nodes=tuple(self._reports.values()),
             missing=self._missing(),
             held=self._held(),
@@ -429,6 +447,10 @@ class ReportBuilder:
             for one in self.view.hold_back.records.values()
         )
 
+    def _restarts(self) -> Restarts | None:
+        budget = self.view.budget
+        return None if budget is None else Restarts(used=budget.used, limit=budget.limit, why=budget.why)
+
     def _refused(self) -> tuple[Refusal, ...]:
         """Refusals under the current config of nodes that have not joined since."""
         return tuple(
@@ -436,6 +458,11 @@ class ReportBuilder:
             for one, revision in self.refusals.values()
             if revision > self._config_revision and not self.view.is_present(one.name)
         )
+
+
+def kind_of(one: HistoryRecord) -> str:
+    """The kind of the end of a round; empty if the round is not over, or its coordinator did not write it."""
+    return one.ended_kind.value if one.ended_kind is not None else ""
 
 
 def _past(one: HistoryRecord) -> PastRound:
@@ -451,5 +478,6 @@ def _past(one: HistoryRecord) -> PastRound:
         last_arrivals=one.last_arrivals,
         last_confirmed=one.last_confirmed,
         ended=one.ended,
+        ended_kind=kind_of(one),
         lasted_s=one.lasted_s,
     )

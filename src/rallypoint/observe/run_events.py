@@ -1,7 +1,9 @@
-"""The events of a run, derived from the changes of its keys: the same ones that its processes write to their logs.
+"""The events of a run as observers see them: first those of its past, in order, then new ones as they come.
 
-`recorded_events` returns past events that the run's keys still hold; `RunEvents` derives new ones from changes. Reasons
-are those in the keys. Pure, except that events have loggers, which this module does not use.
+Most are those that the coordinator keeps (`rendezvous/kept_events.py`). Closing, drains and refusals have records of
+their own; waiting reasons are only told while somebody follows. Nothing is told twice, also if the follower has to scan
+again: kept events have numbers, and records revisions. Pure, except that events have loggers, which this module does
+not use.
 """
 
 from __future__ import annotations
@@ -9,29 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rallypoint.errors import RendezvousStateError
 from rallypoint.events import (
-    CoordinatorDeposed,
-    CoordinatorElected,
     Event,
-    JoinStarted,
     NodeDrained,
-    NodeHeldBack,
-    NodeLeft,
-    NodeLost,
     NodeRefused,
     RecordUnreadable,
-    RoundActive,
-    RoundForming,
-    RoundGivenUp,
-    RoundOver,
     RunClosed,
     RunReopened,
     WaitingFor,
 )
 from rallypoint.kv.types import Change
-from rallypoint.observe.report import Report
 from rallypoint.observe.report_builder import ReportBuilder
-from rallypoint.rendezvous.records import RoundPhase, RoundRecord
+from rallypoint.rendezvous.kept_events import read_events
 from rallypoint.rendezvous.view import Departure
 
 COORDINATOR = "the coordinator"
@@ -39,199 +31,92 @@ COORDINATOR = "the coordinator"
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedEvent:
-    """A past event, and its time by the clock of the process that recorded it (None: unknown)."""
+class SeenEvent:
+    """An event, and its time by the clock of the process that recorded it (None: unknown, or just now).
+
+    `nodes`: for a round that became active, its first members in rank order.
+    """
 
     at: float | None
     event: Event
-
-
-def recorded_events(report: Report) -> list[RecordedEvent]:
-    """The past events in a report, by time: last rounds, refused or held-back nodes, closing, reopening."""
-    run, by = report.run_id, report.coordinator.name if report.coordinator is not None else COORDINATOR
-    past: list[RecordedEvent] = []
-    for one in report.rounds:
-        at = one.active_at
-        active = RoundActive(
-            run_id=run,
-            by=by,
-            round=one.number,
-            size=one.size,
-            reason=one.why,
-            gather_s=one.gather_s,
-            last_call_s=one.last_call_s,
-            confirm_s=one.confirm_s,
-        )
-        past.append(RecordedEvent(at, active))
-        if one.ended:
-            over = RoundOver(run_id=run, by=by, round=one.number, reason=one.ended, lasted_s=one.lasted_s)
-            past.append(RecordedEvent(at + one.lasted_s if one.lasted_s is not None else None, over))
-    past += [
-        RecordedEvent(None, NodeHeldBack(run_id=run, by=by, node=held.name, hold_s=held.hold_s, reason=held.why))
-        for held in report.held
-    ]
-    past += [
-        RecordedEvent(refused.refused_at, NodeRefused(run_id=run, by=by, node=refused.name, reason=refused.why))
-        for refused in report.refused
-    ]
-    if report.closing is not None:
-        kind = RunClosed if report.closing.is_closed else RunReopened
-        closing = kind(run_id=run, by=report.closing.by, reason=report.closing.why)
-        past.append(RecordedEvent(report.closing.changed_at, closing))
-    return _in_order(past)
-
-
-def _in_order(past: Sequence[RecordedEvent]) -> list[RecordedEvent]:
-    """The events by time. One of unknown time stays behind the one that it followed."""
-    placed, at = [], 0.0
-    for event in past:
-        at = event.at if event.at is not None else at
-        placed.append((at, event))
-    return [event for _, event in sorted(placed, key=lambda one: one[0])]
+    nodes: tuple[str, ...] = ()
 
 
 class RunEvents:
-    """Pass `take` to a `Follower` as `on_changes`. The caller empties `events`."""
+    """Pass `take` to a `Follower` as `on_changes`. The caller empties `events` and `departures`."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
-        self._run = ""
-        self._by = COORDINATOR
-        self._round: RoundRecord | None = None
-        self._is_closed = False
+        self.events: list[SeenEvent] = []
+        self.departures: list[Departure] = []
+        """Nodes that went while this followed the run: known before the coordinator has kept it."""
+        self._last = 0
+        """The number of the last kept event that was told."""
+        self._told: dict[str, int] = {}
+        """Key -> the revision of its record that was told."""
         self._reason = ""
-        self._term = 0
-        self._joins: dict[str, int] = {}
-        self._ended: set[int] = set()
-        self._held: set[str] = set()
 
     def take(self, builder: ReportBuilder, changes: Sequence[Change] | None) -> None:
-        """Derive events from a batch that was applied. `changes` None: a scan was loaded; start again from there."""
-        self._run = builder.keys.run_id
-        if builder.coordinator is not None:
-            self._by = builder.coordinator.name
+        """Take the events of a batch that was applied. `changes` None: a scan was loaded, with what was missed."""
+        run = builder.keys.run_id
+        found = self._kept(builder, run)
+        found += self._records(builder, run)
         if changes is None:
-            builder.view.facts.clear()
-            self._begin(builder)
-            return
-        keys, facts = builder.keys, builder.view.facts
-        for change in changes:
-            key = change.key
-            if key.startswith(keys.nodes):
-                self._node(builder, key[len(keys.nodes) :])
-            elif key == keys.round:
-                self._rounds(builder)
-            elif key == keys.waiting:
-                self._waiting(builder)
-            elif key == keys.closed:
-                self._closing(builder)
-            elif key == keys.coordinator:
-                self._coordinator(builder)
-            elif key.startswith(keys.drains) and change.item is not None:
-                self._drain(builder, key[len(keys.drains) :])
-            elif key.startswith(keys.healths):
-                self._health(builder)
-            elif key.startswith(keys.histories):
-                self._history(builder)
-            elif key.startswith(keys.refusals) and change.item is not None:
-                self._refusals(builder, key)
-        for fact in facts:
-            self._fact(fact)
-        facts.clear()
+            found.sort(key=lambda one: one.at or 0.0)
+            self._reason = builder.view.waiting.reason if builder.view.waiting is not None else ""
+        elif (waits := self._waiting(builder, run)) is not None:
+            found.append(waits)
+        self.events += found
+        if changes is not None:
+            self.departures += [
+                fact for fact in builder.view.facts if isinstance(fact, Departure) and fact.gone_s is not None
+            ]
 
-    def _begin(self, builder: ReportBuilder) -> None:
-        view = builder.view
-        self._round, self._is_closed = view.round, view.is_closed
-        self._reason = view.waiting.reason if view.waiting is not None else ""
-        self._term = builder.coordinator.term if builder.coordinator is not None else 0
-        self._joins = {node_id: node.record.join for node_id, node in view.nodes.items()}
-        self._ended = {number for number, one in builder.histories.items() if one.ended}
-        self._held = set(view.hold_back.records)
+    def _kept(self, builder: ReportBuilder, run: str) -> list[SeenEvent]:
+        found = []
+        for item in builder.new_events:
+            try:
+                past = read_events(item, run)
+            except RendezvousStateError as error:
+                event = RecordUnreadable(run_id=run, by=COORDINATOR, key=item.key, reason=str(error))
+                found.append(SeenEvent(None, event))
+                continue
+            new = [one for one in past if one.number > self._last]
+            found += [SeenEvent(one.at, one.event, one.nodes) for one in new]
+            self._last = new[-1].number if new else self._last
+        builder.new_events.clear()
+        return found
 
-    def _add(self, event: Event) -> None:
-        self.events.append(event)
+    def _records(self, builder: ReportBuilder, run: str) -> list[SeenEvent]:
+        """The closing, drains and refusals that were recorded since."""
+        found: list[SeenEvent] = []
+        view, keys = builder.view, builder.keys
+        closed = view.closed
+        if closed is not None and self._is_new(keys.closed, view.closed_revision) and (closed.closed or closed.by):
+            kind = RunClosed if closed.closed else RunReopened
+            found.append(SeenEvent(closed.at or None, kind(run_id=run, by=closed.by, reason=closed.why)))
+        for node_id, revision in builder.drained.items():
+            if self._is_new(keys.drain(node_id), revision) and (drain := view.drains.get(node_id)) is not None:
+                node = view.nodes.get(node_id)
+                name, why = node.record.name if node is not None else node_id, drain.why or "no reason given"
+                event = NodeDrained(run_id=run, by=drain.by or "an operator", node=name, reason=why)
+                found.append(SeenEvent(drain.at or None, event))
+        by = builder.coordinator.name if builder.coordinator is not None else COORDINATOR
+        for name, (record, revision) in builder.refusals.items():
+            if self._is_new(keys.refusal(name), revision):
+                found.append(SeenEvent(record.at or None, NodeRefused(run_id=run, by=by, node=name, reason=record.why)))
+        return found
 
-    def _node(self, builder: ReportBuilder, node_id: str) -> None:
-        node = builder.view.nodes.get(node_id)
-        if node is None:
-            self._joins.pop(node_id, None)
-        elif self._joins.get(node_id) != node.record.join:
-            self._joins[node_id] = node.record.join
-            self._add(JoinStarted(run_id=self._run, by=node.record.name, join=node.record.join))
+    def _is_new(self, key: str, revision: int) -> bool:
+        """Whether the record of this revision was not told yet; from now on it was."""
+        if self._told.get(key) == revision:
+            return False
+        self._told[key] = revision
+        return True
 
-    def _rounds(self, builder: ReportBuilder) -> None:
-        before, now = self._round, builder.view.round
-        self._round = now
-        if now is None:
-            return
-        run, by = self._run, self._by
-        is_new = before is None or before.number != now.number
-        if is_new:
-            if before is not None and before.phase is RoundPhase.FORMING:
-                why = f"round {now.number} forms instead"
-                self._add(RoundGivenUp(run_id=run, by=by, round=before.number, reason=why))
-            self._add(RoundForming(run_id=run, by=by, round=now.number, size=now.size, reason=now.why))
-        if now.phase is RoundPhase.ACTIVE and (is_new or before is None or before.phase is RoundPhase.FORMING):
-            self._add(RoundActive(run_id=run, by=by, round=now.number, size=now.size, reason=now.why))
-
-    def _waiting(self, builder: ReportBuilder) -> None:
+    def _waiting(self, builder: ReportBuilder, run: str) -> SeenEvent | None:
         told = builder.view.waiting
-        if told is not None and told.reason and told.reason != self._reason:
-            self._reason = told.reason
-            self._add(WaitingFor(run_id=self._run, by=self._by, reason=told.reason))
-
-    def _closing(self, builder: ReportBuilder) -> None:
-        closed = builder.view.closed
-        if closed is None or closed.closed == self._is_closed:
-            return
-        self._is_closed = closed.closed
-        kind = RunClosed if closed.closed else RunReopened
-        self._add(kind(run_id=self._run, by=closed.by, reason=closed.why))
-
-    def _coordinator(self, builder: ReportBuilder) -> None:
-        term = builder.coordinator.term if builder.coordinator is not None else 0
-        if term == self._term:
-            return
-        before, self._term = self._term, term
-        if term:
-            self._add(CoordinatorElected(run_id=self._run, by=self._by, term=term))
-        else:
-            why = "its key is gone: its session ended, or it stopped"
-            self._add(CoordinatorDeposed(run_id=self._run, by=self._by, term=before, reason=why))
-
-    def _drain(self, builder: ReportBuilder, node_id: str) -> None:
-        drain, node = builder.view.drains.get(node_id), builder.view.nodes.get(node_id)
-        if drain is not None:
-            name = node.record.name if node is not None else node_id
-            why = drain.why or "no reason given"
-            self._add(NodeDrained(run_id=self._run, by=drain.by or "an operator", node=name, reason=why))
-
-    def _health(self, builder: ReportBuilder) -> None:
-        records = builder.view.hold_back.records
-        for name in records.keys() - self._held:
-            one = records[name]
-            self._add(NodeHeldBack(run_id=self._run, by=self._by, node=name, hold_s=one.hold_s, reason=one.why))
-        self._held = set(records)
-
-    def _history(self, builder: ReportBuilder) -> None:
-        for number, one in builder.histories.items():
-            if one.ended and number not in self._ended:
-                self._ended.add(number)
-                over = RoundOver(run_id=self._run, by=self._by, round=number, reason=one.ended, lasted_s=one.lasted_s)
-                self._add(over)
-
-    def _refusals(self, builder: ReportBuilder, key: str) -> None:
-        for name, (one, _) in builder.refusals.items():
-            if builder.keys.refusal(name) == key:
-                self._add(NodeRefused(run_id=self._run, by=self._by, node=name, reason=one.why))
-
-    def _fact(self, fact: object) -> None:
-        if isinstance(fact, Departure):
-            if fact.left:
-                self._add(NodeLeft(run_id=self._run, by=fact.name, reason=fact.why))
-            elif fact.gone_s is not None:  # None: it was lost before this view was loaded
-                lost = NodeLost(run_id=self._run, by=self._by, node=fact.name, round=fact.round, reason=fact.why)
-                self._add(lost)
-            return
-        key, why = getattr(fact, "key", ""), getattr(fact, "why", "")
-        self._add(RecordUnreadable(run_id=self._run, by=self._by, key=key, reason=why))
+        if told is None or not told.reason or told.reason == self._reason:
+            return None
+        self._reason = told.reason
+        by = builder.coordinator.name if builder.coordinator is not None else COORDINATOR
+        return SeenEvent(None, WaitingFor(run_id=run, by=by, reason=told.reason))

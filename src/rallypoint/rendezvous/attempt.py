@@ -79,10 +79,10 @@ def new_attempt(view: View, decision: Form, term: int) -> Attempt:
     return Attempt(members, chunks, record)
 
 
-def forming_status(record: RoundRecord) -> WaitingRecord:
+def forming_status(record: RoundRecord, view: View) -> WaitingRecord:
     """`state/waiting` while the attempt is forming."""
     reason = forming_sentence(record.number, record.size, record.why)
-    return WaitingRecord(number=record.number, reason=reason, members=record.size)
+    return WaitingRecord(number=record.number, reason=reason, end=view.last_end, members=record.size)
 
 
 def active_record(forming: RoundRecord, rank_0: NodeRecord, why: str) -> RoundRecord:

@@ -17,13 +17,20 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+import msgspec
+
 from rallypoint._marks import mark
 from rallypoint.backends.backoff import Backoff
 from rallypoint.backends.contract import Backend
 from rallypoint.errors import BackendError, RendezvousStateError
 from rallypoint.events import (
+    CoordinatorElected,
     Emitter,
+    Event,
+    JoinStarted,
+    NodeGone,
     NodeHeldBack,
+    NodeLeft,
     NodeLost,
     RecordUnreadable,
     RoundActive,
@@ -31,7 +38,7 @@ from rallypoint.events import (
     RoundGivenUp,
     RoundOver,
 )
-from rallypoint.kv.types import BranchOp, Compare, Delete, DeleteRange, ModRevisionIs, Put, TxnResult
+from rallypoint.kv.types import BranchOp, Compare, Delete, DeleteRange, GotRange, ModRevisionIs, Put, Range, TxnResult
 from rallypoint.rendezvous.attempt import (
     Leases,
     Writes,
@@ -55,6 +62,7 @@ from rallypoint.rendezvous.decide import (
 )
 from rallypoint.rendezvous.fenced_writer import OTHER_COMPARES, Deposed, FencedWriter, LookAgain
 from rallypoint.rendezvous.history import Reports
+from rallypoint.rendezvous.kept_events import MOST_NAMES, KeptEvents
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
     RosterMember,
@@ -67,7 +75,8 @@ from rallypoint.rendezvous.records import (
     join_roster,
 )
 from rallypoint.rendezvous.returning_nodes import ReturningNodes
-from rallypoint.rendezvous.view import Departure, View
+from rallypoint.rendezvous.round_end import unknown
+from rallypoint.rendezvous.view import Arrival, Departure, Unreadable, View
 from rallypoint.rendezvous.watch_reader import WatchReader
 
 STATUS_EVERY_S = 0.25
@@ -102,6 +111,7 @@ class Coordinator:
         self._emit = emit
         self._backoff = backoff
         self._reports = Reports(wall)
+        self._kept = KeptEvents(keys, name, wall)
         self._loop = asyncio.get_running_loop()
         self._view = View(keys, self._loop.time())
         self._view.returning = returning
@@ -159,10 +169,31 @@ class Coordinator:
         watch = self._backend.watch(self._keys.control, scanned.revision)
         self._reader = WatchReader(watch, f"coordinator watch of {self._keys.run_id}")
         await self._load_roster()
-        self._announce(self._view.round)
         if not self._has_history:
-            self._reports.load((await self._backend.scan(self._keys.histories)).items)
+            both = await self._backend.txn((), [Range(self._keys.histories), Range(self._keys.events)])
+            histories, events = [found.items for found in both.results if isinstance(found, GotRange)]
+            self._reports.load(histories)
+            self._kept.begin(self._view.config.incarnation if self._view.config is not None else "")
+            self._kept.load(events)
             self._has_history = True
+            self._view.inherit_end()
+            self._take_over()
+        if (key := self._kept.in_doubt) is not None:
+            self._kept.settle((await self._backend.get(key)).item, self._loop.time())
+        self._announce(self._view.round)
+
+    def _take_over(self) -> None:
+        """Note what earlier coordinators of the run did not keep, as far as its keys show it."""
+        view, now = self._view, self._loop.time()
+        record = view.round
+        if view.is_active and view.ever_active and record is not None and record.term != self._term:
+            report = self._reports.of(record.number)
+            self._note_active(self._active_event(record), at=report.formed_at if report is not None else None)
+        self._kept.note(CoordinatorElected(run_id=self._keys.run_id, by=self._name, term=self._term), now)
+        arrivals = [fact for fact in view.facts if isinstance(fact, Arrival)]
+        view.facts = [fact for fact in view.facts if not isinstance(fact, Arrival)]
+        for one in arrivals:
+            self._kept.note_present(self._join_event(one), now)
 
     def _announce(self, record: RoundRecord | None) -> None:
         """Report once that a round of this term is active, also if the scan after an unknown outcome shows it."""
@@ -170,19 +201,26 @@ class Coordinator:
             return
         if record.number > self._announced_round:
             self._announced_round = record.number
-            report = self._reports.of(record.number)
-            self._emit(
-                RoundActive(
-                    run_id=self._keys.run_id,
-                    by=self._name,
-                    round=record.number,
-                    size=record.size,
-                    reason=record.why,
-                    gather_s=report.gather_s if report else None,
-                    last_call_s=report.last_call_s if report else None,
-                    confirm_s=report.confirm_s if report else None,
-                )
-            )
+            event = self._active_event(record)
+            self._emit(event)
+            self._note_active(event)
+
+    def _active_event(self, record: RoundRecord) -> RoundActive:
+        report = self._reports.of(record.number)
+        return RoundActive(
+            run_id=self._keys.run_id,
+            by=self._name,
+            round=record.number,
+            size=record.size,
+            reason=record.why,
+            gather_s=report.gather_s if report else None,
+            last_call_s=report.last_call_s if report else None,
+            confirm_s=report.confirm_s if report else None,
+        )
+
+    def _note_active(self, event: RoundActive, at: float | None = None) -> None:
+        names = [member.name for member in islice(self._view.roster.values(), MOST_NAMES)]
+        self._kept.note(event, self._loop.time(), names, at)
 
     async def _load_roster(self) -> None:
         """Read the members of the last active round of this incarnation, if they are not known yet."""
@@ -228,9 +266,11 @@ class Coordinator:
         if view.coordinator_revision != self._term:
             raise Deposed("its key is gone or of another term: its session ended")
         view.tick(now)
-        decision = decide(view, now)
+        if view.config is not None and view.config.incarnation != self._kept.incarnation:
+            self._kept.begin(view.config.incarnation)
         self._emit_facts()
         await self._note_end_of_round(now)
+        decision = decide(view, now)
         match decision:
             case Form():
                 await self._form(decision, now)
@@ -238,11 +278,11 @@ class Coordinator:
                 await self._activate(decision, now)
             case GiveUp(late, why):
                 number = view.plan.number if view.plan else 0
-                self._emit(RoundGivenUp(run_id=self._keys.run_id, by=self._name, round=number, reason=why))
+                self._tell(RoundGivenUp(run_id=self._keys.run_id, by=self._name, round=number, reason=why))
                 view.give_up(late, now)
             case Hold(record):
                 await self._write(Put(self._keys.health(record.name), encode(record), self._data_lease))
-                self._emit(
+                self._tell(
                     NodeHeldBack(
                         run_id=self._keys.run_id,
                         by=self._name,
@@ -257,13 +297,14 @@ class Coordinator:
                 view.hold_back.note_gone(name)
             case Wait(_, until):
                 status_at = await self._update_status(decision, now)
-                instants = [at for at in (until, status_at) if at is not None]
+                kept_at = await self._keep_events(now)
+                instants = [at for at in (until, status_at, kept_at) if at is not None]
                 await self._await_change(min(instants, default=None))
 
     async def _form(self, decision: Form, now: float) -> None:
         view, keys = self._view, self._keys
         attempt = new_attempt(view, decision, self._term)
-        status = forming_status(attempt.record)
+        status = forming_status(attempt.record, view)
         writes = forming_writes(keys, attempt, status, view, self._leases)
 
         def on_formed(revision: int) -> None:  # after the commit: the nodes wait for the write, not for this
@@ -278,7 +319,7 @@ class Coordinator:
             mark("coordinator.burnt")
             if view.plan is not None:
                 why = "not all assignments could be written"
-                self._emit(RoundGivenUp(run_id=keys.run_id, by=self._name, round=decision.number, reason=why))
+                self._tell(RoundGivenUp(run_id=keys.run_id, by=self._name, round=decision.number, reason=why))
             view.plan = None  # the number is never used again (rule 1)
             raise
         assert view.plan is not None
@@ -288,7 +329,7 @@ class Coordinator:
     def _report_formed(self, record: RoundRecord, status: WaitingRecord, revision: int) -> None:
         """The attempt is committed. Its assignments may follow in further transactions."""
         self._note_status(status, revision)
-        self._emit(
+        self._tell(
             RoundForming(
                 run_id=self._keys.run_id, by=self._name, round=record.number, size=record.size, reason=record.why
             )
@@ -353,13 +394,29 @@ class Coordinator:
         if not view.ever_active:
             return  # a round of an earlier incarnation
         number = view.round.number
-        report, why = self._reports.ended(number, view, now)
+        if (known := self._reports.end_of(number)) is not None:
+            mark("coordinator.end_known")
+            view.last_end = known  # an earlier coordinator has reported it
+            self._ended_round = number
+            return
+        end = view.root_cause() or unknown(number)
+        end = msgspec.structs.replace(end, lasted_s=self._reports.lasted_s(number, now))
+        report = self._reports.ended(end)
         if report is not None:
             await self._write(Put(self._keys.history(number), encode(report), self._data_lease))
             self._reports.keep(report)
+        view.last_end = end
         self._ended_round = number
-        lasted_s = report.lasted_s if report is not None else None
-        self._emit(RoundOver(run_id=self._keys.run_id, by=self._name, round=number, reason=why, lasted_s=lasted_s))
+        self._tell(
+            RoundOver(
+                run_id=self._keys.run_id,
+                by=self._name,
+                round=number,
+                kind=end.kind.value,
+                reason=end.why,
+                lasted_s=end.lasted_s,
+            )
+        )
 
     # --- status and events --------------------------------------------------------------------------------------------
 
@@ -392,19 +449,41 @@ class Coordinator:
         self._status_revision = revision
         self._status_at = self._loop.time()
 
+    async def _keep_events(self, now: float) -> float | None:
+        """Write the noted events if they are due, but not while a round forms. If it is too early, returns when."""
+        due_at = self._kept.due_at
+        if due_at is None or self._view.plan is not None or self._view.config is None:
+            return None
+        if now < due_at:
+            return due_at
+        await self._write()
+        return None
+
+    def _tell(self, event: Event) -> None:
+        """Emit an event of the run, and keep it."""
+        self._emit(event)
+        self._kept.note(event, self._loop.time())
+
     def _emit_facts(self) -> None:
-        """Emit the events of what the view has noticed."""
+        """Emit the events of what the view has noticed. What a node itself emits is only kept."""
         facts, self._view.facts = self._view.facts, []
+        run, now = self._keys.run_id, self._loop.time()
         for fact in facts:
-            if isinstance(fact, Departure):
-                if not fact.left:
-                    self._emit(
-                        NodeLost(
-                            run_id=self._keys.run_id, by=self._name, node=fact.name, round=fact.round, reason=fact.why
-                        )
-                    )
-            else:
-                self._emit(RecordUnreadable(run_id=self._keys.run_id, by=self._name, key=fact.key, reason=fact.why))
+            match fact:
+                case Arrival():
+                    self._kept.note(self._join_event(fact), now)
+                case Departure(left=True):
+                    self._kept.note(NodeLeft(run_id=run, by=fact.name, reason=fact.why), now)
+                case Departure():
+                    lost = NodeLost(run_id=run, by=self._name, node=fact.name, round=fact.round, reason=fact.why)
+                    self._emit(lost)
+                    gone = NodeGone(run_id=run, by=self._name, node=fact.name, round=fact.round, reason=fact.why)
+                    self._kept.note(lost if fact.left is False else gone, now)
+                case Unreadable():
+                    self._tell(RecordUnreadable(run_id=run, by=self._name, key=fact.key, reason=fact.why))
+
+    def _join_event(self, arrival: Arrival) -> JoinStarted:
+        return JoinStarted(run_id=self._keys.run_id, by=arrival.name, join=arrival.join)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -425,7 +504,11 @@ class Coordinator:
         await self._writer.write_round(view.round_revision, view.closed_revision, writes, on_marker)
 
     async def _write(self, *ops: BranchOp) -> TxnResult:
-        return await self._writer.write(self._view.round_revision, ops)
+        """One transaction, which takes along the noted events."""
+        kept = self._kept.writes(self._data_lease, self._backend.limits.max_txn_ops - len(ops))
+        result = await self._writer.write(self._view.round_revision, (*ops, *kept.ops), kept.compares)
+        self._kept.written(kept, self._loop.time())
+        return result
 
 
 def _counts(record: WaitingRecord) -> tuple[int, ...]:

@@ -26,9 +26,13 @@ from typing import TypeAlias
 from rallypoint._marks import mark
 from rallypoint.options import LastCallMode
 from rallypoint.rendezvous.ranks import Candidate, choose, rank
-from rallypoint.rendezvous.records import ClosedRecord, HealthRecord, WaitingRecord
+from rallypoint.rendezvous.records import ClosedRecord, HealthRecord, LeaveKind, RoundEnd, WaitingRecord
+from rallypoint.rendezvous.round_end import admission
 from rallypoint.rendezvous.rules import Rules
-from rallypoint.rendezvous.view import FEW, Departure, Plan, SeenNode, View
+from rallypoint.rendezvous.view import Departure, Plan, SeenNode, View
+from rallypoint.sentences import FEW, listed, round_ended
+
+_LOSSES = (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST)
 
 LONGEST_ADMISSION_S = 30.0
 """Limit of the admission window while further nodes keep arriving."""
@@ -137,8 +141,8 @@ def _gather(view: View, rules: Rules, now: float) -> Decision:
     joined = len(view.candidates)
     size = rules.usable(joined)
     if size < rules.min_nodes:
-        listed = f": {_names(view.candidates.values(), joined)}" if joined else ""
-        why = f"{joined} of at least {rules.min_nodes} nodes joined{listed}{_absent(view)}"
+        names = f": {_names(view.candidates.values(), joined)}" if joined else ""
+        why = f"{joined} of at least {rules.min_nodes} nodes joined{names}{_ended(view)}{_absent(view, view.last_end)}"
         return Wait(why, until=_earliest(None, view, now))
     if size == rules.max_nodes:
         return _form(view, rules, size, f"all {size} places are taken" if size > 1 else "its one place is taken")
@@ -151,7 +155,7 @@ def _gather(view: View, rules: Rules, now: float) -> Decision:
         return _form(view, rules, size, f"the last call of {rules.timing.last_call_timeout_s:g} s is over")
     why = (
         f"last call of {rules.timing.last_call_timeout_s:g} s: {joined} of at most {rules.max_nodes} nodes joined: "
-        f"{_names(view.candidates.values(), joined)}; more may still come{_absent(view)}"
+        f"{_names(view.candidates.values(), joined)}; more may still come{_ended(view)}{_absent(view, view.last_end)}"
     )
     return Wait(why, until=_earliest(ends_at, view, now))
 
@@ -200,6 +204,7 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
             held=names,
             members=len(view.members) if view.plan is None else len(view.plan.ranks),
             candidates=len(view.candidates) if view.plan is None else 0,
+            end=view.last_end,
         )
     waiting = _admissible(view, rules)
     written = view.waiting.waiting if view.waiting is not None and view.waiting.number == number else 0
@@ -214,9 +219,16 @@ def summarise(view: View, decision: Decision, now: float) -> WaitingRecord:
         open_places=open_places,
         reason=reason,
         held=names,
+        end=_end_of_active(view, number, has_waiting=is_open and waiting > 0),
         members=len(view.members),
         candidates=len(view.candidates),
     )
+
+
+def _end_of_active(view: View, number: int, has_waiting: bool) -> RoundEnd | None:
+    """Why the members of the active round leave it, or should: they say it in turn."""
+    root = view.root_cause()
+    return admission(number, view.newcomers()) if root is None and has_waiting else root
 
 
 def _admissible(view: View, rules: Rules) -> int:
@@ -263,6 +275,11 @@ def forming_sentence(number: int, size: int, why: str) -> str:
 def _active_sentence(view: View, rules: Rules, now: float) -> str:
     assert view.round is not None
     parts = [active_sentence(view.round.number, len(view.members), view.round.size)]
+    root = view.root_cause()
+    if root is not None and root.kind in _LOSSES:
+        root = None  # `_absent` names losses, and when they happened
+    if root is not None:
+        parts.append(f"its members are leaving it: {root.why}")
     waiting = _admissible(view, rules)
     if view.candidates:
         names = _names(view.candidates.values(), len(view.candidates))
@@ -280,13 +297,13 @@ def _active_sentence(view: View, rules: Rules, now: float) -> str:
                 f"{waiting}" if waiting == len(view.candidates) else f"place for {waiting} of {len(view.candidates)}"
             )
             parts.append(f"{count} waiting to be admitted{note}: {names}")
-    return "; ".join(parts) + _absent(view)
+    return "; ".join(parts) + _absent(view, root)
 
 
-def _absent(view: View) -> str:
-    """The nodes that are gone or excluded, as the end of a sentence."""
+def _absent(view: View, told: RoundEnd | None) -> str:
+    """The nodes that are gone or excluded, as the end of a sentence, but for those that `told` is about."""
     parts = []
-    absent = [node for node in view.departures if not view.is_present(node.name)]
+    absent = [node for node in view.departures if not view.is_present(node.name) and not _is_told(told, node)]
     for verb, left in (("lost", False), ("gone", None)):
         if group := [node for node in absent if node.left is left]:
             parts.append(f"{verb}: " + ", ".join(_departed(node) for node in group))
@@ -297,8 +314,19 @@ def _absent(view: View) -> str:
         parts.append(f"held back for {record.hold_s:g} s: {name} ({record.why})")
     late = [view.nodes[node_id].record.name for node_id in view.unconfirmed if node_id in view.excluded]
     if late:
-        parts.append("left out because it did not confirm: " + _listed(late, len(late)))
+        parts.append("left out because it did not confirm: " + listed(late))
     return "".join("; " + part for part in parts)
+
+
+def _ended(view: View) -> str:
+    """Why the last round ended, as the end of a sentence."""
+    end = view.last_end
+    return f"; {round_ended(end.round, end.lasted_s, end.why)}" if end is not None else ""
+
+
+def _is_told(told: RoundEnd | None, node: Departure) -> bool:
+    """Whether the sentence on the end of a round is about this node."""
+    return told is not None and node.round == told.round and node.name in told.nodes
 
 
 def _departed(node: Departure) -> str:
@@ -311,9 +339,4 @@ def _departed(node: Departure) -> str:
 
 
 def _names(nodes: Iterable[SeenNode], total: int) -> str:
-    return _listed([node.record.name for node in islice(nodes, FEW)], total)
-
-
-def _listed(names: list[str], total: int) -> str:
-    shown = ", ".join(names[:FEW])
-    return shown if total <= FEW else f"{shown} and {total - FEW} more"
+    return listed([node.record.name for node in islice(nodes, FEW)], total)

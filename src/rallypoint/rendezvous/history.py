@@ -12,8 +12,9 @@ import msgspec
 
 from rallypoint.errors import RendezvousStateError
 from rallypoint.kv.types import Item
-from rallypoint.rendezvous.records import HistoryRecord, RoundRecord, decode
-from rallypoint.rendezvous.view import FEW, Plan, View
+from rallypoint.rendezvous.records import HistoryRecord, LeaveKind, RoundEnd, RoundRecord, decode
+from rallypoint.rendezvous.view import Plan, View
+from rallypoint.sentences import FEW
 
 KEPT = 20
 """Reports kept per run."""
@@ -71,20 +72,25 @@ class Reports:
         self._active_since = {record.number: now}
         return report
 
-    def ended(self, number: int, view: View, now: float) -> tuple[HistoryRecord | None, str]:
-        """The final report of a round whose last member has gone (None: not kept, or final already), and the reason."""
-        departed = [node for node in view.departures if node.round == number]
-        verbs = {True: "left", False: "was lost", None: "is gone"}
-        causes = [f"{node.name} {verbs[node.left]} ({node.why})" for node in departed]
-        if view.rejoined:
-            causes.append(f"{len(view.rejoined)} joined again")
-        why = "; ".join(causes) or "its members have gone"
+    def ended(self, end: RoundEnd) -> HistoryRecord | None:
+        """The final report of a round whose last member has gone; None: no report of it is kept."""
+        report = self._kept.get(end.round)
+        if report is None:
+            return None
+        return msgspec.structs.replace(report, ended=end.why, ended_kind=end.kind, lasted_s=end.lasted_s)
+
+    def end_of(self, number: int) -> RoundEnd | None:
+        """The end of a round as it was reported; None: it was not."""
         report = self._kept.get(number)
-        if report is None or report.ended:
-            return None, why
+        if report is None or not report.ended:
+            return None
+        kind = report.ended_kind or LeaveKind.ROUND_OVER
+        return RoundEnd(round=number, kind=kind, why=report.ended, lasted_s=report.lasted_s)
+
+    def lasted_s(self, number: int, now: float) -> float | None:
+        """How long a round has been active; None: it became active under another coordinator."""
         since = self._active_since.get(number)
-        lasted_s = None if since is None else round(now - since, 3)
-        return msgspec.structs.replace(report, ended=why, lasted_s=lasted_s), why
+        return None if since is None else round(now - since, 3)
 
     def of(self, number: int) -> HistoryRecord | None:
         """The report of a round; None if it is not kept."""

@@ -32,6 +32,7 @@ class RunKeys:
         "coordinator",
         "data",
         "drains",
+        "events",
         "healths",
         "histories",
         "listed_run",
@@ -75,6 +76,7 @@ class RunKeys:
         self.assigns = self.data + "assign/"
         self.rosters = self.data + "roster/"
         self.histories = self.data + "history/"
+        self.events = self.data + "events/"
         self.refusals = self.data + "refused/"
         self.stores = self.data + "store/"
 
@@ -100,6 +102,10 @@ class RunKeys:
 
     def history(self, number: int) -> str:
         return f"{self.histories}{number:012d}"
+
+    def kept_events(self, first: int) -> str:
+        """A batch of kept events, by the number of its first one."""
+        return f"{self.events}{first:012d}"
 
     def refusal(self, name: str) -> str:
         """By node name: a node that retries leaves one record."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
-from rallypoint.rendezvous.records import ClaimRecord
+from rallypoint.rendezvous.records import ClaimRecord, LeaveCause, LeaveKind, RoundEnd, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,44 @@ class Cause(enum.Enum):
 
 Bootstrap: TypeAlias = Callable[[int, int], Awaitable[tuple[str, int]]]
 """Called on rank 0 of an attempt, with the attempt's number and size. Returns the address and port to publish."""
+
+
+def derived_cause(
+    name: str, change: Cause | None, reason: str, why: str = "", *, end: RoundEnd | None = None
+) -> LeaveCause:
+    """Why the node `name` leaves its round, from the last change of the round that it was told of, and its reason.
+
+    `why`: the node's own words, if it leaves without having been told of a change. `end`: why the other members leave
+    the round, as far as it is known.
+    """
+    match change:
+        case Cause.SESSION_LOST:
+            return LeaveCause(kind=LeaveKind.SESSION_LOST, why=f"{name} lost its session: {reason}")
+        case Cause.DRAIN:
+            return LeaveCause(kind=LeaveKind.DRAIN, why=f"{name} was {reason}")
+        case Cause.LOSS | Cause.WAITING | Cause.ROUND_OVER if end is not None:
+            match end.kind:
+                case LeaveKind.ADMISSION:
+                    return LeaveCause(kind=LeaveKind.ADMISSION, why=end.why)
+                case LeaveKind.MEMBER_LOST | LeaveKind.SESSION_LOST:
+                    return LeaveCause(kind=LeaveKind.MEMBER_LOST, why=end.why)
+                case _:
+                    return LeaveCause(kind=LeaveKind.ROUND_OVER, why=end.why)
+        case Cause.LOSS:
+            return LeaveCause(kind=LeaveKind.MEMBER_LOST, why=reason)
+        case Cause.WAITING:
+            return LeaveCause(kind=LeaveKind.ADMISSION, why="to admit waiting nodes")
+        case Cause.ROUND_OVER:
+            return LeaveCause(kind=LeaveKind.ROUND_OVER, why=reason)
+        case None:
+            return LeaveCause(
+                kind=LeaveKind.REQUESTED, why=f"{name} left: {why}" if why else f"{name} asked for the next round"
+            )
+
+
+def cause_of(joined: Joined, cause: LeaveCause) -> LeaveCause:
+    """The cause as it is written: of this round, and no longer than a record may be."""
+    return msgspec.structs.replace(cause, round=joined.number, why=one_line(cause.why))
 
 
 def leave_reason(error: RendezvousError) -> str:

@@ -23,9 +23,11 @@ from rallypoint.rendezvous.records import (
     ClosedRecord,
     ConfigRecord,
     DrainRecord,
+    LeaveKind,
     NodeRecord,
     Record,
     RosterMember,
+    RoundEnd,
     RoundPhase,
     RoundRecord,
     WaitingRecord,
@@ -35,6 +37,7 @@ from rallypoint.rendezvous.records import (
 )
 from rallypoint.rendezvous.run_config import drain_sentence
 from rallypoint.rendezvous.watched_keys import WatchedKeys
+from rallypoint.sentences import round_ended
 
 R = TypeVar("R", bound=Record)
 
@@ -196,22 +199,30 @@ class NodeView:
         record = self.round
         return join_roster(record, (await self._backend.scan(self._keys.roster(joined.number))).items)
 
+    def end_of(self, number: int) -> RoundEnd | None:
+        """Why the members of this round leave it, or have left, as far as the coordinator knows; None: it does not."""
+        end = self.waiting.end if self.waiting is not None else None
+        return end if end is not None and end.round == number else None
+
     def what_changed(self, current: Joined, lost: str | None, is_forgotten: bool) -> tuple[Cause | None, str]:
         """The gravest change of the round `current`, with its reason. `lost`: why the session is lost, if it is."""
         if lost is not None:
             return Cause.SESSION_LOST, lost
+        end = self.end_of(current.number)
         if self.round is None or self.round.number != current.number or is_forgotten:
+            if end is not None:
+                return Cause.ROUND_OVER, round_ended(end.round, end.lasted_s, end.why)
             return Cause.ROUND_OVER, "the run's state says that this round is no longer current"
         if self.drain is not None:
             return Cause.DRAIN, drain_sentence(self.drain)
         waiting = self.waiting
         if waiting is None or waiting.number != current.number:
             return None, ""
-        if waiting.lost > 0:
-            return Cause.LOSS, waiting.reason
-        if waiting.waiting > 0:
-            return Cause.WAITING, waiting.reason
-        return None, ""
+        if waiting.lost == 0 and waiting.waiting == 0:
+            return None, ""
+        is_left = end is not None and end.kind not in (LeaveKind.MEMBER_LOST, LeaveKind.ADMISSION)
+        reason = f"members are leaving round {current.number}: {end.why}" if end is not None and is_left else ""
+        return Cause.LOSS if waiting.lost > 0 else Cause.WAITING, reason or waiting.reason
 
     def raise_if_unreadable(self) -> None:
         """Raise RendezvousStateError if a key that the node depends on cannot be read."""

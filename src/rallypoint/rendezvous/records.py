@@ -20,6 +20,8 @@ from rallypoint.settings import Timing
 
 SCHEMA = 1
 ROSTER_CHUNK = 256
+LONGEST_WHY = 300
+"""Most characters of `LeaveCause.why`: the last line of a traceback has no limit of its own."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """The number of an attempt or round."""
@@ -41,6 +43,53 @@ class RoundPhase(enum.Enum):
 
     FORMING = "forming"
     ACTIVE = "active"
+
+
+class LeaveKind(enum.Enum):
+    """Why a member left its round, gravest first."""
+
+    WORKER_FAILED = "worker failed"
+    STALLED = "stalled"
+    MEMBER_LOST = "member lost"
+    SESSION_LOST = "session lost"
+    DRAIN = "drain"
+    OPERATOR = "operator"
+    STOPPED = "stopped"
+    """The node itself was told to stop, by a signal for example."""
+    ADMISSION = "admission"
+    """To let waiting nodes in."""
+    ROUND_OVER = "round over"
+    """Only because other members had left."""
+    FINISHED = "finished"
+    REQUESTED = "requested"
+    """The program just asked for the next round."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> LeaveKind:
+        return cls.REQUESTED  # a kind of a newer version must not make the record of a node unreadable
+
+
+class LeaveCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a member left its round. `why`: one sentence that names the node, as in "rank 3 on b exited with 1"."""
+
+    kind: LeaveKind
+    why: str
+    round: int = 0
+    """The round that was left."""
+    rank: int | None = None
+    """The global rank of the failed worker, if a worker failed."""
+
+
+class RoundEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why the members of a round have left it, or are about to. `why` is one sentence that names the nodes."""
+
+    round: int
+    kind: LeaveKind
+    why: str
+    lasted_s: float | None = None
+    """None: the round is not over yet, or became active under another coordinator."""
+    nodes: tuple[str, ...] = ()
+    """The names of the nodes that `why` is about."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +136,8 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     addr0: str = ""
     port0: int = 0
     why: str = ""
+    left: LeaveCause | None = None
+    """Why it left the last round that it was in. Written with the join that follows, and when it leaves the run."""
     at: float = 0.0
     """When it asked to join, by its own wall clock: for people, never compared."""
 
@@ -145,6 +196,8 @@ class WaitingRecord(Record, frozen=True, kw_only=True):
     reason: str = ""
     held: tuple[str, ...] = ()
     """The first few names of nodes that are held back now."""
+    end: RoundEnd | None = None
+    """Of the active round, if its members leave it or should; else of the last active round. See `round_end.py`."""
     members: int = 0
     """How many nodes of round `number`, active or forming, still have their place in it; 0: it is over."""
     candidates: int = 0
@@ -213,6 +266,21 @@ class RefusedRecord(Record, frozen=True, kw_only=True):
     at: float = 0.0
 
 
+class BudgetRecord(Record, frozen=True, kw_only=True):
+    """The restarts of a run, written by its launchers: how many it has used, and how many it has.
+
+    `round` is the last round that was counted; `outcome` is the run's exit code once the run has ended.
+    """
+
+    incarnation: str
+    used: int
+    limit: int
+    round: int = 0
+    by: str = ""
+    why: str = ""
+    outcome: int | None = None
+
+
 class HistoryRecord(Record, frozen=True, kw_only=True):
     """The report of a round. `formed_at` is wall-clock time, for people; durations are by the coordinator's clock."""
 
@@ -227,6 +295,8 @@ class HistoryRecord(Record, frozen=True, kw_only=True):
     last_arrivals: tuple[tuple[str, float], ...] = ()
     last_confirmed: tuple[str, ...] = ()
     ended: str = ""
+    """Why the round ended; empty: it is not over. See `round_end.py`."""
+    ended_kind: LeaveKind | None = None
     lasted_s: float | None = None
     """None: the round is not over, or became active under another coordinator."""
 
@@ -286,6 +356,12 @@ def _raise_if_newer(version: int, key: str) -> None:
             f"{key} has schema {version}; this version understands up to {SCHEMA + 1}: upgrade rallypoint on this node",
             key=key,
         )
+
+
+def one_line(why: str) -> str:
+    """A text from outside as one line of at most `LONGEST_WHY` characters."""
+    line = " ".join(why.split())
+    return line if len(line) <= LONGEST_WHY else f"{line[: LONGEST_WHY - 3]}..."
 
 
 # --- rosters: in chunks, with a digest over all of them -----------------------------------------------------------

@@ -397,5 +397,5 @@ def closed_sentence(run_id: str, closed: ClosedRecord, reopen_after_s: float) ->
 
 
 def drain_sentence(drain: DrainRecord) -> str:
-    """The message for a node that is asked to leave."""
-    return f"asked to go by {drain.by or 'an operator'}: {drain.why or 'no reason given'}"
+    """The message for a node that is asked to leave, and for the others behind "NODE was"."""
+    return f"drained by {drain.by or 'an operator'}: {drain.why or 'no reason given'}"

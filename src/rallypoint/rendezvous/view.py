@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -25,29 +26,31 @@ from rallypoint.kv.types import Change, Item
 from rallypoint.rendezvous.holdback import HoldBack
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
+    BudgetRecord,
     ClosedRecord,
     ConfigRecord,
     DrainRecord,
     HealthRecord,
+    LeaveKind,
     NodePhase,
     NodeRecord,
     Record,
     RosterMember,
+    RoundEnd,
     RoundPhase,
     RoundRecord,
     WaitingRecord,
     decode,
 )
 from rallypoint.rendezvous.returning_nodes import ReturningNodes
+from rallypoint.rendezvous.round_end import Leaving, Leavings
 from rallypoint.rendezvous.rules import Rules
-
-FEW = 5
-"""Most names in one sentence."""
+from rallypoint.sentences import FEW as FEW
 
 R = TypeVar("R", bound=Record)
 
 # Up to Python 3.11, `NodePhase.MEMBER` takes as long as the rest of a comparison.
-_MEMBER, _LEFT, _ACTIVE = NodePhase.MEMBER, NodePhase.LEFT, RoundPhase.ACTIVE
+_JOINING, _MEMBER, _LEFT, _ACTIVE = NodePhase.JOINING, NodePhase.MEMBER, NodePhase.LEFT, RoundPhase.ACTIVE
 
 
 class SeenNode(msgspec.Struct, frozen=True, gc=False):
@@ -94,6 +97,13 @@ class Departure:
     why: str
 
 
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """A node that asks to join."""
+
+    name: str
+    join: int
+
+
 @dataclass(frozen=True, slots=True)
 class Unreadable:
     """A key whose value could not be decoded."""
@@ -121,6 +131,7 @@ class View:
         self.closed_revision = 0
         self.waiting: WaitingRecord | None = None
         self.waiting_revision = 0
+        self._budget: BudgetRecord | None = None
         self.nodes: dict[str, SeenNode] = {}
         self.members: dict[str, SeenNode] = {}
         self.candidates: dict[str, SeenNode] = {}
@@ -146,7 +157,11 @@ class View:
         """First arrival of a candidate since the round became active; with `last_arrival_at`, the admission window."""
         self.last_arrival_at = now
         self.departures: deque[Departure] = deque(maxlen=FEW)
-        self.facts: list[Departure | Unreadable] = []
+        self.leavings = Leavings()
+        """How the members of the active round left it."""
+        self.last_end: RoundEnd | None = None
+        """The end of the last active round, while there is no other."""
+        self.facts: list[Arrival | Departure | Unreadable] = []
         """What happened since the owner last cleared this list: for events."""
         self._ids_of: dict[str, dict[str, None]] = {}
         self._seen: dict[str, int] = {}
@@ -155,19 +170,19 @@ class View:
 
     def load(self, items: Iterable[Item], revision: int, now: float) -> None:
         """Make the view equal to a scan of all control keys. Missed changes are applied as if seen one by one."""
+        self.revision = revision
         present = {item.key: item for item in items}
         for key in [key for key in self._seen if key not in present]:
             self._change(key, None, now)
         for key, item in sorted(present.items(), key=lambda pair: pair[1].mod_revision):
             if self._seen.get(key) != item.mod_revision:
                 self._change(key, item, now)
-        self.revision = revision
 
     def apply(self, changes: Sequence[Change], revision: int, now: float) -> None:
         """Apply one batch of the watch on the control keys."""
+        self.revision = revision
         for change in changes:
             self._change(change.key, change.item, now)
-        self.revision = revision
 
     def _change(self, key: str, item: Item | None, now: float) -> None:
         if item is None:
@@ -189,6 +204,8 @@ class View:
                 self.plan.broken = "the run was closed while it was forming"
         elif key == keys.config:
             self._config(item)
+        elif key == keys.budget:
+            self._budget = self._read(BudgetRecord, key, item)
         elif key == keys.coordinator:
             self.coordinator_revision = item.create_revision if item else 0
         elif key.startswith(keys.drains):
@@ -204,7 +221,7 @@ class View:
             return decode(kind, item)
         except RendezvousStateError as error:
             self.facts.append(Unreadable(key, str(error)))
-            if not key.startswith((self.keys.nodes, self.keys.drains, self.keys.healths)):
+            if not key.startswith((self.keys.nodes, self.keys.drains, self.keys.healths, self.keys.budget)):
                 self.unreadable[key] = str(error)
             return None
 
@@ -227,6 +244,8 @@ class View:
         if self.is_active and self.round is not None and self.round.number != known:
             self.started_at = now
             self.departures.clear()
+            self.leavings.clear()
+            self.last_end = None
             self.minimum_since = None
             self.plan = None
         self._regroup_all()
@@ -268,9 +287,13 @@ class View:
         order, joined_at = (same_join.order, same_join.joined_at) if same_join else (item.mod_revision, now)
         seen = SeenNode(record, item.lease, item.mod_revision, order, joined_at)
         self.nodes[node_id] = seen
+        if same_join is None and record.phase is _JOINING:
+            self.facts.append(Arrival(record.name, record.join))
         self._ids_of.setdefault(record.name, {})[node_id] = None
         if record.phase is _LEFT and (before is None or before.record.phase is not _LEFT):
             self._note_departure(before or seen, record.why or "no reason given", left=True, now=now)
+        if record.phase is not _MEMBER:
+            self._note_leaving(seen, was_member=node_id in self.members)
         if self.plan is not None:
             self._check_plan(node_id, record.name, seen, now)
         self._regroup(node_id, now)
@@ -286,12 +309,24 @@ class View:
             if self.rules is not None and (node_id in self.members or is_planned):
                 self.hold_back.note_loss(before.record.name, self.rules.timing, now)
                 self._regroup_name(before.record.name, now)
+            if node_id in self.members:
+                self.leavings.note_lost(node_id, before.record.name, self.revision)
             self._note_departure(before, "its session ended", left=False, now=now)
         self._check_plan(node_id, before.record.name, None, now)
         self.unconfirmed.pop(node_id, None)
         self._regroup(node_id, now)
         if not self.nodes:
             self.hold_back.forget_losses()
+
+    def _note_leaving(self, node: SeenNode, was_member: bool) -> None:
+        """A node is not in the active round any more, and says why. Nodes of earlier versions do not."""
+        record, number = node.record, self.round.number if self.round is not None and self.is_active else 0
+        left = record.left
+        if number and left is not None and left.round == number:
+            self.leavings.note(record.id, Leaving(node.mod_revision, record.name, left.kind, left.why))
+        elif was_member:
+            why = f"{record.name} left: {record.why}" if record.phase is _LEFT else f"{record.name} joined again"
+            self.leavings.note(record.id, Leaving(node.mod_revision, record.name, LeaveKind.REQUESTED, why))
 
     def _note_departure(self, node: SeenNode, why: str, *, left: bool, now: float) -> None:
         number = self.round.number if self.round and self.is_active and node.record.id in self.roster else 0
@@ -401,6 +436,24 @@ class View:
         """Note that the previous coordinator is gone. Its node key ended before this view began: no change shows it."""
         self.departures.append(Departure(name, 0.0, None, 0, None, "it was the coordinator before this one"))
 
+    def inherit_end(self) -> None:
+        """Take over what the previous coordinator wrote about the end of the last active round."""
+        end = self.waiting.end if self.waiting is not None else None
+        if end is None or self.round is None or end.round != self.round.last_active or not self.ever_active:
+            return
+        if self.is_active:
+            self.leavings.inherit(end)
+        else:
+            self.last_end = end
+
+    def root_cause(self) -> RoundEnd | None:
+        """Why the members of the active round leave it, or have left; None: nothing is known of any leaving."""
+        return self.leavings.root(self.round.number if self.round is not None else 0, self.newcomers())
+
+    def newcomers(self) -> list[str]:
+        """The first few candidates that are not of the active round."""
+        return list(islice((n.record.name for i, n in self.candidates.items() if i not in self.roster), FEW + 1))
+
     def _note_absent(self, names: Sequence[str], number: int) -> None:
         """Members of the round that were gone before this coordinator's scan: how they went is unknown."""
         gone = [Departure(name, 0.0, None, number, None, "it went before this coordinator took over") for name in names]
@@ -408,6 +461,7 @@ class View:
         reported = self.waiting.lost if self.waiting is not None and self.waiting.number == number else 0
         if len(gone) > reported:  # else an earlier coordinator has reported them all
             self.facts.extend(gone)
+        self.leavings.note_vanished(names)
 
     def start_plan(self, plan: Plan) -> None:
         """This coordinator's attempt was committed."""
@@ -447,6 +501,14 @@ class View:
     def is_active(self) -> bool:
         """`state/round` is active (its members may all be gone)."""
         return self.round is not None and self.round.phase is _ACTIVE
+
+    @property
+    def budget(self) -> BudgetRecord | None:
+        """The restarts of this incarnation, for people; None: the run has no launchers that count them."""
+        budget, config = self._budget, self.config
+        return (
+            budget if budget is not None and config is not None and budget.incarnation == config.incarnation else None
+        )
 
     @property
     def is_gathering(self) -> bool:

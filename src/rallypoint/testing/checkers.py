@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rallypoint.errors import RendezvousStateError
+from rallypoint.events import RoundActive
 from rallypoint.kv.types import Change, Item
+from rallypoint.rendezvous.kept_events import EventsRecord, read_events
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.records import (
@@ -85,6 +87,10 @@ class BrokeRelease(Broke):
 
 class BrokeOutageTolerance(Broke):
     """Losing the control plane stopped a running job."""
+
+
+class BrokeMemory(Broke):
+    """What happened in the run is kept with a gap, or twice."""
 
 
 @dataclass(slots=True)
@@ -421,6 +427,34 @@ class Finality(Checker):
         self._closed_at_forming.clear()
 
 
+class Memory(Checker):
+    """The kept events of a run are numbered one by one, and no round is active twice. Not a guarantee, but checked."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._active = (0, "")
+        """The last active round, and its incarnation."""
+        self._may_restart = True
+
+    def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
+        for change in commit.changes:
+            if change.item is None or not change.key.startswith(picture.keys.events):
+                continue
+            record = decode(EventsRecord, change.item)
+            if record.first != self._last + 1 and not (self._may_restart and record.first == 1):
+                raise BrokeMemory(f"kept events {record.first} … follow those up to {self._last}")
+            self._last, self._may_restart = record.first + len(record.events) - 1, False
+            for one in read_events(change.item, picture.keys.run_id):
+                if isinstance(one.event, RoundActive):
+                    last, life = self._active
+                    if life == record.incarnation and one.event.round <= last:
+                        raise BrokeMemory(f"round {one.event.round} is kept as active after round {last}")
+                    self._active = (one.event.round, record.incarnation)
+
+    def wiped(self, picture: Picture) -> None:
+        self._may_restart = True
+
+
 class Safety:
     """All safety checkers for one run."""
 
@@ -435,6 +469,7 @@ class Safety:
             Freshness(compared),
             Fencing(),
             Finality(),
+            Memory(),
         )
         self._of_commits = tuple(
             checker for checker in self.checkers if type(checker).committed is not Checker.committed

@@ -37,6 +37,8 @@ def _fields(fields: dict[str, object]) -> list[str]:
             continue
         if name == "members" and isinstance(content, list):
             shown.append("members " + " ".join(str(member[2]) for member in content))
+        elif name == "events" and isinstance(content, list):
+            shown.append("events " + " ".join(str(one["event"]["event"]) for one in content))
         elif isinstance(content, dict):
             shown += _fields(content)
         elif isinstance(content, bool):

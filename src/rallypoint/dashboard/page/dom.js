@@ -19,6 +19,24 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Set the text of an element so that no name is broken at its hyphens and dots, unless it is longer than a line. */
+export function sayWords(element, text) {
+  if (element.dataset.said === text) return;
+  element.dataset.said = text;
+  element.replaceChildren(...text.split(/(\s+)/).map((part) => (/\S[-./:]\S/.test(part) ? h("span", { class: "word" }, part) : part)));
+}
+
+/** The length of the domain that all names share, or of a single one: it is left out where there is little room. */
+export function commonDomain(names) {
+  const first = names[0] ?? "";
+  if (names.length < 2) return first.includes(".") && !/^[\d.]+$/.test(first) ? first.length - first.indexOf(".") : 0;
+  for (let dot = first.indexOf(".", 1); dot > 0; dot = first.indexOf(".", dot + 1)) {
+    const end = first.slice(dot);
+    if (names.every((name) => name.endsWith(end) && name.length > end.length)) return end.length;
+  }
+  return 0;
+}
+
 export function show(element, is) {
   if (element.hidden === is) element.hidden = !is;
 }

@@ -67,7 +67,7 @@ async function go() {
     return;
   }
   const run = viewer.only ?? new URLSearchParams(location.search).get("run");
-  const made = run === null ? listView(open) : runView(run, viewer);
+  const made = run === null ? listView(open) : runView(run, viewer, open);
   view = made;
   main.replaceChildren(made.element);
   freshness("connecting", 0);

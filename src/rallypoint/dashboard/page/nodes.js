@@ -1,11 +1,12 @@
 // The table of nodes, by rank. Only visible rows are in the DOM, so a thousand nodes cost as much as thirty.
 
-import { arrange, duration, h, plural, say } from "./dom.js";
+import { arrange, commonDomain, duration, h, plural, say, sayWords, show } from "./dom.js";
 import { shownAs } from "./states.js";
 
 const ROW = 36;
 const ALL_UP_TO = 60;
 const BEYOND = 8;
+const FEW_PLACES = 3;
 
 export class NodeTable {
   constructor(store, mayAct, drain) {
@@ -24,10 +25,11 @@ export class NodeTable {
     this.table = h("table", { class: "nodes" }, h("thead", {}, h("tr", {}, head)), this.body);
     this.scroll = h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Nodes", onscroll: () => this.draw() }, this.table);
     this.empty = h("p", { class: "empty" }, "No node is here.");
+    this.logs = h("p", { class: "faint logs" });
     this.element = h(
       "section", { class: "card", "aria-labelledby": "nodes-title" },
       h("div", { class: "head" }, h("h2", { id: "nodes-title" }, "Nodes"), this.count, h("span", { class: "grow" }), this.filter),
-      this.scroll, this.empty,
+      this.logs, this.scroll, this.empty,
     );
   }
 
@@ -40,11 +42,13 @@ export class NodeTable {
   draw() {
     const wanted = this.filter.value.trim().toLowerCase();
     const all = this.store.sorted();
+    this.domain = commonDomain(all.map((node) => node.name));
     const nodes = all.filter((node) => (this.standing === null || this.standing.includes(node.standing)) && (!wanted || words(node).includes(wanted)));
     say(this.count, nodes.length === all.length ? plural(all.length, "node") : `${nodes.length} of ${plural(all.length, "node")}`);
     this.empty.hidden = nodes.length > 0;
     this.scroll.hidden = nodes.length === 0;
     say(this.empty, all.length ? "No node is like that." : "No node is here.");
+    this.drawLogs(all);
     const [first, last] = this.seen(nodes.length);
     const shown = nodes.slice(first, last);
     const kept = new Map();
@@ -60,6 +64,14 @@ export class NodeTable {
     this.above.firstChild.style.height = `${first * ROW}px`;
     this.below.firstChild.style.height = `${(nodes.length - last) * ROW}px`;
     arrange(this.body, [...(first ? [this.above] : []), ...elements, ...(last < nodes.length ? [this.below] : [])]);
+  }
+
+  /** Where the log files are, if the launchers say so in the label `logs`. */
+  drawLogs(nodes) {
+    const places = [...new Set(nodes.map((node) => node.labels.logs).filter(Boolean))];
+    show(this.logs, places.length > 0);
+    const more = places.length > FEW_PLACES ? `, and ${places.length - FEW_PLACES} more` : "";
+    sayWords(this.logs, `Logs, on each node: ${places.slice(0, FEW_PLACES).join(", ")}${more}`);
   }
 
   seen(count) {
@@ -85,10 +97,12 @@ export class NodeTable {
   fill(row, node) {
     const age = node.joined_at === null ? "" : `${duration(Math.max(0, this.store.now() - node.joined_at))} ago`;
     say(row.cells[3], age);
-    if (row.node === node) return;
+    if (row.node === node && row.domain === this.domain) return;
     row.node = node;
+    row.domain = this.domain;
     say(row.cells[0], node.rank === null ? "–" : String(node.rank));
-    say(row.cells[1], node.name);
+    const end = node.name.length - this.domain;
+    row.cells[1].replaceChildren(node.name.slice(0, end), ...(this.domain ? [h("span", { class: "domain" }, node.name.slice(end))] : []));
     row.cells[1].title = `${node.name}\nid ${node.id}${node.pid ? `, pid ${node.pid}` : ""}`;
     const shown = shownAs(node.standing, this.store.trackOf.get(node.id));
     row.badge.dataset.state = shown;

@@ -1,8 +1,9 @@
 // The last rounds: how long each took to form, the last nodes to arrive, how long it lasted and why it ended.
 
-import { arrange, duration, h, moment, say, show } from "./dom.js";
+import { arrange, duration, h, moment, say, sayWords, show } from "./dom.js";
 
-const HEAD = ["Round", "Active since", "Size", "Came together in", "Last to arrive", "Lasted", "Why it ended"];
+const HEAD = ["Round", "Active since", "Size", "Formed in", "Last to arrive", "Lasted", "Why it ended"];
+const GRAVE_ENDS = new Set(["worker failed", "stalled", "member lost", "session lost"]);
 const PARTS = [["gather_s", "gathering"], ["last_call_s", "last call"], ["confirm_s", "confirming"]];
 
 export class RoundTable {
@@ -56,13 +57,29 @@ export class RoundTable {
       h("td", {}, moment(round.active_at, now)),
       h("td", {}, round.size.toLocaleString("en")),
       came,
-      h("td", { class: "wrap", title: all }, late.join(", ") || "all at once"),
+      textCell("wrap", late.join(", ") || "all at once", all),
       h("td", {}, round.ended ? duration(round.lasted_s) || "–" : h("span", { class: "badge", "data-state": "member" }, "goes on")),
-      h("td", { class: "wrap" }, round.ended || ""),
+      ended(round),
     ];
     cells.forEach((cell, index) => cell.setAttribute("data-name", HEAD[index]));
     return h("tr", {}, cells);
   }
+}
+
+function textCell(name, text, title) {
+  const cell = h("td", { class: name, title });
+  sayWords(cell, text);
+  return cell;
+}
+
+/** The kind of the end, and the sentence with its cause. */
+function ended(round) {
+  const cell = h("td", { class: "wrap" });
+  if (!round.ended) return cell;
+  const why = h("span");
+  sayWords(why, round.ended);
+  cell.append(...(round.ended_kind ? [h("span", { class: "kind", "data-grave": GRAVE_ENDS.has(round.ended_kind) }, round.ended_kind), " "] : []), why);
+  return cell;
 }
 
 const total = (round) => round.gather_s + round.last_call_s + round.confirm_s;

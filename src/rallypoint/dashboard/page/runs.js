@@ -1,8 +1,10 @@
 // The list of runs.
 
-import { arrange, h, natural, plural, say, show } from "./dom.js";
+import { arrange, h, natural, plural, say, sayWords, show } from "./dom.js";
 
 const GRAVITY = { bad: 0, look: 1, good: 2, none: 3 };
+
+const HEAD = ["Run", "State", "Round", "Nodes", "Sizes", "What it says"];
 
 export function listView(open) {
   const runs = new Map();
@@ -11,7 +13,7 @@ export function listView(open) {
   const body = h("tbody");
   const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter runs by id or reason" });
   const empty = h("p", { class: "empty" }, "Looking …");
-  const head = ["Run", "State", "Round", "Nodes", "Sizes", "What it says"].map((name) => h("th", { scope: "col" }, name));
+  const head = HEAD.map((name) => h("th", { scope: "col" }, name));
   const table = h("table", { class: "runs" }, h("thead", {}, h("tr", {}, head)), body);
   const element = h(
     "section", { class: "card", "aria-labelledby": "runs-title" },
@@ -32,9 +34,11 @@ export function listView(open) {
           event.preventDefault();
           open(path);
         },
-      }, run.run_id);
+      });
+      sayWords(link, run.run_id);
       const pill = h("span", { class: "pill" });
       const cells = [h("td", {}, link), h("td", {}, pill), ...[0, 1, 2, 3].map(() => h("td"))];
+      cells.forEach((cell, index) => cell.setAttribute("data-name", HEAD[index]));
       found = { tr: h("tr", {}, cells), pill, cells, run: null };
       rows.set(run.run_id, found);
     }
@@ -45,7 +49,7 @@ export function listView(open) {
       say(found.cells[2], run.round ? String(run.round) : "–");
       say(found.cells[3], run.nodes.toLocaleString("en"));
       say(found.cells[4], run.min_nodes === run.max_nodes ? `${run.min_nodes}` : `${run.min_nodes}–${run.max_nodes}`);
-      say(found.cells[5], run.reason || "nothing was said yet");
+      sayWords(found.cells[5], run.reason || "nothing was said yet");
     }
     return found.tr;
   }

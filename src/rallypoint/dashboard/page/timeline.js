@@ -2,7 +2,7 @@
 // than a pixel the graver state is drawn, so a single loss among a thousand is visible. Above them: how many nodes are in
 // each state.
 
-import { h, moment, plural, say, show } from "./dom.js";
+import { arrange, commonDomain, h, moment, plural, say, show } from "./dom.js";
 import { GRAVE, MEANING, STATES, palette } from "./states.js";
 
 const WINDOWS = [[60, "1 min"], [300, "5 min"], [900, "15 min"], [3600, "1 h"]];
@@ -11,6 +11,8 @@ const AXIS = 20;
 const TALLEST = 24;
 const MOST_HEIGHT = 520;
 const TEXT_ROWS = 40;
+const MOST_MARKS = 60;
+const MARK = 14;
 
 export class Timeline {
   constructor(store) {
@@ -25,6 +27,8 @@ export class Timeline {
       "div", { class: "stage", tabindex: "0", role: "group", "aria-label": "Time line of nodes. Arrow keys move along time and nodes; what is there is said below.", "aria-describedby": "timeline-summary" },
       this.canvas,
     );
+    this.marks = h("div", { class: "marks", "aria-hidden": "true" });
+    this.stage.append(this.marks);
     this.summary = h("p", { class: "faint", id: "timeline-summary" });
     this.buttons = WINDOWS.map(([seconds, name]) =>
       h("button", { type: "button", class: "chip", "aria-pressed": String(seconds === this.window), onclick: () => this.choose(seconds) }, name));
@@ -88,7 +92,7 @@ export class Timeline {
       const last = track.spans[track.spans.length - 1];
       return last !== undefined && (last[1] !== "out" || last[0] > from);
     });
-    const gutter = Math.min(150, Math.max(64, width * 0.16));
+    const gutter = Math.min(150, Math.max(92, width * 0.16));
     const rowHeight = Math.min(TALLEST, MOST_HEIGHT / Math.max(1, rows.length));
     const height = Math.max(TALLEST, rowHeight * rows.length);
     return { width, from, until, rows, gutter, rowHeight, height, top: OVERVIEW + 8, plot: width - gutter - 8 };
@@ -126,6 +130,7 @@ export class Timeline {
     this.drawRounds(pen, l);
     this.drawNames(pen, l);
     if (this.cursor) this.drawCursor(pen, l);
+    this.placeMarks(l);
     this.summarise(l);
   }
 
@@ -236,13 +241,39 @@ export class Timeline {
     pen.textAlign = "right";
     const every = Math.max(1, Math.ceil(15 / l.rowHeight));
     const room = l.gutter - 14;
-    const domain = commonDomain(l.rows);
+    const domain = commonDomain(l.rows.map((track) => track.name));
     l.rows.forEach((track, index) => {
       if (index % every || (every > 1 && (l.rows.length - index) * l.rowHeight < 8)) return;
       const y = l.top + (index + 0.5) * l.rowHeight + (every > 1 ? 5 : -1);
       pen.fillStyle = GRAVE.has(track.spans[track.spans.length - 1][1]) ? this.colours.lost : this.colours.text;
       pen.fillText(shorten(pen, track.name.slice(0, track.name.length - domain), room), l.gutter - 8, y);
     });
+  }
+
+  /** A mark for each loss, and one for several at the same place: what and when is in its title. */
+  placeMarks(l) {
+    const found = new Map();
+    l.rows.forEach((track, index) => {
+      for (const [at, state] of track.spans) {
+        if (!GRAVE.has(state) || at < l.from) continue;
+        const x = this.x(at, l);
+        const y = l.top + (index + 0.5) * l.rowHeight - 1;
+        const key = `${Math.round(x / MARK)} ${Math.round(y / MARK)}`;
+        const mark = found.get(key) || { x, y, state, told: [] };
+        mark.told.push(`${moment(at, l.until)} ${track.name}: ${state}`);
+        found.set(key, mark);
+      }
+    });
+    const marks = [...found.values()].slice(-MOST_MARKS);
+    const old = [...this.marks.children];
+    arrange(this.marks, marks.map((mark, index) => {
+      const element = old[index] || h("span");
+      element.className = `mark key-${mark.state.replace(" ", "-")}`;
+      element.title = mark.told.slice(0, 8).join("\n") + (mark.told.length > 8 ? `\nand ${mark.told.length - 8} more` : "");
+      element.style.left = `${mark.x}px`;
+      element.style.top = `${mark.y}px`;
+      return element;
+    }));
   }
 
   drawCursor(pen, l) {
@@ -342,17 +373,6 @@ function stateAt(track, at) {
     found = span;
   }
   return found;
-}
-
-/** The length of the domain that all names share; it is left out of the row labels. */
-function commonDomain(rows) {
-  if (rows.length < 2) return 0;
-  const first = rows[0].name;
-  for (let dot = first.indexOf(".", 1); dot > 0; dot = first.indexOf(".", dot + 1)) {
-    const end = first.slice(dot);
-    if (rows.every((track) => track.name.endsWith(end) && track.name.length > end.length)) return end.length;
-  }
-  return 0;
 }
 
 function shorten(pen, text, room) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 from rallypoint.events import Event, NodeHeldBack, NodeLost, RecordUnreadable, RoundActive, RoundGivenUp, RoundOver
 from rallypoint.observe.metrics import table
 from rallypoint.observe.metrics.families import Scrape, Tally
+from rallypoint.rendezvous.records import LeaveKind
 
 PHASES = ("gather", "last_call", "confirm")
 
@@ -18,6 +19,7 @@ class Decisions:
     def __init__(self) -> None:
         self._active = self._given_up = self._members_lost = self._others_lost = self._held_back = self._unreadable = 0
         self._phases = {phase: Tally(table.ROUND_PHASE.buckets) for phase in PHASES}
+        self._ends = dict.fromkeys(LeaveKind, 0)
         self._lasted = Tally(table.ROUND_LASTED.buckets)
 
     def __call__(self, event: Event) -> None:
@@ -29,8 +31,10 @@ class Decisions:
                         self._phases[phase].add(took_s)
             case RoundGivenUp():
                 self._given_up += 1
-            case RoundOver(lasted_s=float(lasted_s)):
-                self._lasted.add(lasted_s)
+            case RoundOver(kind=kind, lasted_s=lasted_s):
+                self._ends[LeaveKind(kind)] += 1
+                if lasted_s is not None:
+                    self._lasted.add(lasted_s)
             case NodeLost(round=number):
                 if number:
                     self._members_lost += 1
@@ -49,6 +53,8 @@ class Decisions:
         scrape.put(table.ROUNDS, self._given_up, "given_up")
         for phase, tally in self._phases.items():
             scrape.put_tally(table.ROUND_PHASE, tally, phase)
+        for kind, count in self._ends.items():
+            scrape.put(table.ROUND_ENDS, count, table.word(kind))
         scrape.put_tally(table.ROUND_LASTED, self._lasted)
         scrape.put(table.NODES_LOST, self._members_lost, "member")
         scrape.put(table.NODES_LOST, self._others_lost, "other")

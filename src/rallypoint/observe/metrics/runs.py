@@ -31,6 +31,8 @@ class RunNumbers(msgspec.Struct, frozen=True, kw_only=True):
     open_places: int = 0
     active: int = 0
     closed: int = 0
+    restarts: int = 0
+    restarts_limit: int = 0
     round: int = 0
 
     def __add__(self, other: RunNumbers) -> RunNumbers:
@@ -49,6 +51,8 @@ _SHOWN: dict[str, Metric] = {
     "open_places": table.RUN_OPEN_PLACES,
     "active": table.RUN_ACTIVE,
     "closed": table.RUN_CLOSED,
+    "restarts": table.RUN_RESTARTS,
+    "restarts_limit": table.RUN_RESTARTS_LIMIT,
 }
 
 
@@ -65,6 +69,8 @@ def numbers_of_report(report: Report) -> RunNumbers:
         open_places=report.open_places,
         active=report.has_round,
         closed=report.is_closed,
+        restarts=report.restarts.used if report.restarts is not None else 0,
+        restarts_limit=report.restarts.limit if report.restarts is not None else 0,
         round=report.round.number if report.round is not None else 0,
     )
 
@@ -84,6 +90,8 @@ def numbers_of_view(view: View) -> RunNumbers:
         open_places=max(0, view.rules.max_nodes - members) if view.rules is not None else 0,
         active=bool(members),
         closed=view.is_closed,
+        restarts=view.budget.used if view.budget is not None else 0,
+        restarts_limit=view.budget.limit if view.budget is not None else 0,
         round=number,
     )
 

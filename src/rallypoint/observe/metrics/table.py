@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.records import LeaveKind
 from rallypoint.server.admission.refusals import Refusal
 from rallypoint.server.clients import Ended
 
@@ -117,6 +118,21 @@ RUN_CLOSED = Metric(
     _RUN_LABEL,
 )
 
+RUN_RESTARTS = Metric(
+    "rallypoint_run_restarts",
+    _GAUGE,
+    _RUN,
+    "Restarts that the launchers of the run have counted; 0 if the run has none.",
+    _RUN_LABEL,
+)
+RUN_RESTARTS_LIMIT = Metric(
+    "rallypoint_run_restarts_limit",
+    _GAUGE,
+    _RUN,
+    "Restarts that the run may use (`--max-restarts`); 0 if it has no launchers.",
+    _RUN_LABEL,
+)
+
 # --- decisions: counted only in the process whose coordinator decides -------------------------------------------------
 
 ROUNDS = Metric(
@@ -135,6 +151,13 @@ ROUND_PHASE = Metric(
     {"phase": "`gather`, `last_call`, `confirm`"},
     "seconds",
     PHASE_BUCKETS,
+)
+ROUND_ENDS = Metric(
+    "rallypoint_round_ends_total",
+    _COUNTER,
+    _DECISIONS,
+    "Rounds that ended, by the kind of their root cause.",
+    {"kind": _listed(LeaveKind)},
 )
 ROUND_LASTED = Metric(
     "rallypoint_round_lasted_seconds",

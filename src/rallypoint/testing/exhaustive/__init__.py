@@ -33,7 +33,8 @@ Deterministic:
 - a process runs until it waits; two of its tasks that are ready at the same instant run in asyncio's order;
 - pauses and ids are not random; the longest pause is used;
 - no request is unavailable, no watch loses its history, no record is damaged, no node is drained or held back;
-- sentences for people, and the reports in `history/`, are blank, and `state/waiting` is not rewritten for a sentence.
+- sentences for people, and the reports in `history/`, are blank, and `state/waiting` is not rewritten for a sentence;
+  no events are kept.
 
 From every explored state, the world without further faults must become quiescent: every node is in the round that has
 room for it, or every node was told that the run is closed. That is Completion, Admission, and half of Finality.

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rallypoint.kv.types import Op, Put, Txn
-from rallypoint.rendezvous import coordinator, records
+from rallypoint.rendezvous import coordinator, kept_events, records
 from rallypoint.testing.exhaustive.symbolic import FAR_S
 
 SENTENCES = frozenset({"why", "reason", "by", "ended", "broken", "_waiting_reason", "_reported_reason", "_error"})
@@ -33,15 +33,16 @@ def blank_record(value: bytes) -> bytes:
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """During the block the real code may put symbolic values into records (encoded as 0: they are never read back), and
-    does not rewrite `state/waiting` if only its sentence has changed."""
-    before = records._encoder, coordinator.REASON_EVERY_S
+    """During the block the real code may put symbolic values into records (encoded as 0: they are never read back),
+    does not rewrite `state/waiting` if only its sentence has changed, and keeps no events."""
+    before = records._encoder, coordinator.REASON_EVERY_S, kept_events.KEPT
     records._encoder = msgspec.json.Encoder(order="deterministic", enc_hook=lambda symbol: 0)
     coordinator.REASON_EVERY_S = 2 * FAR_S
+    kept_events.KEPT = 0
     try:
         yield
     finally:
-        records._encoder, coordinator.REASON_EVERY_S = before
+        records._encoder, coordinator.REASON_EVERY_S, kept_events.KEPT = before
 
 
 def blank_op(op: Op) -> Op:

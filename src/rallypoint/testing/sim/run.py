@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from rallypoint import _marks
@@ -64,7 +63,7 @@ def run_plan(plan: Plan) -> Verdict:
             director = Director(world)
             await director.run()
 
-        with small_bounds() if plan.wired else nullcontext():
+        with small_bounds():
             loop.run_until_complete(main())
         if errors:
             broke, why = "Error", errors[0]

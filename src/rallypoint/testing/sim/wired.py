@@ -36,6 +36,7 @@ from rallypoint.kv.types import (
     Tick,
     Txn,
 )
+from rallypoint.rendezvous import kept_events
 from rallypoint.server import connection
 from rallypoint.server.clients import LATE_S
 from rallypoint.server.durability.server import DurableLocal, DurableServer
@@ -62,13 +63,13 @@ Note = Callable[[str, str, object], None]
 
 @contextmanager
 def small_bounds() -> Iterator[None]:
-    """Lower the server's limits for slow readers, in proportion to these small worlds."""
-    before = connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES
-    connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES = 10, 16 * 1024
+    """Lower the server's limits for slow readers and the number of kept events, in proportion to these small worlds."""
+    before = connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES, kept_events.KEPT
+    connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES, kept_events.KEPT = 10, 16 * 1024, 20
     try:
         yield
     finally:
-        connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES = before
+        connection.MOST_WAITING_MESSAGES, connection.MOST_WAITING_BYTES, kept_events.KEPT = before
 
 
 class CoordinatorKilled(Exception):
