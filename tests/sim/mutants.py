@@ -27,6 +27,7 @@ from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.node_session import NodeSession
 from rallypoint.rendezvous.node_view import NodeView
+from rallypoint.rendezvous.round_end import Leavings
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.rendezvous.view import View
 from rallypoint.server.clients import Clients
@@ -39,6 +40,7 @@ from tests.sim.edits import Edit, edited
 GUARANTEES = (
     *("Barrier", "Agreement", "Ranks", "Exclusivity", "Monotonicity", "Freshness", "Fencing", "Finality"),
     *("Completion", "Detection", "Admission", "Release", "OutageTolerance"),
+    "Cause",  # of a round's end: not a guarantee, but checked
 )
 RULES = range(1, 11)
 """Of the protocol: numbers, joins, coordinator writes, node writes, sessions, view, finality, join, floor, order."""
@@ -82,6 +84,28 @@ MUTANTS = (
         ("Monotonicity", "Agreement"),
         (Edit(View, "next_number", "self.round.number if", "self.round.last_active if"),),
         rule=1,
+    ),
+    Mutant(
+        "the last failure in a round is reported as its cause",
+        ("Cause",),
+        (Edit(Leavings, "note", "< (first.revision, first.name)", "> (first.revision, first.name)"),),
+    ),
+    Mutant(
+        "an echo is reported as the cause of a round's end",
+        ("Cause",),
+        (Edit(Leavings, "root", "first = min(self._first", "first = max(self._first"),),
+    ),
+    Mutant(
+        "a member that joins again counts as lost",
+        ("Cause",),
+        (
+            Edit(
+                View,
+                "_note_leaving",
+                "self.leavings.note(record.id, Leaving(node.mod_revision, record.name, left.kind, left.why))",
+                "self.leavings.note_lost(record.id, record.name, node.mod_revision)",
+            ),
+        ),
     ),
     Mutant(
         "a planned member with another join counts as present",
