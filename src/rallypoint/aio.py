@@ -41,7 +41,7 @@ from rallypoint.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from rallypoint.parameters import RendezvousParameters
 from rallypoint.rendezvous.membership import Bootstrap, Identity, Joined
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.records import LeaveCause
+from rallypoint.rendezvous.records import LeaveCause, LeaveKind
 from rallypoint.settings import Settings
 from rallypoint.store import AsyncStore
 from rallypoint.urls import shown
@@ -379,6 +379,7 @@ class AsyncRun:
 
     def __init__(self, handler: AsyncHandler) -> None:
         self.handler = handler
+        self._world: AsyncWorld | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -386,7 +387,9 @@ class AsyncRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.handler.leave(end_of_block(error))
+        world, name = self._world, self.handler.name
+        cause = cause_of_block(error, name, world.rank, world.changed.is_set()) if world is not None else None
+        await self.handler.leave(end_of_block(error), cause=cause)
         await self.handler.aclose()
 
     async def rounds(self) -> AsyncIterator[AsyncWorld]:
@@ -402,6 +405,7 @@ class AsyncRun:
                 if isinstance(error, RendezvousGracefulExitError) or self.handler.has_left:
                     return
                 raise
+            self._world = world
             yield world
             await world.changed.wait()
             if self.handler.has_left:
@@ -425,6 +429,22 @@ def join(target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink]
 def end_of_block(error: BaseException | None) -> str:
     """The reason for leaving that the other nodes get."""
     return "its block ended" if error is None else f"its block raised {shown(error)}"
+
+
+def cause_of_block(error: BaseException | None, name: str, rank: int, has_changed: bool) -> LeaveCause | None:
+    """Why the node `name` leaves its round at the end of the block. None: because of the change that it was told of."""
+    match error:
+        case None if has_changed:
+            return None
+        case None:
+            return LeaveCause(kind=LeaveKind.FINISHED, why=f"{name} has finished")
+        case RendezvousError():
+            return None
+        case Exception():
+            why = f"rank {rank} on {name} raised {type(error).__name__}: {error}"
+            return LeaveCause(kind=LeaveKind.WORKER_FAILED, why=why, rank=rank)
+        case _:  # Ctrl-C, sys.exit(), a cancelled task
+            return LeaveCause(kind=LeaveKind.STOPPED, why=f"{name} was stopped ({type(error).__name__})")
 
 
 def settings_of(target: str | RendezvousParameters | Settings, options: dict[str, object]) -> Settings:
