@@ -41,7 +41,7 @@ from rallypoint.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from rallypoint.parameters import RendezvousParameters
 from rallypoint.rendezvous.membership import Bootstrap, Identity, Joined
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.records import LeaveCause, LeaveKind
+from rallypoint.rendezvous.records import LeaveCause, LeaveKind, one_line
 from rallypoint.settings import Settings
 from rallypoint.store import AsyncStore
 from rallypoint.urls import shown
@@ -191,12 +191,14 @@ class AsyncHandler:
         changed, self.changed = self.changed, None
         signal_left(changed, why)
 
-    async def shutdown(self, why: str = "shutdown() was called") -> bool:
+    async def shutdown(self, why: str = "shutdown() was called", *, cause: LeaveCause | None = None) -> bool:
         """Close the run, leave, and release all resources. False, with a warning event, if closing failed.
 
+        `cause`: why the run is closed and its round left; its sentence takes the place of `why`.
         In this order: if the node left first, a spare could be admitted just before the close. Concurrent calls wait
         for the first one and return its result; if that one is cancelled before the run is closed, another takes over.
         """
+        why = one_line(cause.why) if cause is not None else why
         while self._shutting_down is not None:
             if (result := await asyncio.shield(self._shutting_down)) is not None:
                 return result
@@ -206,7 +208,7 @@ class AsyncHandler:
             closed = await self._close_for_all(why)
         finally:
             try:
-                await self.leave(why)
+                await self.leave(why, cause=cause)
             finally:
                 try:
                     await self._end()

@@ -162,13 +162,16 @@ class Handler(RendezvousHandler):
         """Leave the run without closing it. The handler can join again. `cause` as in `next_rendezvous`."""
         self._call(self._core.leave(reason, cause=cause))
 
-    def shutdown(self) -> bool:
-        """As in the interface. Further and concurrent calls return the same result."""
+    def shutdown(self, *, cause: LeaveCause | None = None) -> bool:
+        """As in the interface. Further and concurrent calls return the same result.
+
+        `cause`: why the run is closed and its round left, for all who want to know.
+        """
         self._check_process()
         if self._shutdown_results:
             return self._shutdown_results[0]
         try:
-            return self._end(self._core.shutdown(), self._shutdown_results.append)
+            return self._end(self._core.shutdown(cause=cause), self._shutdown_results.append)
         except RendezvousError:
             if not self._shutdown_results:  # else a concurrent call has succeeded
                 raise
