@@ -419,7 +419,7 @@ class Ended(Scenario):
         self.whole_round(1, "a", "b", "c")
         if lost:
             self.lose(lost)
-        for name in sorted({"a", "b", "c"} - {lost}, key=lambda name: name not in failed):
+        for name in sorted({"a", "b", "c"} - {lost}, key=lambda name: (name not in failed, name)):
             kind = LeaveKind.WORKER_FAILED if name in failed else LeaveKind.ROUND_OVER
             left = LeaveCause(kind=kind, why=f"{name} says why", round=1)
             self.put(name, (KEYS.node(name), NodeRecord(id=name, **PLAIN, name=name, join=2, phase=JOINING, left=left)))
