@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from rallypoint._marks import mark
 from rallypoint.errors import RendezvousStateError
 from rallypoint.kv.types import Change, Item
 from rallypoint.rendezvous.keys import RunKeys
@@ -476,6 +477,7 @@ class Cause(Checker):
         number, kind = report.number, report.ended_kind
         if kind is None:
             raise BrokeCause(f"the end of round {number} has no kind: {report.ended}")
+        self._mark(kind)
         failed = sorted(
             (at, cause.why, node_id)
             for node_id, (at, cause) in self._said.items()
@@ -493,6 +495,32 @@ class Cause(Checker):
                 raise BrokeCause(f"round {number} lost no member, but its end is reported as: {report.ended}")
         elif any(is_known):
             raise BrokeCause(f"a worker of round {number} failed, but its end is reported as: {report.ended}")
+
+    def _mark(self, kind: LeaveKind) -> None:
+        """That a world reached this kind of end. ROUND_OVER is left out: it takes a cause that nobody knows."""
+        match kind:
+            case LeaveKind.WORKER_FAILED:
+                mark("end.worker_failed")
+            case LeaveKind.STALLED:
+                mark("end.stalled")
+            case LeaveKind.MEMBER_LOST:
+                mark("end.member_lost")
+            case LeaveKind.SESSION_LOST:
+                mark("end.session_lost")
+            case LeaveKind.DRAIN:
+                mark("end.drain")
+            case LeaveKind.OPERATOR:
+                mark("end.operator")
+            case LeaveKind.STOPPED:
+                mark("end.stopped")
+            case LeaveKind.FINISHED:
+                mark("end.finished")
+            case LeaveKind.ADMISSION:
+                mark("end.admission")
+            case LeaveKind.REQUESTED:
+                mark("end.requested")
+            case LeaveKind.ROUND_OVER:
+                pass
 
     def _still_says(self, picture: Picture, node_id: str) -> bool:
         """A coordinator that takes over can read what this node wrote."""
