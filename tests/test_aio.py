@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+import rallypoint
 from rallypoint import aio
 from rallypoint.backends import schemes
 from rallypoint.backends.memory import MemoryBackend, MemoryServer
@@ -270,6 +271,44 @@ def test_async_with_block_that_raises_leaves_with_the_reason():
 
 
 # --- leaving and closing ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ValueError("no such file"), "rank 1 on b raised ValueError: no such file"),
+        (None, "b has finished"),
+        (KeyboardInterrupt(), "b was stopped (KeyboardInterrupt)"),
+    ],
+    ids=["raises", "ends", "is interrupted"],
+)
+def test_other_members_learn_how_the_block_of_a_member_ended(error, why):
+    async def main():
+        url = place()
+        async with handlers(url, "a", min_nodes=2) as (a,):
+            first = asyncio.ensure_future(a.next_rendezvous())
+            await asyncio.sleep(0.1)
+            run_b = aio.join(url, name="b", min_nodes=2)
+            async for _ in run_b.rounds():
+                break
+            world = await first
+            await run_b.__aexit__(type(error) if error is not None else None, error, None)
+            assert await world.changed.wait() == f"members are leaving round 1: {why}"
+
+    virtual(main)
+
+
+def test_given_cause_is_told_to_the_other_members():
+    async def main():
+        async with handlers(place(), "a", "b", min_nodes=2) as (a, b):
+            world, _ = await gather(a, b)
+            why = "rank 1 on b exited with 1: RuntimeError: CUDA out of memory"
+            cause = rallypoint.LeaveCause(kind=rallypoint.LeaveKind.WORKER_FAILED, why=why, rank=1)
+            again = asyncio.ensure_future(b.next_rendezvous(cause=cause))
+            assert await world.changed.wait() == f"members are leaving round 1: {why}"
+            await asyncio.gather(a.next_rendezvous(), again)
+
+    virtual(main)
 
 
 def test_second_concurrent_call_raises_and_the_first_continues():

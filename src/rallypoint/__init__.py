@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         rendezvous_handler_registry,
     )
     from rallypoint.rendezvous.membership import Cause
+    from rallypoint.rendezvous.records import LeaveCause, LeaveKind
     from rallypoint.settings import Settings
     from rallypoint.store.blocking import Store
 
@@ -62,6 +63,8 @@ __all__ = [
     "Handler",
     "HistoryGone",
     "LeaseGone",
+    "LeaveCause",
+    "LeaveKind",
     "NewerSchemaError",
     "OutcomeUnknown",
     "RallypointError",
@@ -131,6 +134,7 @@ _NAMES = {
         "rendezvous_handler_registry",
     ),
     "rallypoint.rendezvous.membership": ("Cause",),
+    "rallypoint.rendezvous.records": ("LeaveCause", "LeaveKind"),
     "rallypoint.settings": ("Settings",),
     "rallypoint.store": ("Store",),
 }

@@ -41,7 +41,7 @@ from rallypoint.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from rallypoint.parameters import RendezvousParameters
 from rallypoint.rendezvous.membership import Bootstrap, Identity, Joined
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.records import LeaveCause
+from rallypoint.rendezvous.records import LeaveCause, LeaveKind, one_line
 from rallypoint.settings import Settings
 from rallypoint.store import AsyncStore
 from rallypoint.urls import shown
@@ -191,12 +191,14 @@ class AsyncHandler:
         changed, self.changed = self.changed, None
         signal_left(changed, why)
 
-    async def shutdown(self, why: str = "shutdown() was called") -> bool:
+    async def shutdown(self, why: str = "shutdown() was called", *, cause: LeaveCause | None = None) -> bool:
         """Close the run, leave, and release all resources. False, with a warning event, if closing failed.
 
+        `cause`: why the run is closed and its round left; its sentence takes the place of `why`.
         In this order: if the node left first, a spare could be admitted just before the close. Concurrent calls wait
         for the first one and return its result; if that one is cancelled before the run is closed, another takes over.
         """
+        why = one_line(cause.why) if cause is not None else why
         while self._shutting_down is not None:
             if (result := await asyncio.shield(self._shutting_down)) is not None:
                 return result
@@ -206,7 +208,7 @@ class AsyncHandler:
             closed = await self._close_for_all(why)
         finally:
             try:
-                await self.leave(why)
+                await self.leave(why, cause=cause)
             finally:
                 try:
                     await self._end()
@@ -379,6 +381,7 @@ class AsyncRun:
 
     def __init__(self, handler: AsyncHandler) -> None:
         self.handler = handler
+        self._world: AsyncWorld | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -386,7 +389,9 @@ class AsyncRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.handler.leave(end_of_block(error))
+        world, name = self._world, self.handler.name
+        cause = cause_of_block(error, name, world.rank, world.changed.is_set()) if world is not None else None
+        await self.handler.leave(end_of_block(error), cause=cause)
         await self.handler.aclose()
 
     async def rounds(self) -> AsyncIterator[AsyncWorld]:
@@ -402,6 +407,7 @@ class AsyncRun:
                 if isinstance(error, RendezvousGracefulExitError) or self.handler.has_left:
                     return
                 raise
+            self._world = world
             yield world
             await world.changed.wait()
             if self.handler.has_left:
@@ -425,6 +431,22 @@ def join(target: str | RendezvousParameters | Settings, *, sinks: Iterable[Sink]
 def end_of_block(error: BaseException | None) -> str:
     """The reason for leaving that the other nodes get."""
     return "its block ended" if error is None else f"its block raised {shown(error)}"
+
+
+def cause_of_block(error: BaseException | None, name: str, rank: int, has_changed: bool) -> LeaveCause | None:
+    """Why the node `name` leaves its round at the end of the block. None: because of the change that it was told of."""
+    match error:
+        case None if has_changed:
+            return None
+        case None:
+            return LeaveCause(kind=LeaveKind.FINISHED, why=f"{name} has finished")
+        case RendezvousError():
+            return None
+        case Exception():
+            why = f"rank {rank} on {name} raised {type(error).__name__}: {error}"
+            return LeaveCause(kind=LeaveKind.WORKER_FAILED, why=why, rank=rank)
+        case _:  # Ctrl-C, sys.exit(), a cancelled task
+            return LeaveCause(kind=LeaveKind.STOPPED, why=f"{name} was stopped ({type(error).__name__})")
 
 
 def settings_of(target: str | RendezvousParameters | Settings, options: dict[str, object]) -> Settings:

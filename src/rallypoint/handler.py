@@ -16,13 +16,22 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rallypoint import _background
-from rallypoint.aio import AsyncHandler, AsyncWorld, BootstrapMaker, check_process, end_of_block, settings_of
+from rallypoint.aio import (
+    AsyncHandler,
+    AsyncWorld,
+    BootstrapMaker,
+    cause_of_block,
+    check_process,
+    end_of_block,
+    settings_of,
+)
 from rallypoint.api import RendezvousHandler, RendezvousInfo
 from rallypoint.backends.schemes import BackendOpener
 from rallypoint.errors import RendezvousError, RendezvousGracefulExitError
 from rallypoint.events import Sink
 from rallypoint.parameters import RendezvousParameters
 from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.records import LeaveCause
 from rallypoint.settings import Settings
 from rallypoint.static import handler_for
 from rallypoint.store import Store
@@ -111,9 +120,18 @@ class Handler(RendezvousHandler):
         """The settings in force."""
         return self._core.settings
 
-    def next_rendezvous(self) -> World:
-        """Leave the current round, if any, and block until this node has a place in the next. Ctrl-C withdraws it."""
-        return self._world(self._call(self._core.next_rendezvous()))
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self._core.name
+
+    def next_rendezvous(self, *, cause: LeaveCause | None = None) -> World:
+        """Leave the current round, if any, and block until this node has a place in the next. Ctrl-C withdraws it.
+
+        `cause`: why it leaves that round, for all who want to know. None: because of the last change of the round that
+        it was told of.
+        """
+        return self._world(self._call(self._core.next_rendezvous(cause=cause)))
 
     def num_nodes_waiting(self) -> int:
         """As in the interface. Only the first call may block, up to `read_timeout`. 0 after the shutdown."""
@@ -140,17 +158,20 @@ class Handler(RendezvousHandler):
         """Let nodes join a closed run again; False if it was not closed."""
         return self._call(self._core.reopen(reason))
 
-    def leave(self, reason: str = "leave() was called") -> None:
-        """Leave the run without closing it. The handler can join again."""
-        self._call(self._core.leave(reason))
+    def leave(self, reason: str = "leave() was called", *, cause: LeaveCause | None = None) -> None:
+        """Leave the run without closing it. The handler can join again. `cause` as in `next_rendezvous`."""
+        self._call(self._core.leave(reason, cause=cause))
 
-    def shutdown(self) -> bool:
-        """As in the interface. Further and concurrent calls return the same result."""
+    def shutdown(self, *, cause: LeaveCause | None = None) -> bool:
+        """As in the interface. Further and concurrent calls return the same result.
+
+        `cause`: why the run is closed and its round left, for all who want to know.
+        """
         self._check_process()
         if self._shutdown_results:
             return self._shutdown_results[0]
         try:
-            return self._end(self._core.shutdown(), self._shutdown_results.append)
+            return self._end(self._core.shutdown(cause=cause), self._shutdown_results.append)
         except RendezvousError:
             if not self._shutdown_results:  # else a concurrent call has succeeded
                 raise
@@ -237,6 +258,7 @@ class Run:
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
+        self._world: World | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -245,7 +267,9 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.handler.in_use:  # not in a forked child: the parent continues
-            self.handler.leave(end_of_block(error))
+            world, name = self._world, self.handler.name
+            cause = cause_of_block(error, name, world.rank, world.changed.is_set()) if world is not None else None
+            self.handler.leave(end_of_block(error), cause=cause)
             self.handler.close()
 
     def rounds(self) -> Iterator[World]:
@@ -261,6 +285,7 @@ class Run:
                 if isinstance(error, RendezvousGracefulExitError) or self.handler.has_left:
                     return
                 raise
+            self._world = world
             yield world
             world.changed.wait()
             if self.handler.has_left:

@@ -20,6 +20,7 @@ from torch.distributed.elastic import events as torch_events
 from torch.distributed.elastic import rendezvous as theirs
 from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 import rallypoint
@@ -360,7 +361,7 @@ def test_exception_that_leaves_the_api_is_recorded_as_failed(make, recorded):
 def test_exception_that_is_not_ours_is_recorded_and_passed_on(make, recorded, monkeypatch):
     handler = make()
 
-    def interrupted() -> None:
+    def interrupted(cause: rallypoint.LeaveCause | None) -> None:
         raise KeyboardInterrupt("now")
 
     monkeypatch.setattr(handler._handler, "next_rendezvous", interrupted)
@@ -387,3 +388,40 @@ def test_log_levels_are_those_of_torch(make, caplog):
     assert any("as rank 0 of 1" in text for text in levels)
     assert any("closed the run" in record.getMessage() for record in caplog.records)
     assert logging.DEBUG in said.values()
+
+
+# --- why the agent leaves its round -----------------------------------------------------------------------------------
+
+
+def reason_for(world_of: TorchrunHandler) -> str:
+    """What the member of this handler is told about its round."""
+    world = world_of._world
+    assert world is not None
+    assert world.changed.wait(60)
+    return world.changed.reason
+
+
+def test_other_members_learn_that_the_agent_restarts_its_workers(make, together):
+    a, b = make((2, 2), name="a"), make((2, 2), name="b")
+    together(a, b)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(b.next_rendezvous)
+        why = "a worker on b failed, and the agent restarts its workers"
+        assert reason_for(a) == f"members are leaving round 1: {why}"
+        a.next_rendezvous()
+        again.result(60)
+
+
+def test_other_members_learn_which_worker_ended_the_job(make, together, tmp_path):
+    a, b = make((2, 2), name="a"), make((2, 2), name="b")
+    together(a, b)
+    reply = tmp_path / "error.json"
+    message = {"message": "RuntimeError: CUDA out of memory", "extraInfo": {"timestamp": "1"}}
+    reply.write_text(json.dumps({"message": message}))
+    failed = {1: ProcessFailure(0, 123, 1, str(reply)), 0: ProcessFailure(0, 124, -11, "")}
+    try:
+        raise ChildFailedError("job", failed)
+    except ChildFailedError:
+        assert b.shutdown()
+    with pytest.raises(theirs.RendezvousClosedError, match="closed by b: rank 1 on b exited with 1: RuntimeError"):
+        a.next_rendezvous()

@@ -8,12 +8,16 @@ from rallypoint.observe.explain import explain as explain_at
 from rallypoint.observe.report import Report
 from rallypoint.observe.report_builder import ReportBuilder
 from rallypoint.rendezvous.records import (
+    BudgetRecord,
     ClosedRecord,
     CoordinatorRecord,
+    HistoryRecord,
+    LeaveKind,
     NodePhase,
     Record,
     RefusedRecord,
     RosterMember,
+    RoundPhase,
     WaitingRecord,
     encode,
     roster_digest,
@@ -125,3 +129,44 @@ def test_attempt_that_lost_a_member_is_no_longer_forming():
     assert "a, b have not confirmed the round yet" in explain(builder.report()).paragraph
     builder.apply([Change(KEYS.node("b"), None)], 5, 1.0)
     assert builder.report().phase.value == "below minimum"
+
+
+def over(number: int = 1, **fields: object) -> tuple[str, Record]:
+    """The report of a round that has ended."""
+    times = {"gather_s": 0.0, "last_call_s": 0.0, "confirm_s": 0.0, "formed_at": 1.0}
+    record = HistoryRecord(number=number, size=2, why="", **times, **fields)  # type: ignore[arg-type]
+    return KEYS.history(number), record
+
+
+OOM = "rank 1 on b exited with 1: RuntimeError: CUDA out of memory"
+
+
+def test_end_of_the_last_round_is_told_while_the_next_one_forms():
+    ended = over(ended=OOM, ended_kind=LeaveKind.WORKER_FAILED, lasted_s=41.2)
+    forming = (KEYS.round, round_record(2, RoundPhase.FORMING, last_active=1))
+    report = report_of(LED, ended, forming, *joining("a", "b"))
+    assert f"Round 1 ended after 41 s: {OOM}." in explain(report).facts
+    assert report.last_end is not None
+    assert report.last_end.ended_kind == "worker failed"
+    told = (KEYS.waiting, WaitingRecord(number=0, reason=f"1 of at least 2 nodes joined: a; round 1 ended: {OOM}"))
+    assert explain(report_of(LED, ended, told, *joining("a"))).paragraph.count(OOM) == 1
+
+
+def test_end_of_an_earlier_round_is_not_told_while_a_round_is_active():
+    report = report_of(LED, over(ended=OOM), *active("a", "b", of=("a", "b")), roster=("a", "b"))
+    assert report.last_end is None
+    assert OOM not in explain(report).paragraph
+
+
+def test_restarts_are_told_with_the_reason_of_the_last_one():
+    def budget(**fields: object) -> tuple[str, Record]:
+        return KEYS.budget, BudgetRecord(**{"incarnation": "first", "used": 1, "limit": 3, **fields})  # type: ignore[arg-type]
+
+    assert f"1 of 3 restarts used, 2 left: {OOM}." in explain(report_of(LED, budget(why=OOM))).facts
+    assert "restart" not in explain(report_of(LED, budget(used=0))).paragraph
+    assert report_of(LED, budget(incarnation="an earlier one")).restarts is None
+    damaged = Item(KEYS.budget, b"damaged", 1, 1, 1)
+    builder = ReportBuilder(KEYS, "tcp://head:29400", 0.0)
+    builder.load([Item(KEYS.config, encode(config()), 1, 1, 1), damaged], 2, 0.0)
+    assert builder.report().restarts is None
+    assert builder.view.unreadable == {}, "nothing is decided on it"

@@ -17,11 +17,13 @@ from rallypoint.events import (
     SessionLost,
     WorldChanged,
 )
+from rallypoint.kv.types import Put
 from rallypoint.observe.follower import Follower
 from rallypoint.observe.metrics import NodeMetrics, RunMetrics
 from rallypoint.observe.metrics.node import MAX_ERRORS
 from rallypoint.observe.metrics.table import TABLE, Exporter
 from rallypoint.observe.report import Counts, Phase, Report
+from rallypoint.rendezvous.records import BudgetRecord, ConfigRecord, encode
 from tests.observe.metrics_kit import scrape
 from tests.patience import unique
 from tests.rendezvous.kit import CheckedWorld, run_scenario
@@ -134,6 +136,15 @@ def test_followed_run_shows_members_waiting_and_spares():
         found = scrape(metrics.registry)
         assert (found("rallypoint_run_members", run=run), found("rallypoint_run_gone", run=run)) == (2, 1)
         assert found("rallypoint_run_waiting", run=run) == 1
+        assert found("rallypoint_run_restarts_limit", run=run) == 0
+        config = world.record(ConfigRecord, world.keys.config)
+        assert config is not None
+        used = BudgetRecord(incarnation=config.incarnation, used=2, limit=3, why="rank 3 on b exited with 1")
+        await backend.txn([], [Put(world.keys.budget, encode(used), config.run_lease)])
+        await asyncio.sleep(1.0)
+        found = scrape(metrics.registry)
+        restarts = found("rallypoint_run_restarts", run=run), found("rallypoint_run_restarts_limit", run=run)
+        assert restarts == (2, 3)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await backend.close()

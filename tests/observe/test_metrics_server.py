@@ -96,6 +96,8 @@ def test_round_is_counted_with_its_phases_and_its_run():
             found = scrape(registry)
             assert (found("rallypoint_run_active", run="r"), found("rallypoint_run_members", run="r")) == (0, 0)
             assert found("rallypoint_nodes_lost_total", standing="member") == 0
+            assert found("rallypoint_round_ends_total", kind="requested") == 1
+            assert found("rallypoint_round_ends_total", kind="worker_failed") == 0
             for one in handlers:
                 await one.aclose()
 

@@ -4,8 +4,8 @@ import asyncio
 
 import msgspec
 
-from rallypoint.events import RoundOver, SessionLost, WorldChanged
-from rallypoint.kv.types import Item
+from rallypoint.events import NodeLost, RoundOver, SessionLost, WorldChanged
+from rallypoint.kv.types import Delete, Item
 from rallypoint.rendezvous.records import (
     LONGEST_WHY,
     HistoryRecord,
@@ -247,5 +247,34 @@ def test_next_coordinator_composes_the_same_cause() -> None:
         calls = [call, *world.enter(other)]
         assert {one.size for one in await asyncio.gather(*calls)} == {2}
         assert ends(world) == [("worker failed", OOM.why)]
+
+    run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)
+
+
+def test_round_of_an_earlier_life_of_the_run_is_no_cause_in_the_next() -> None:
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b")
+        backend = world.node("a").backend
+        everything = [key for key in world.server.engine.items if key.startswith(world.keys.control)]
+        await backend.txn([], [Delete(key) for key in everything])
+        await asyncio.sleep(1)
+        again = await world.join_all("a", "b")
+        assert {one.size for one in again.values()} == {2}
+        assert written(world, "a") == []
+
+    run_scenario(scenario, min_nodes=2)
+
+
+def test_node_that_had_left_its_round_is_not_reported_as_a_lost_member_of_it() -> None:
+    async def scenario(world: CheckedWorld) -> None:
+        await world.join_all("a", "b", "c")
+        world.join("b")
+        await asyncio.sleep(1)
+        world.crash("b")
+        await wait_until(lambda: bool(world.of(NodeLost)), 60)
+        (lost,) = world.of(NodeLost)
+        assert (lost.node, lost.round) == ("b", 0)
+        await asyncio.gather(*world.enter("a", "c"))
+        assert ends(world) == [("requested", "b asked for the next round")]
 
     run_scenario(scenario, min_nodes=2, max_nodes=3, last_call_timeout=1)

@@ -800,7 +800,7 @@ def test_leaving_ends_the_session_at_once_and_reports_the_reason() -> None:
         assert len(world.server.engine.leases) == leases - 1
         await asyncio.sleep(1)
         assert world.status is not None
-        assert "c (done here)" in world.status.reason
+        assert "c left: done here" in world.status.reason
         assert world.node("a").waiting_count() == 1
         await world.node("c").leave("again")
 

@@ -14,6 +14,7 @@ from rallypoint.rendezvous.records import (
     ROSTER_CHUNK,
     SCHEMA,
     AssignRecord,
+    BudgetRecord,
     ClaimRecord,
     ClosedRecord,
     ConfigRecord,
@@ -21,6 +22,8 @@ from rallypoint.rendezvous.records import (
     DrainRecord,
     HealthRecord,
     HistoryRecord,
+    LeaveCause,
+    LeaveKind,
     ListedRunRecord,
     NodePhase,
     NodeRecord,
@@ -28,6 +31,7 @@ from rallypoint.rendezvous.records import (
     RefusedRecord,
     RosterMember,
     RosterRecord,
+    RoundEnd,
     RoundPhase,
     RoundRecord,
     WaitingRecord,
@@ -45,6 +49,15 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers(0, 2**53)
 TIMES = st.floats(0, 1e9).filter(lambda number: math.isfinite(number))
 MEMBERS = st.builds(RosterMember, TEXT, NUMBERS, TEXT, TEXT)
+LEFT = st.builds(LeaveCause, kind=st.sampled_from(LeaveKind), why=TEXT, round=NUMBERS, rank=st.none() | NUMBERS)
+END = st.builds(
+    RoundEnd,
+    round=NUMBERS,
+    kind=st.sampled_from(LeaveKind),
+    why=TEXT,
+    lasted_s=st.none() | TIMES,
+    nodes=st.lists(TEXT, max_size=3).map(tuple),
+)
 RECORDS: dict[type[Record], st.SearchStrategy[Any]] = {
     ConfigRecord: st.builds(
         ConfigRecord,
@@ -69,6 +82,7 @@ RECORDS: dict[type[Record], st.SearchStrategy[Any]] = {
         floor=NUMBERS,
         port0=NUMBERS,
         why=TEXT,
+        left=st.none() | LEFT,
     ),
     ClaimRecord: st.builds(
         ClaimRecord, id=TEXT, round=NUMBERS, size=NUMBERS, is_member=st.booleans(), floor=NUMBERS, ttl_s=st.just(15.0)
@@ -85,7 +99,9 @@ RECORDS: dict[type[Record], st.SearchStrategy[Any]] = {
         digest=TEXT,
         why=TEXT,
     ),
-    WaitingRecord: st.builds(WaitingRecord, number=NUMBERS, waiting=NUMBERS, lost=NUMBERS, reason=TEXT),
+    WaitingRecord: st.builds(
+        WaitingRecord, number=NUMBERS, waiting=NUMBERS, lost=NUMBERS, reason=TEXT, end=st.none() | END
+    ),
     ClosedRecord: st.builds(ClosedRecord, closed=st.booleans(), by=TEXT, why=TEXT, at=TIMES),
     AssignRecord: st.builds(AssignRecord, number=NUMBERS, rank=NUMBERS, join=NUMBERS),
     RosterRecord: st.builds(RosterRecord, number=NUMBERS, members=st.lists(MEMBERS, max_size=3).map(tuple)),
@@ -110,6 +126,10 @@ RECORDS: dict[type[Record], st.SearchStrategy[Any]] = {
         last_arrivals=st.lists(st.tuples(TEXT, TIMES), max_size=3).map(tuple),
         last_confirmed=st.lists(TEXT, max_size=3).map(tuple),
         ended=TEXT,
+        ended_kind=st.none() | st.sampled_from(LeaveKind),
+    ),
+    BudgetRecord: st.builds(
+        BudgetRecord, incarnation=TEXT, used=NUMBERS, limit=NUMBERS, why=TEXT, outcome=st.none() | NUMBERS
     ),
 }
 ANY_RECORD = st.one_of(*RECORDS.values())

@@ -28,6 +28,7 @@ from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.node_session import NodeSession
 from rallypoint.rendezvous.node_view import NodeView
+from rallypoint.rendezvous.round_end import Leavings
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.rendezvous.view import View
 from rallypoint.server.clients import Clients
@@ -41,6 +42,7 @@ GUARANTEES = (
     *("Barrier", "Agreement", "Ranks", "Exclusivity", "Monotonicity", "Freshness", "Fencing", "Finality"),
     *("Completion", "Detection", "Admission", "Release", "OutageTolerance"),
     "Memory",  # of what happened: not a guarantee, but checked
+    "Cause",  # of a round's end: not a guarantee, but checked
 )
 RULES = range(1, 11)
 """Of the protocol: numbers, joins, coordinator writes, node writes, sessions, view, finality, join, floor, order."""
@@ -99,6 +101,28 @@ MUTANTS = (
         "a coordinator notes a round that the one before has noted",
         ("Memory",),
         (Edit(KeptEvents, "note", "number == self.last_active", "False"),),
+    ),
+    Mutant(
+        "the last failure in a round is reported as its cause",
+        ("Cause",),
+        (Edit(Leavings, "note", "< (first.revision, first.name)", "> (first.revision, first.name)"),),
+    ),
+    Mutant(
+        "an echo is reported as the cause of a round's end",
+        ("Cause",),
+        (Edit(Leavings, "root", "first = min(self._first", "first = max(self._first"),),
+    ),
+    Mutant(
+        "a member that joins again counts as lost",
+        ("Cause",),
+        (
+            Edit(
+                View,
+                "_note_leaving",
+                "self.leavings.note(record.id, Leaving(node.mod_revision, record.name, left.kind, left.why))",
+                "self.leavings.note_lost(record.id, record.name, node.mod_revision)",
+            ),
+        ),
     ),
     Mutant(
         "a planned member with another join counts as present",

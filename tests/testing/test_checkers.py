@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rallypoint.kv.types import Change, Item
@@ -10,6 +12,9 @@ from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.records import (
     ClosedRecord,
     CoordinatorRecord,
+    HistoryRecord,
+    LeaveCause,
+    LeaveKind,
     NodePhase,
     NodeRecord,
     Record,
@@ -24,6 +29,7 @@ from rallypoint.testing.checkers import (
     Broke,
     BrokeAgreement,
     BrokeBarrier,
+    BrokeCause,
     BrokeExclusivity,
     BrokeFencing,
     BrokeFinality,
@@ -402,11 +408,68 @@ def test_attempt_from_before_the_close_that_is_active_after_the_reopening_breaks
         scenario.activate(1, 2)
 
 
+# --- the cause of a round's end: no guarantee, but checked ------------------------------------------------------------
+
+
+class Ended(Scenario):
+    """Round 1 of a, b and c, of which all members have left or are lost."""
+
+    def __init__(self, *failed: str, lost: str = "") -> None:
+        super().__init__()
+        self.whole_round(1, "a", "b", "c")
+        if lost:
+            self.lose(lost)
+        for name in sorted({"a", "b", "c"} - {lost}, key=lambda name: (name not in failed, name)):
+            kind = LeaveKind.WORKER_FAILED if name in failed else LeaveKind.ROUND_OVER
+            left = LeaveCause(kind=kind, why=f"{name} says why", round=1)
+            self.put(name, (KEYS.node(name), NodeRecord(id=name, **PLAIN, name=name, join=2, phase=JOINING, left=left)))
+
+    def report(self, kind: LeaveKind | None, why: str) -> None:
+        times = {"gather_s": 0.0, "last_call_s": 0.0, "confirm_s": 0.0, "formed_at": 0.0}
+        self.put(
+            BOSS,
+            (KEYS.history(1), HistoryRecord(number=1, size=3, why="", ended=why, ended_kind=kind, **times)),
+        )
+
+
+PLAIN: dict[str, Any] = {"addr": "", "session": 1}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "kind", "why"),
+    [
+        (lambda: Ended("b", "c"), LeaveKind.WORKER_FAILED, "b says why"),
+        (lambda: Ended("b", lost="c"), LeaveKind.MEMBER_LOST, "c was lost"),
+        (Ended, LeaveKind.ROUND_OVER, "a says why"),
+    ],
+    ids=["failure", "loss", "neither"],
+)
+def test_true_cause_of_an_end_breaks_nothing(scenario, kind, why):
+    scenario().report(kind, why)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "kind", "why", "words"),
+    [
+        (lambda: Ended("b"), None, "somehow", "has no kind"),
+        (lambda: Ended("b", "c"), LeaveKind.WORKER_FAILED, "c says why", "the first failure in round 1 was b says why"),
+        (lambda: Ended("b"), LeaveKind.STALLED, "d says why", "that no member wrote"),
+        (lambda: Ended("b"), LeaveKind.ADMISSION, "to admit d", "a worker of round 1 failed"),
+        (Ended, LeaveKind.MEMBER_LOST, "c was lost", "lost no member"),
+    ],
+    ids=["no kind", "a later failure", "an invented failure", "an echo", "an invented loss"],
+)
+def test_untrue_cause_of_an_end_is_detected(scenario, kind, why, words):
+    with pytest.raises(BrokeCause, match=words):
+        scenario().report(kind, why)
+
+
 def test_errors_are_named_after_their_guarantees():
     errors = [error for error in Broke.__subclasses__() if error.__module__ == Broke.__module__]
     assert {error.__name__ for error in errors} == {
         *("BrokeBarrier", "BrokeAgreement", "BrokeRanks", "BrokeExclusivity", "BrokeMonotonicity", "BrokeFreshness"),
         *("BrokeFencing", "BrokeFinality", "BrokeCompletion", "BrokeDetection", "BrokeAdmission", "BrokeRelease"),
         "BrokeOutageTolerance",
+        "BrokeCause",  # not a guarantee, but checked
     }
     assert all(error.__doc__ for error in errors)

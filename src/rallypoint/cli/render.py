@@ -101,7 +101,7 @@ def heading(report: Report) -> list[Text]:
     if report.restarts is not None:
         why = f": {report.restarts.why}" if report.restarts.used and report.restarts.why else ""
         lines.append(Text(f"restarts: {restarts_sentence(report.restarts)}{why}"))
-    if report.last_end is not None:
+    if report.last_end is not None and report.last_end.ended not in report.reason:
         lines.append(Text(f"last round: {end_sentence(report.last_end)}"))
     lines += [
         Text(f"held back for {held.hold_s:g} s: {held.name} ({held.why})", style="red")

@@ -88,6 +88,8 @@ class Node:
         """The round that the node last returned from and has not left; its session may be lost."""
         self._last_joined: Joined | None = None
         """The last round that it returned from, also after leaving it; cleared when it opens a new session."""
+        self._incarnation = ""
+        """Of the run, when the node was in a round last."""
         self._listener: ChangeListener | None = None
         self._bootstrap = bootstrap
         self._node_events = NodeEvents(emit, settings.run_id, identity.name)
@@ -319,6 +321,8 @@ class Node:
     async def _join_with(self, snapshot: RunSnapshot) -> bool:
         """Join, if `config` and `state/closed` still have the revisions of the snapshot (rule 8)."""
         self._snapshot = snapshot
+        if snapshot.config.incarnation != self._incarnation:
+            self._node_session.left = None  # it was a round of another life of the run
         compares = (
             ModRevisionIs(self.keys.config, snapshot.config_revision),
             ModRevisionIs(self.keys.closed, snapshot.closed_revision),
@@ -420,7 +424,7 @@ class Node:
         )
         self.current = self._last_joined = joined
         self._reported_cause, self._reported_reason = None, ""
-        self._node_session.left = None
+        self._node_session.left, self._incarnation = None, record.incarnation
         self._node_events.waiting_ended()
         self._node_events.entered(joined)
         # Later changes are reported after the caller has its result, which it gets in the next turn of the loop.

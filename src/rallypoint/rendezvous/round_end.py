@@ -10,8 +10,8 @@ echo. The root cause, gravest first:
 4. waiting nodes, or a program that asked for the next round
 5. members that only say that others had left or were lost
 
-Within a class the lowest revision decides: what was committed first. So the order in which the records arrive here does
-not matter, and a coordinator that was elected in the meantime composes the same.
+Within a class the lowest revision decides: what was committed first, in whatever order it arrives here. A coordinator
+that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rallypoint._marks import mark
 from rallypoint.rendezvous.records import LeaveKind, RoundEnd
 from rallypoint.sentences import FEW, listed
 
@@ -68,6 +69,8 @@ class Leavings:
         """A member wrote why it left. If it was seen as lost before, that its session was lost is its explanation."""
         if leaving.kind is LeaveKind.SESSION_LOST:
             seen = self._losses.get(node_id)
+            if seen is not None:
+                mark("round_end.explained")
             revision = min(leaving.revision, seen.revision if seen is not None else leaving.revision)
             self._losses[node_id] = msgspec.structs.replace(leaving, revision=revision)
             return
@@ -90,6 +93,7 @@ class Leavings:
 
     def inherit(self, end: RoundEnd) -> None:
         """What an earlier coordinator had composed. It knows of members that are gone without a trace."""
+        mark("round_end.inherited")
         leaving = Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
         if end.kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
             self._losses[""] = leaving
@@ -106,9 +110,11 @@ class Leavings:
             loss = _loss(number, sorted(self._losses.values(), key=lambda one: (one.revision, one.name)))
             if failure is None or failure.why in loss.why:
                 return loss
+            mark("round_end.loss_and_failure")
             return msgspec.structs.replace(loss, why=f"{loss.why}; {failure.why}", nodes=(*loss.nodes, failure.name))
         first = min(self._first, default=_NOTHING)
         if self._vanished and first > _MEMBER:
+            mark("round_end.vanished")
             return _vanished(number, self._vanished)
         if first == _NOTHING:
             return None

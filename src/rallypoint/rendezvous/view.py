@@ -329,7 +329,7 @@ class View:
             self.leavings.note(record.id, Leaving(node.mod_revision, record.name, LeaveKind.REQUESTED, why))
 
     def _note_departure(self, node: SeenNode, why: str, *, left: bool, now: float) -> None:
-        number = self.round.number if self.round and self.is_active and node.record.id in self.roster else 0
+        number = self.round.number if self.round and node.record.id in self.members else 0
         joined_s = max(0.0, node.joined_at - self.started_at)
         departure = Departure(node.record.name, joined_s, now - self.started_at, number, left, why)
         self.departures.append(departure)

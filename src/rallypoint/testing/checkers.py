@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from rallypoint._marks import mark
 from rallypoint.errors import RendezvousStateError
 from rallypoint.events import RoundActive
 from rallypoint.kv.types import Change, Item
@@ -21,6 +22,9 @@ from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.records import (
     ClosedRecord,
     CoordinatorRecord,
+    HistoryRecord,
+    LeaveCause,
+    LeaveKind,
     NodePhase,
     NodeRecord,
     Record,
@@ -91,6 +95,10 @@ class BrokeOutageTolerance(Broke):
 
 class BrokeMemory(Broke):
     """What happened in the run is kept with a gap, or twice."""
+
+
+class BrokeCause(Broke):
+    """The reported cause of a round's end is not true."""
 
 
 @dataclass(slots=True)
@@ -455,6 +463,108 @@ class Memory(Checker):
         self._may_restart = True
 
 
+class Cause(Checker):
+    """What the history says about the end of a round is what its members wrote when they left, or what became of them.
+
+    A failure that was written is never reported as something less grave while its record exists.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._members: dict[str, str] = {}
+        """The present members of the last active round: id -> name."""
+        self._lost: set[str] = set()
+        self._said: dict[str, tuple[int, LeaveCause]] = {}
+        """What each former member wrote first, and when."""
+        self._rewritten: set[str] = set()
+        """Former members that have written their keys again: a coordinator that takes over sees a later revision."""
+
+    def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
+        if now.phase is RoundPhase.ACTIVE:
+            self._number = now.number
+            self._members = {member.id: member.name for member in picture.members(now)}
+            self._lost, self._said, self._rewritten = set(), {}, set()
+
+    def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
+        keys = picture.keys
+        for change in commit.changes:
+            if change.key.startswith(keys.nodes):
+                self._node(picture, commit.revision, change.key[len(keys.nodes) :])
+            elif change.key.startswith(keys.histories):
+                report = _read(HistoryRecord, change.item)
+                if report is not None and report.ended and report.number == self._number:
+                    self._ended(picture, report)
+
+    def _node(self, picture: Picture, revision: int, node_id: str) -> None:
+        record = picture.nodes.get(node_id)
+        if record is None:
+            if self._members.pop(node_id, None) is not None:
+                self._lost.add(node_id)
+        elif record.phase is not NodePhase.MEMBER:
+            self._members.pop(node_id, None)
+            if node_id in self._said:
+                self._rewritten.add(node_id)
+            elif record.left is not None and record.left.round == self._number:
+                self._said[node_id] = (revision, record.left)
+
+    def _ended(self, picture: Picture, report: HistoryRecord) -> None:
+        number, kind = report.number, report.ended_kind
+        if kind is None:
+            raise BrokeCause(f"the end of round {number} has no kind: {report.ended}")
+        self._mark(kind)
+        failed = sorted(
+            (at, cause.why, node_id)
+            for node_id, (at, cause) in self._said.items()
+            if cause.kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED)
+        )
+        is_known = [self._still_says(picture, node_id) for _, _, node_id in failed]
+        is_ordered = all(is_known) and not any(node_id in self._rewritten for _, _, node_id in failed)
+        if kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED):
+            if report.ended not in [why for _, why, _ in failed]:
+                raise BrokeCause(f"round {number} ended because of a failure that no member wrote: {report.ended}")
+            if not self._lost and is_ordered and report.ended != failed[0][1]:
+                raise BrokeCause(f"the first failure in round {number} was {failed[0][1]}, not {report.ended}")
+        elif kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
+            if not self._lost and all(self._still_says(picture, node_id) for node_id in self._said):
+                raise BrokeCause(f"round {number} lost no member, but its end is reported as: {report.ended}")
+        elif any(is_known):
+            raise BrokeCause(f"a worker of round {number} failed, but its end is reported as: {report.ended}")
+
+    def _mark(self, kind: LeaveKind) -> None:
+        """That a world reached this kind of end. ROUND_OVER is left out: it takes a cause that nobody knows."""
+        match kind:
+            case LeaveKind.WORKER_FAILED:
+                mark("end.worker_failed")
+            case LeaveKind.STALLED:
+                mark("end.stalled")
+            case LeaveKind.MEMBER_LOST:
+                mark("end.member_lost")
+            case LeaveKind.SESSION_LOST:
+                mark("end.session_lost")
+            case LeaveKind.DRAIN:
+                mark("end.drain")
+            case LeaveKind.OPERATOR:
+                mark("end.operator")
+            case LeaveKind.STOPPED:
+                mark("end.stopped")
+            case LeaveKind.FINISHED:
+                mark("end.finished")
+            case LeaveKind.ADMISSION:
+                mark("end.admission")
+            case LeaveKind.REQUESTED:
+                mark("end.requested")
+            case LeaveKind.ROUND_OVER:
+                pass
+
+    def _still_says(self, picture: Picture, node_id: str) -> bool:
+        """A coordinator that takes over can read what this node wrote."""
+        record = picture.nodes.get(node_id)
+        return record is not None and record.left is not None and record.left.round == self._number
+
+    def wiped(self, picture: Picture) -> None:
+        self._number, self._members, self._lost, self._said, self._rewritten = 0, {}, set(), {}, set()
+
+
 class Safety:
     """All safety checkers for one run."""
 
@@ -470,6 +580,7 @@ class Safety:
             Fencing(),
             Finality(),
             Memory(),
+            Cause(),
         )
         self._of_commits = tuple(
             checker for checker in self.checkers if type(checker).committed is not Checker.committed

@@ -16,13 +16,15 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from rallypoint.errors import RallypointError, RendezvousGracefulExitError, SettingsMismatchError
-from rallypoint.handler import Handler
+from rallypoint.handler import Handler, World
 from rallypoint.integrations.torchrun.bootstrap import RoundTCPStores
 from rallypoint.integrations.torchrun.errors import rendezvous_error
+from rallypoint.integrations.torchrun.failures import failure_cause, restart_cause
 from rallypoint.integrations.torchrun.settings import settings_of
 from rallypoint.integrations.torchrun.store import TorchStore
 from rallypoint.integrations.torchrun.torch_events import TorchEventSink
 from rallypoint.rendezvous.membership import Bootstrap, Identity
+from rallypoint.rendezvous.records import LeaveCause
 from rallypoint.settings import Parameters, Settings
 
 SHARING_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -60,6 +62,7 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
 
         self._handler = Handler(settings, backend_name=backend_name, sinks=[event_sink], bootstrap=bootstrap)
         self._store: TorchStore | None = None
+        self._world: World | None = None
         self._is_excluded = False
 
     @property
@@ -81,7 +84,7 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
         """Leave the current round, if any, and block until this node is in the next. Raises torch's errors."""
         with self._translated("next_rendezvous"):
             try:
-                world = self._handler.next_rendezvous()
+                world = self._world = self._handler.next_rendezvous(cause=self._restart_cause())
             except RallypointError as error:
                 self._is_excluded = isinstance(error, ONLY_THIS_NODE)
                 raise
@@ -116,16 +119,21 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
         Nor is it closed if a signal ends the agent. (In that case torch calls `shutdown` only for Ctrl-C before the
         first round.)
         """
-        is_interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit | SignalException)
+        error = sys.exc_info()[1]
+        is_interrupted = isinstance(error, KeyboardInterrupt | SystemExit | SignalException)
         with self._translated("shutdown"):
             try:
                 if not self._is_excluded and not is_interrupted:
-                    return self._handler.shutdown()
+                    return self._handler.shutdown(cause=failure_cause(self._handler.name, error))
                 self._handler.close()
                 return True
             finally:
                 self._stores.close()
-                self._store = None
+                self._store = self._world = None
+
+    def _restart_cause(self) -> LeaveCause | None:
+        world = self._world
+        return restart_cause(self._handler.name) if world is not None and not world.changed.is_set() else None
 
     @contextmanager
     def _translated(self, call: str) -> Iterator[None]:

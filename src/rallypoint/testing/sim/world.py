@@ -27,7 +27,7 @@ from rallypoint.rendezvous.fenced_writer import OTHER_COMPARES
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause, Identity, Joined
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.records import CoordinatorRecord, RoundPhase, RoundRecord
+from rallypoint.rendezvous.records import CoordinatorRecord, LeaveCause, LeaveKind, RoundPhase, RoundRecord
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.store import AsyncStore
@@ -52,6 +52,9 @@ MOST_EVENTS = 150_000
 WITHDRAW_S = 5.0
 SLACK_S = 2.0
 OBSERVE_S = 0.5
+
+
+_LESS_GRAVE = (LeaveKind.OPERATOR, LeaveKind.STOPPED, LeaveKind.FINISHED)
 
 
 @dataclass(slots=True)
@@ -338,6 +341,7 @@ class SimWorld:
 
     async def _live(self, process: SimProcess) -> None:
         node = process.node
+        cause: LeaveCause | None = None
         while True:
             process.joined = None
             process.changed.clear()
@@ -345,7 +349,7 @@ class SimWorld:
                 await _observe(node)
             began_at, paused_s = self.loop.time(), process.paused_s
             try:
-                joined = await node.next_round()
+                joined = await node.next_round(cause=cause)
             except RendezvousGracefulExitError as error:
                 self.note("exit", process.machine, str(error)[:60])
                 await node.stop()
@@ -365,12 +369,26 @@ class SimWorld:
             self._guard(lambda joined=joined: self.safety.returned(process.machine, node.identity.id, joined))  # type: ignore[misc]
             node.listen(lambda cause, _: self._told(process, cause))
             await self._work(process, joined)
+            cause = self._cause(process, joined)
             if process.wants == "leave":
                 process.wants = ""
                 process.joined = None
-                await node.leave("the director asked for it")
+                await node.leave("the director asked for it", cause=cause)
                 self.note("left", process.machine, "")
                 await asyncio.sleep(process.rng.uniform(0.0, 3.0))
+
+    def _cause(self, process: SimProcess, joined: Joined) -> LeaveCause | None:
+        """Why the process leaves its round; None: because of what it was told of, if anything.
+
+        Drawn apart, so that it does not change the rest of the world. A failure may be an echo of something else.
+        """
+        rng = random.Random(f"cause {self.plan.seed} {process.machine} {joined.number}")
+        if rng.random() < (0.8 if process.changed.is_set() else 0.4):
+            return None
+        kind = rng.choice([LeaveKind.WORKER_FAILED, LeaveKind.STALLED, *_LESS_GRAVE * (not process.changed.is_set())])
+        is_failure = kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED)
+        why = f"rank {joined.rank} on {process.machine}: {kind.value}"
+        return LeaveCause(kind=kind, why=why, rank=joined.rank if is_failure else None)
 
     async def _work(self, process: SimProcess, joined: Joined) -> None:
         """Use the store, then stay until the world changes, a random time has passed, or the director commands."""
