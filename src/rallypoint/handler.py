@@ -144,13 +144,16 @@ class Handler(RendezvousHandler):
         """Leave the run without closing it. The handler can join again."""
         self._call(self._core.leave(reason))
 
-    def shutdown(self) -> bool:
-        """As in the interface. Further and concurrent calls return the same result."""
+    def shutdown(self, reason: str = "shutdown() was called", *, outcome: int | None = None) -> bool:
+        """As in the interface. Further and concurrent calls return the same result.
+
+        `outcome` is the exit code of a run that has ended: see `AsyncHandler.set_closed`.
+        """
         self._check_process()
         if self._shutdown_results:
             return self._shutdown_results[0]
         try:
-            return self._end(self._core.shutdown(), self._shutdown_results.append)
+            return self._end(self._core.shutdown(reason, outcome=outcome), self._shutdown_results.append)
         except RendezvousError:
             if not self._shutdown_results:  # else a concurrent call has succeeded
                 raise

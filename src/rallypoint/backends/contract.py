@@ -167,6 +167,9 @@ class Backend(ABC):
     """A process with `makes_run` false waits for the run, for a random time between these, before it makes the run
     itself. An elected coordinator does not wait."""
 
+    is_run_closed: bool = False
+    """Whether this process was told that its run is closed: then it serves the run no longer. Set by its node."""
+
     @abstractmethod
     async def get(self, key: str) -> Got: ...
 

@@ -172,7 +172,7 @@ class RestartBudget:
         ops: list[BranchOp] = [Put(self._keys.budget, encode(record), lease)]
         if close is not None and self._closes and not run.closed.closed:
             compares.append(ModRevisionIs(self._keys.closed, run.closed_revision))
-            closed = ClosedRecord(closed=True, by=self._by, why=close, at=self._wall())
+            closed = ClosedRecord(closed=True, by=self._by, why=close, at=self._wall(), outcome=record.outcome)
             ops.append(Put(self._keys.closed, encode(closed), lease))
         try:
             return (await self._backend().txn(compares, ops)).committed

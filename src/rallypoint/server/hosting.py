@@ -214,6 +214,8 @@ class HostingBackend(TcpBackend):
         # Any OSError, because a load balancer without a server behind it may accept a connection, and then close it.
         if self._server is not None or self._settings.is_host is False or not isinstance(error, OSError):
             return False
+        if self.is_run_closed:
+            return False  # a server without the run's data would let it begin again
         if self._was_dedicated and self._unreachable_s < DEDICATED_S:
             return False
         if not self._credentials.can_serve:
@@ -300,7 +302,7 @@ class HostingBackend(TcpBackend):
         self._linger_s = 0.0
 
     async def close(self) -> None:
-        """Close the connection. A host keeps serving until all clients have left, at most for `close_timeout`."""
+        """Close the connection. A host then stops serving (`_stop_serving`)."""
         await super().close()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -312,10 +314,16 @@ class HostingBackend(TcpBackend):
             return
         if self._reloading is not None:
             self._reloading.cancel()
+        await self._stop_serving(server)
+
+    async def _stop_serving(self, server: Server) -> None:
+        """If the run is closed, stop as soon as all clients have been told (`Server.stop`): no round can follow. Else
+        the others still need the server: serve until they have left, at most for `close_timeout`."""
         try:
-            async with asyncio.timeout(self._linger_s):
-                while server.connections:  # noqa: ASYNC110 - bounded, and at the end of a process
-                    await asyncio.sleep(LINGER_POLL_S)
+            if not self.is_run_closed:
+                async with asyncio.timeout(self._linger_s):
+                    while server.connections:  # noqa: ASYNC110 - bounded, and at the end of a process
+                        await asyncio.sleep(LINGER_POLL_S)
         except TimeoutError:
             pass
         finally:  # also when this call is cancelled

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from rallypoint.errors import RallypointError, RendezvousGracefulExitError, SettingsMismatchError
@@ -28,6 +29,11 @@ from rallypoint.settings import Parameters, Settings
 SHARING_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ONLY_THIS_NODE = (RendezvousGracefulExitError, SettingsMismatchError)
 """Errors that exclude only this node from the run. `shutdown()` does not close the run after them."""
+
+
+FAILED = 1
+"""The exit code of an agent that ends with an error."""
+MOST_OF_A_REASON = 300
 
 
 class NamedParameters(Parameters, Protocol):
@@ -112,15 +118,21 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
     def shutdown(self) -> bool:
         """Leave and close the run. True, or False with a warning if closing failed. A second call returns the same.
 
+        If the agent ends with an error, the run has failed for all agents: each of them is told to join again, gets
+        RendezvousClosedError, and ends with a failure.
+
         The run is not closed if only this node is excluded from it: a spare, a drained node, one with refused settings.
         Nor is it closed if a signal ends the agent. (In that case torch calls `shutdown` only for Ctrl-C before the
         first round.)
         """
-        is_interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit | SignalException)
+        error = sys.exc_info()[1]
+        is_interrupted = isinstance(error, KeyboardInterrupt | SystemExit | SignalException)
         with self._translated("shutdown"):
             try:
                 if not self._is_excluded and not is_interrupted:
-                    return self._handler.shutdown()
+                    if error is None:
+                        return self._handler.shutdown()
+                    return self._handler.shutdown(f"its agent failed: {_in_one_line(error)}", outcome=FAILED)
                 self._handler.close()
                 return True
             finally:
@@ -141,3 +153,12 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
         except BaseException as error:
             self._event_sink.failed(call, error)
             raise
+
+
+def _in_one_line(error: BaseException) -> str:
+    """What an agent failed with: the first failed worker, or the text of the error."""
+    if isinstance(error, ChildFailedError):
+        rank, first = error.get_first_failure()
+        how = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"exited with {first.exitcode}"
+        return f"the worker of rank {rank} {how}"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MOST_OF_A_REASON]
