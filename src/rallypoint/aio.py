@@ -330,7 +330,7 @@ class AsyncHandler:
                     rng=random.Random(secrets.randbits(64)),
                     wall=time.time,
                 )
-                self._node.on_closed = self._told_closed
+                self._node.on_closed = _weakly(self._told_closed)
                 self._finalizer = weakref.finalize(
                     self, drop, asyncio.get_running_loop(), self._node, self._backend, self._pid
                 )
@@ -455,6 +455,17 @@ def settings_of(target: str | RendezvousParameters | Settings, options: dict[str
     if isinstance(target, RendezvousParameters):
         return Settings.from_parameters(target, target.backend)
     return target
+
+
+def _weakly(told: Callable[[ClosedRecord], None]) -> Callable[[ClosedRecord], None]:
+    """Call a method of a handler without keeping the handler alive."""
+    method = weakref.WeakMethod(told)
+
+    def call(closed: ClosedRecord) -> None:
+        if (told := method()) is not None:
+            told(closed)
+
+    return call
 
 
 def _free_port_of(identity: Identity) -> Bootstrap:

@@ -113,11 +113,6 @@ class RestartBudget:
             if await self._write(run, revision, self._changed(record, outcome=0, why=text), close=text):
                 return
 
-    async def outcome(self) -> BudgetRecord | None:
-        """The record of a run that has ended; None if it has not, or if no outcome was recorded."""
-        _, record, _ = await self._read()
-        return record if record is not None and record.outcome is not None else None
-
     # --- one read, one write ------------------------------------------------------------------------------------------
 
     def _fresh(self, run: RunSnapshot) -> BudgetRecord:

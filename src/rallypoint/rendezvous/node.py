@@ -284,6 +284,8 @@ class Node:
 
     async def _is_reached(self) -> bool:
         """Whether the backend answers within `REACH_S`."""
+        if self._reachability.is_failing:
+            return False
         try:
             async with asyncio.timeout(REACH_S):
                 await self._run_config.read()
