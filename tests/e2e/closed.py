@@ -1,6 +1,6 @@
 """A run is closed, and the node that hosts its server goes, in order or by `kill -9`: the run must not come back.
 
-    python -m tests.e2e.closed --times 50 [--face handler|run|torchrun] [--how kill|shutdown]
+    python -m tests.e2e.closed --times 50 [--face handler|run|torchrun] [--how kill|shutdown|operator]
 
 Plays each case so many times, and prints how often the run came back and how long the end took. `make closed` does it.
 """
@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rallypoint.launcher.policy import CLOSED
 from tests.e2e.kit import Stage, loopback
 from tests.e2e.launching import Run
 from tests.e2e.operating import command
 from tests.integrations.kit import Job
 
-HOWS = ("kill", "shutdown")
 WHY = "the work is done"
 SOON_S = 3.0
 """A node that was told of the close says so at once; the rest is for a loaded machine."""
@@ -79,11 +79,20 @@ def play_handler(stage: Stage, how: str, folder: Path) -> End:
 def play_run(stage: Stage, how: str, folder: Path) -> End:
     """A worker of the hosting launcher fails, and the run has no restarts: both launchers must end with its code.
 
-    The launcher is killed while it waits for another worker that ignores SIGTERM; the run is closed by then.
+    The launcher is killed while it waits for another worker that ignores SIGTERM; the run is closed by then. If an
+    operator closed the run instead, the other launcher's workers go on until they have finished.
     """
     deaf = ("deaf",) if how == "kill" else ()
     run = Run(
-        stage, loopback(), folder, "1:2", "--max-restarts", "0", "--nproc-per-node", "2", conf="last_call_timeout=60"
+        stage,
+        loopback(),
+        folder,
+        "1:2",
+        "--max-restarts",
+        "0",
+        "--nproc-per-node",
+        "2",
+        conf="last_call_timeout=60,keep_alive_interval=1",
     )
     a = run.start("a", words=deaf)
     a.wait_line("serves this run itself")
@@ -91,12 +100,21 @@ def play_run(stage: Stage, how: str, folder: Path) -> End:
     workers = a.workers(4, count=2)
     b.workers(4, count=2)
     at = time.monotonic()
-    run.say(f"fail-{workers[0]['rank']}", str(CODE))
-    if how == "kill":
+    expected, host_s = CODE, 0.0
+    if how == "operator":
+        expected = CLOSED
+        done = command("close", run.url, "--reason", WHY, "-y")
+        assert done.returncode == 0, done
+        a.kill()
+    else:
+        run.say(f"fail-{workers[0]['rank']}", str(CODE))
+    if how == "operator":
+        at = time.monotonic()
+        run.say("finish")
+    elif how == "kill":
         a.wait("deaf")
         b.wait_line("stopping the workers")
         a.kill()
-        host_s = 0.0
     else:
         code = a.wait_exit(END_S)
         host_s = time.monotonic() - at
@@ -104,7 +122,7 @@ def play_run(stage: Stage, how: str, folder: Path) -> End:
     code = b.wait_exit(END_S)
     others_s = time.monotonic() - at
     found = []
-    if code != CODE:
+    if code != expected:
         found.append(f"b ended with {code}")
     if len(b.all("worker")) != 2:
         found.append("b started its workers again")
@@ -146,6 +164,11 @@ PLAYS: dict[str, Callable[[Stage, str, Path], End]] = {
     "run": play_run,
     "torchrun": play_torchrun,
 }
+CASES = [
+    *(("handler", how) for how in ("kill", "shutdown")),
+    *(("run", how) for how in ("kill", "shutdown", "operator")),
+    *(("torchrun", how) for how in ("kill", "shutdown")),
+]
 
 
 def play(face: str, how: str) -> End:
@@ -159,7 +182,7 @@ def campaign(face: str, how: str, times: int) -> bool:
     ends = [play(face, how) for _ in range(times)]
     back = [end.came_back for end in ends if end.came_back]
     host, others = [end.host_s for end in ends], [end.others_s for end in ends]
-    took = "" if how == "kill" else f"; the host ended in {statistics.median(host):.2f} s (at most {max(host):.2f})"
+    took = "" if how != "shutdown" else f"; the host ended in {statistics.median(host):.2f} s (at most {max(host):.2f})"
     print(
         f"{face}, {how}: {times} tries, came back {len(back)} times{took}; the other node knew it in "
         f"{statistics.median(others):.2f} s (at most {max(others):.2f})",
@@ -174,10 +197,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--face", choices=PLAYS, action="append")
-    parser.add_argument("--how", choices=HOWS, action="append")
+    parser.add_argument("--how", choices=sorted({how for _, how in CASES}), action="append")
     given = parser.parse_args()
-    cases = [(face, how) for face in given.face or PLAYS for how in given.how or HOWS]
-    return 0 if all([campaign(face, how, given.times) for face, how in cases]) else 1
+    chosen = [case for case in CASES if case[0] in (given.face or case) and case[1] in (given.how or case)]
+    stayed = [campaign(face, how, given.times) for face, how in chosen]
+    return 0 if all(stayed) else 1
 
 
 if __name__ == "__main__":

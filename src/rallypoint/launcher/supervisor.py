@@ -235,16 +235,16 @@ class Supervisor:
             self._post(policy.OutcomeDecided(self._world.round, RoundOutcome.FAILED, closed.why, closed.outcome))
 
     async def _after_outage(self, event: policy.RoundChanged) -> None:
-        """Losing the control plane stops no running job: while no server runs, the workers go on.
-
-        But if the run has ended, and this node missed the outcome of the round, it ends as the others did.
-        """
-        closed = self.handler.closed
-        has_ended = closed is not None and closed.outcome is not None
-        if not has_ended and await endpoint_is_down(self._settings):
+        """Losing the control plane stops no running job: while no server runs, the workers go on."""
+        if not self._is_over() and await endpoint_is_down(self._settings):
             self._console.say(f"no server is running at {self._settings.where}: the workers go on until one is")
-            await wait_while_endpoint_is_down(self._settings)
+            await wait_while_endpoint_is_down(self._settings, self._is_over)
         self._post(event)
+
+    def _is_over(self) -> bool:
+        """Whether the run is closed, and has ended or has no workers here: then no server is worth waiting for."""
+        closed = self.handler.closed
+        return closed is not None and (closed.outcome is not None or self._workers is None)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
