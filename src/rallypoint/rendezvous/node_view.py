@@ -255,6 +255,8 @@ class NodeView:
             config = decode(ConfigRecord, item) if item is not None else None
         except RendezvousStateError:
             return  # the next join raises this error
+        if item is not None and item.create_revision > self.closed_revision and self.is_closed:
+            return  # of a later life of the run id: the news of `state/closed` is still on its way
         if self._keys.closed not in self._unreadable:
             self.mark = next_mark(self.mark, config, self.closed, self.closed_revision, watched.revision)
 
