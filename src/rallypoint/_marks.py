@@ -26,6 +26,7 @@ MARKS = {
     "node.overtime": "a node that had confirmed waited past its deadline for the result of the attempt",
     "node.spare": "a node was a spare",
     "node.closed": "a waiting node was told that the run is closed",
+    "node.closed_still": "a node that was told of a close asked again, and the run was still closed",
     "node.closed_unreached": "a node that was told of a close found no server that may know more",
     "run_config.raced": "two nodes created the run at the same time",
     "run_config.reopened": "a node reopened a closed run without nodes",

@@ -186,7 +186,7 @@ class Node:
 
         `outcome` is the exit code of a run that has ended.
         """
-        if self.view.mark is not None and not await self._is_reached():
+        if self.view.mark is not None and not (await self._look())[0]:
             return  # it is closed already, and nothing serves it
         if await self._retry(lambda: self._run_config.close(why, outcome=outcome), "closed", started_at):
             await self.view.wait_closed(is_closed=True)
@@ -274,26 +274,29 @@ class Node:
                 raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
 
     async def _raise_if_closed(self) -> None:
-        """RendezvousClosedError if the node was told that the run is closed, and no server is reached that may know
-        more. If one is, the join finds out what it knows."""
-        if self.view.mark is None or await self._is_reached():
+        """RendezvousClosedError if the node was told that the run is closed, and no server says within `REACH_S` that
+        it may join."""
+        if self.view.mark is None:
             return
-        if (closed := self.view.mark) is not None:  # it may have been ended meanwhile
-            mark("node.closed_unreached")
-            raise closed_error(self.settings.run_id, closed.state, self.settings.reopen_after_s)
+        is_reached, snapshot = await self._look()
+        settings = self.settings
+        if is_reached and (snapshot is None or self._run_config.may_join(snapshot)):
+            return
+        if (closed := self.view.mark) is not None:  # it may have ended meanwhile
+            mark("node.closed_unreached" if not is_reached else "node.closed_still")
+            raise closed_error(settings.run_id, closed.state, settings.reopen_after_s)
 
-    async def _is_reached(self) -> bool:
-        """Whether the backend answers within `REACH_S`."""
+    async def _look(self) -> tuple[bool, RunSnapshot | None]:
+        """Whether the backend answers within `REACH_S`, and the run as it is there."""
         if self._reachability.is_failing:
-            return False
+            return False, None
         try:
             async with asyncio.timeout(REACH_S):
-                await self._run_config.read()
+                return True, await self._run_config.read()
         except Rejected:
-            return True  # the join says why
+            return True, None  # the join says why
         except (Unavailable, OutcomeUnknown, TimeoutError):
-            return False
-        return True
+            return False, None
 
     async def _ensure_session(self) -> Session:
         """A live session; the first scan of the run runs at the same time."""

@@ -140,7 +140,7 @@ class RunConfig:
         """
         while True:
             snapshot, is_absent = await self.find_or_make(is_absent=is_absent), False
-            if snapshot.closed.closed and (self._settings.reopen_after_s > 0 or not snapshot.empty):
+            if not self.may_join(snapshot):
                 # Before the renewal: refused nodes that retry must not keep a closed run alive.
                 raise closed_error(self._keys.run_id, snapshot.closed, self._settings.reopen_after_s)
             if not self._backend.renews_runs and not await self._backend.keep_alive(snapshot.config.run_lease):
@@ -161,6 +161,10 @@ class RunConfig:
                 await self._note_refused(snapshot, different, why)
                 raise SettingsMismatchError(why, differences={**different})
             await self._replace_config(snapshot)
+
+    def may_join(self, snapshot: RunSnapshot) -> bool:
+        """The run is open, or its id is free: with `reopen_after=0`, as soon as no node is left."""
+        return not snapshot.closed.closed or (self._settings.reopen_after_s <= 0 and snapshot.empty)
 
     async def find_or_make(self, *, is_absent: bool = False) -> RunSnapshot:
         """The run as it is; it is made if it does not exist. `is_absent`: the caller has seen that it does not."""

@@ -26,7 +26,7 @@ from rallypoint.backends.tcp.connection import ClientConnection, Connector
 from rallypoint.backends.tcp.dial import dial
 from rallypoint.backends.tcp.direct import IDLE_S, DirectPool, connect
 from rallypoint.backends.tls import TlsFiles
-from rallypoint.errors import Rejected
+from rallypoint.errors import OutcomeUnknown, Rejected
 from rallypoint.events import Emitter, Event, Hosting, NobodyServes, SecurityNotice
 from rallypoint.server.admission.credentials import Credentials
 from rallypoint.settings import Settings
@@ -214,8 +214,10 @@ class HostingBackend(TcpBackend):
         # Any OSError, because a load balancer without a server behind it may accept a connection, and then close it.
         if self._server is not None or self._settings.is_host is False or not isinstance(error, OSError):
             return False
-        if self.is_run_closed:
-            return False  # a server without the run's data would let it begin again
+        if self.is_run_closed:  # a server without the run's data would let it begin again
+            if not self._was_dedicated:
+                self._requests.fail(OutcomeUnknown(f"{self.endpoint} has gone, and its run is closed"))
+            return False
         if self._was_dedicated and self._unreachable_s < DEDICATED_S:
             return False
         if not self._credentials.can_serve:
