@@ -26,7 +26,7 @@ from rallypoint.backends.tcp.connection import ClientConnection, Connector
 from rallypoint.backends.tcp.dial import dial
 from rallypoint.backends.tcp.direct import IDLE_S, DirectPool, connect
 from rallypoint.backends.tls import TlsFiles
-from rallypoint.errors import OutcomeUnknown, Rejected
+from rallypoint.errors import Rejected, Unavailable
 from rallypoint.events import Emitter, Event, Hosting, NobodyServes, SecurityNotice
 from rallypoint.server.admission.credentials import Credentials
 from rallypoint.settings import Settings
@@ -215,8 +215,9 @@ class HostingBackend(TcpBackend):
         if self._server is not None or self._settings.is_host is False or not isinstance(error, OSError):
             return False
         if self.is_run_closed:  # a server without the run's data would let it begin again
-            if not self._was_dedicated:
-                self._requests.fail(OutcomeUnknown(f"{self.endpoint} has gone, and its run is closed"))
+            if not self._was_dedicated:  # no answer is worth waiting for
+                gone = Unavailable(f"{self.endpoint} has gone, and its run is closed")
+                self._requests.fail(gone, lambda pending: pending.is_sent)
             return False
         if self._was_dedicated and self._unreachable_s < DEDICATED_S:
             return False
