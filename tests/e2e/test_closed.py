@@ -14,7 +14,7 @@ SHUTDOWN_S = 5.0
 """About a second is promised; the rest is for a loaded machine."""
 
 
-@pytest.mark.parametrize(("face", "how"), CASES, ids="-".join)
+@pytest.mark.parametrize(("face", "how"), CASES, ids=["-".join(case) for case in CASES])
 def test_closed_run_does_not_come_back_when_its_host_goes(stage: Stage, face: str, how: str, tmp_path):
     if face == "torchrun" and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
