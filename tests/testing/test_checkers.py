@@ -402,6 +402,45 @@ def test_attempt_from_before_the_close_that_is_active_after_the_reopening_breaks
         scenario.activate(1, 2)
 
 
+def told_and_lost(scenario: Scenario) -> None:
+    """Node a was told that the run is closed; then the server lost its data, and others made the run anew."""
+    scenario.close()
+    scenario.safety.told_closed("a", "first")
+    scenario.safety.wiped(is_told=True)
+    scenario.open()
+    scenario.elect(BOSS)
+
+
+def test_node_that_was_told_of_a_close_and_is_in_a_round_of_the_next_server_breaks_finality():
+    scenario = Scenario()
+    told_and_lost(scenario)
+    confirmed_by(scenario, "a", "b")
+    with pytest.raises(BrokeFinality, match="a is a member of round 1, although it was told"):
+        scenario.activate(1, 2)
+
+
+def test_node_that_was_told_of_a_close_may_join_after_a_reopening():
+    scenario = Scenario()
+    told_and_lost(scenario)
+    scenario.close()
+    scenario.open()
+    confirmed_by(scenario, "a", "b")
+    scenario.activate(1, 2)
+
+
+def test_node_that_was_told_of_a_close_may_join_a_run_in_which_others_have_had_a_round():
+    scenario = Scenario()
+    told_and_lost(scenario)
+    confirmed_by(scenario, "b", "c")
+    scenario.activate(1, 2)
+    for name in "abc":
+        scenario.node(name, join=2)
+    scenario.form(2, "a", "b", "c", join=2)
+    for name in "abc":
+        scenario.node(name, MEMBER, 2, join=2)
+    scenario.activate(2, 3)
+
+
 def test_errors_are_named_after_their_guarantees():
     errors = [error for error in Broke.__subclasses__() if error.__module__ == Broke.__module__]
     assert {error.__name__ for error in errors} == {

@@ -16,6 +16,7 @@ PURE = (
     "rallypoint.kv.*",
     "rallypoint.wire.*",
     "rallypoint.rendezvous.attempt",
+    "rallypoint.rendezvous.closed_mark",
     "rallypoint.rendezvous.decide",
     "rallypoint.rendezvous.keys",
     "rallypoint.rendezvous.ranks",
