@@ -431,14 +431,8 @@ def test_node_that_was_told_of_a_close_may_join_after_a_reopening():
 def test_node_that_was_told_of_a_close_may_join_a_run_in_which_others_have_had_a_round():
     scenario = Scenario()
     told_and_lost(scenario)
-    confirmed_by(scenario, "b", "c")
-    scenario.activate(1, 2)
-    for name in "abc":
-        scenario.node(name, join=2)
-    scenario.form(2, "a", "b", "c", join=2)
-    for name in "abc":
-        scenario.node(name, MEMBER, 2, join=2)
-    scenario.activate(2, 3)
+    scenario.whole_round(1, "b", "c")
+    scenario.whole_round(2, "a", "b", "c", join=2)
 
 
 def test_errors_are_named_after_their_guarantees():
