@@ -283,7 +283,10 @@ class Node:
         if is_reached and (snapshot is None or self._run_config.may_join(snapshot)):
             return
         if (closed := self.view.mark) is not None:  # it may have ended meanwhile
-            mark("node.closed_unreached" if not is_reached else "node.closed_still")
+            if is_reached:
+                mark("node.closed_still")
+            else:
+                mark("node.closed_unreached")
             raise closed_error(settings.run_id, closed.state, settings.reopen_after_s)
 
     async def _look(self) -> tuple[bool, RunSnapshot | None]:

@@ -32,7 +32,7 @@ ONLY_THIS_NODE = (RendezvousGracefulExitError, SettingsMismatchError)
 
 
 FAILED = 1
-"""The exit code of an agent that ends with an error."""
+"""The exit code of an agent whose worker failed for good."""
 MOST_OF_A_REASON = 300
 
 
@@ -118,8 +118,8 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
     def shutdown(self) -> bool:
         """Leave and close the run. True, or False with a warning if closing failed. A second call returns the same.
 
-        If the agent ends with an error, the run has failed for all agents: each of them is told to join again, gets
-        RendezvousClosedError, and ends with a failure.
+        If the agent ends because a worker failed for good, the run has failed for all agents: each of them is told to
+        join again, gets RendezvousClosedError, and ends with a failure.
 
         The run is not closed if only this node is excluded from it: a spare, a drained node, one with refused settings.
         Nor is it closed if a signal ends the agent. (In that case torch calls `shutdown` only for Ctrl-C before the
@@ -132,7 +132,8 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
                 if not self._is_excluded and not is_interrupted:
                     if error is None:
                         return self._handler.shutdown()
-                    return self._handler.shutdown(f"its agent failed: {_in_one_line(error)}", outcome=FAILED)
+                    outcome = FAILED if isinstance(error, ChildFailedError) else None
+                    return self._handler.shutdown(f"its agent failed: {_in_one_line(error)}", outcome=outcome)
                 self._handler.close()
                 return True
             finally:
