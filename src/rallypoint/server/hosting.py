@@ -41,6 +41,9 @@ NO_SERVER_S = 10.0
 DEDICATED_S = 30.0
 """How long a `rallypoint serve` that has ended may take to come back, before a node serves instead of it."""
 LINGER_POLL_S = 0.05
+LAST_CALLS_S = 1.0
+"""How long the host of a closed run serves those that have not left. Members that end together with it, after a barrier
+of the round's store, ask once more whether all have arrived."""
 TORCHRUN_DEFAULT_RUN_ID = "none"
 """The run id that torchrun gives to every run without one. On a shared server unrelated jobs would become one run."""
 _NOT_LOCAL = frozenset({errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT, errno.EINVAL})
@@ -320,13 +323,16 @@ class HostingBackend(TcpBackend):
         await self._stop_serving(server)
 
     async def _stop_serving(self, server: Server) -> None:
-        """If the run is closed, stop as soon as all clients have been told (`Server.stop`): no round can follow. Else
-        the others still need the server: serve until they have left, at most for `close_timeout`."""
+        """Serve until the others have left, at most for `close_timeout`, because they still need the server.
+
+        If the run is closed, no round can follow: `LAST_CALLS_S` is enough for the last calls of members that end now.
+        `Server.stop` tells the rest.
+        """
+        linger_s = min(self._linger_s, LAST_CALLS_S) if self.is_run_closed else self._linger_s
         try:
-            if not self.is_run_closed:
-                async with asyncio.timeout(self._linger_s):
-                    while server.connections:  # noqa: ASYNC110 - bounded, and at the end of a process
-                        await asyncio.sleep(LINGER_POLL_S)
+            async with asyncio.timeout(linger_s):
+                while server.connections:  # noqa: ASYNC110 - bounded, and at the end of a process
+                    await asyncio.sleep(LINGER_POLL_S)
         except TimeoutError:
             pass
         finally:  # also when this call is cancelled
