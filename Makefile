@@ -13,6 +13,7 @@ WORKERS ?= 3
 ROUNDS ?= 500
 FAULTS ?= 100
 FRAMES ?= 1000000
+TIMES ?= 50
 JUNK_MB ?= 100
 SEED ?= 1
 # How `make chaos` runs: ten minutes, or an hour with LONG=1; on tcp, etcd or both.
@@ -20,7 +21,7 @@ LONG ?=
 BACKEND ?= both
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax scenarios chaos bench-parts
+.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax scenarios chaos bench-parts closed
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -70,6 +71,9 @@ sim: $(VENV)/.stamp-runtime ## simulate worlds and check every guarantee; SEEDS=
 
 fuzz: setup ## a real server under mutated frames and junk; FRAMES=n JUNK_MB=n SEED=n to choose: minutes
 	$(BIN)/python -m tests.fuzz.campaign --frames $(FRAMES) --junk-mb $(JUNK_MB) --seed $(SEED)
+
+closed: setup $(VENV)/.stamp-torch ## close a run and lose its host, with each face; TIMES=N to choose: half an hour
+	$(BIN)/python -m tests.e2e.closed --times $(TIMES) $(ARGS)
 
 crash: setup ## kill a server with data under load and audit what it says; ROUNDS=N to choose: 20 minutes
 	$(BIN)/python -m tests.e2e.crash --rounds $(ROUNDS) $(ARGS)

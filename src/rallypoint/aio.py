@@ -41,7 +41,7 @@ from rallypoint.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from rallypoint.parameters import RendezvousParameters
 from rallypoint.rendezvous.membership import Bootstrap, Identity, Joined
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.records import LeaveCause, LeaveKind, one_line
+from rallypoint.rendezvous.records import ClosedRecord, LeaveCause, LeaveKind, one_line
 from rallypoint.settings import Settings
 from rallypoint.store import AsyncStore
 from rallypoint.urls import shown
@@ -98,6 +98,8 @@ class AsyncHandler:
         self._ended.set()
         self.has_left = False
         """Whether the node was told to leave or end after the last call of `next_rendezvous`."""
+        self.on_closed: Callable[[ClosedRecord], None] | None = None
+        """Called on the event loop for each close of the run that the node is told of. Set it before the first use."""
 
     async def next_rendezvous(self, *, cause: LeaveCause | None = None) -> AsyncWorld:
         """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors.
@@ -162,16 +164,33 @@ class AsyncHandler:
         node = self._node
         return node.view.is_closed if node is not None and node.view.is_synced else None
 
+    @property
+    def closed(self) -> ClosedRecord | None:
+        """Who closed the run, and why, as far as this node was ever told."""
+        mark = self._node.view.mark if self._node is not None else None
+        return mark.state if mark is not None else None
+
+    def _told_closed(self, closed: ClosedRecord) -> None:
+        if closed.outcome:
+            self._leave_stores(f"the run has failed: {closed.why}")
+        if self.on_closed is not None:
+            self.on_closed(closed)
+
     async def is_closed(self) -> bool:
         """Whether the run is closed; False if it does not exist or could not be read."""
         if self.closed_now is None:
             await self.observe()
         return self.last_closed if self._is_ending else bool(self.closed_now)
 
-    async def set_closed(self, why: str = "set_closed() was called") -> None:
-        """Close the run for all nodes. Idempotent."""
+    async def set_closed(self, why: str = "set_closed() was called", *, outcome: int | None = None) -> None:
+        """Close the run for all nodes. Idempotent.
+
+        `outcome`: the run has ended with this exit code. If it has failed, waits of its stores end, and members are
+        asked to join again (`num_nodes_waiting`), which raises RendezvousClosedError.
+        """
         started_at = asyncio.get_running_loop().time()
-        await (await self._open_within(self.settings.close_timeout_s)).close_run(why, started_at)
+        node = await self._open_within(self.settings.close_timeout_s)
+        await node.close_run(why, started_at, outcome=outcome)
 
     async def reopen(self, why: str = "reopen() was called") -> bool:
         """Let nodes join a closed run again; False if it was not closed."""
@@ -191,10 +210,18 @@ class AsyncHandler:
         changed, self.changed = self.changed, None
         signal_left(changed, why)
 
-    async def shutdown(self, why: str = "shutdown() was called", *, cause: LeaveCause | None = None) -> bool:
+    async def shutdown(
+        self,
+        why: str = "shutdown() was called",
+        *,
+        cause: LeaveCause | None = None,
+        outcome: int | None = None,
+    ) -> bool:
         """Close the run, leave, and release all resources. False, with a warning event, if closing failed.
 
-        `cause`: why the run is closed and its round left; its sentence takes the place of `why`.
+        `cause`: why the run is closed and its round left; its sentence takes the place of `why`. `outcome` is that of
+        `set_closed`.
+
         In this order: if the node left first, a spare could be admitted just before the close. Concurrent calls wait
         for the first one and return its result; if that one is cancelled before the run is closed, another takes over.
         """
@@ -205,7 +232,7 @@ class AsyncHandler:
         shutting_down = self._shutting_down = asyncio.get_running_loop().create_future()
         closed: bool | None = None
         try:
-            closed = await self._close_for_all(why)
+            closed = await self._close_for_all(why, outcome)
         finally:
             try:
                 await self.leave(why, cause=cause)
@@ -217,11 +244,11 @@ class AsyncHandler:
                     shutting_down.set_result(closed)
         return closed
 
-    async def _close_for_all(self, why: str) -> bool:
+    async def _close_for_all(self, why: str, outcome: int | None) -> bool:
         self._leave_stores(why)
         try:
             await self._stop_joining(why)
-            await self.set_closed(why)
+            await self.set_closed(why, outcome=outcome)
         except RendezvousError as error:
             self._emit(ShutdownFailed(run_id=self.settings.run_id, by=self.name, reason=str(error)))
             return False
@@ -315,6 +342,7 @@ class AsyncHandler:
                     rng=random.Random(secrets.randbits(64)),
                     wall=time.time,
                 )
+                self._node.on_closed = _weakly(self._told_closed)
                 self._finalizer = weakref.finalize(
                     self, drop, asyncio.get_running_loop(), self._node, self._backend, self._pid
                 )
@@ -459,6 +487,17 @@ def settings_of(target: str | RendezvousParameters | Settings, options: dict[str
     if isinstance(target, RendezvousParameters):
         return Settings.from_parameters(target, target.backend)
     return target
+
+
+def _weakly(told: Callable[[ClosedRecord], None]) -> Callable[[ClosedRecord], None]:
+    """Call a method of a handler without keeping the handler alive."""
+    method = weakref.WeakMethod(told)
+
+    def call(closed: ClosedRecord) -> None:
+        if (told := method()) is not None:
+            told(closed)
+
+    return call
 
 
 def _free_port_of(identity: Identity) -> Bootstrap:

@@ -54,7 +54,16 @@ class RendezvousError(RallypointError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The run is closed: no node can join it until it is reopened."""
+    """The run is closed: no node can join it until it is reopened.
+
+    `why`: the reason that was given for the close. `outcome`: the exit code of the run, if it was closed because it has
+    ended.
+    """
+
+    def __init__(self, message: str = "", *, why: str = "", outcome: int | None = None) -> None:
+        super().__init__(message)
+        self.why = why
+        self.outcome = outcome
 
 
 class RendezvousTimeoutError(RendezvousError):

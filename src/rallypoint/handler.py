@@ -162,16 +162,23 @@ class Handler(RendezvousHandler):
         """Leave the run without closing it. The handler can join again. `cause` as in `next_rendezvous`."""
         self._call(self._core.leave(reason, cause=cause))
 
-    def shutdown(self, *, cause: LeaveCause | None = None) -> bool:
+    def shutdown(
+        self,
+        reason: str = "shutdown() was called",
+        *,
+        cause: LeaveCause | None = None,
+        outcome: int | None = None,
+    ) -> bool:
         """As in the interface. Further and concurrent calls return the same result.
 
-        `cause`: why the run is closed and its round left, for all who want to know.
+        `cause`: why the run is closed and its round left; its sentence takes the place of `reason`. `outcome` is the
+        exit code of a run that has ended: see `AsyncHandler.set_closed`.
         """
         self._check_process()
         if self._shutdown_results:
             return self._shutdown_results[0]
         try:
-            return self._end(self._core.shutdown(cause=cause), self._shutdown_results.append)
+            return self._end(self._core.shutdown(reason, cause=cause, outcome=outcome), self._shutdown_results.append)
         except RendezvousError:
             if not self._shutdown_results:  # else a concurrent call has succeeded
                 raise

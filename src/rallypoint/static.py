@@ -55,7 +55,7 @@ class StaticHandler(AsyncHandler):
     def closed_now(self) -> bool | None:
         return False
 
-    async def set_closed(self, why: str = "set_closed() was called") -> None:
+    async def set_closed(self, why: str = "set_closed() was called", *, outcome: int | None = None) -> None:
         """A static run is never closed."""
 
     async def reopen(self, why: str = "reopen() was called") -> bool:

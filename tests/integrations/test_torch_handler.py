@@ -260,6 +260,29 @@ def test_shutdown_because_of_a_signal_does_not_close_the_run(make, kind):
     assert other.is_closed() is False
 
 
+@pytest.mark.parametrize("is_a_worker", [True, False])
+def test_agent_whose_worker_failed_for_good_ends_the_run_for_the_other_members(make, is_a_worker):
+    """Another error of one agent closes the run, but the members of the round go on."""
+    first, second = make((2, 2)), make((2, 2))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda handler: handler.next_rendezvous(), (first, second)))
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=-9, error_file="none")
+
+    def launch() -> None:
+        try:
+            raise ChildFailedError("train.py", {3: failure}) if is_a_worker else RuntimeError("no memory")
+        finally:
+            first.shutdown()
+
+    with pytest.raises(ChildFailedError if is_a_worker else RuntimeError):
+        launch()
+    _until(second.is_closed)
+    assert second.num_nodes_waiting() == int(is_a_worker)
+    why = "the worker of rank 3 was killed by signal 9" if is_a_worker else "RuntimeError: no memory"
+    with pytest.raises(theirs.RendezvousClosedError, match=f"its agent failed: {why}"):
+        second.next_rendezvous()
+
+
 def test_shutdown_because_of_another_error_closes_the_run(make):
     handler, other = make(), make()
 

@@ -181,7 +181,7 @@ def test_order_of_labels_does_not_change_the_bytes() -> None:
 
 def test_records_are_readable_json() -> None:
     text = encode(ClosedRecord(closed=True, by="ops", why="done", at=1.5)).decode()
-    assert text == '{"v":1,"closed":true,"by":"ops","why":"done","at":1.5}'
+    assert text == '{"v":1,"closed":true,"by":"ops","why":"done","at":1.5,"outcome":null}'
 
 
 @given(ANY_RECORD)

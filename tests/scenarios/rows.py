@@ -195,3 +195,10 @@ ROWS = _rows(
         "measured with torch 2.13 under random kills",
     ),
 )
+ROWS[30] = Row(
+    30,
+    "A closed run whose host goes",
+    "The node that hosts the run closes it and dies; another node starts it again, alone.",
+    "Closed stays closed for every node that was told, whoever serves next.",
+    "seen here",
+)

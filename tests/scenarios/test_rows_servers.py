@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.backends.etcd.kit import ELECTION_S, EtcdCluster, needs
+from tests.e2e import closed
 from tests.e2e import test_endpoints as endpoints
 from tests.e2e import test_strangers as strangers
 from tests.e2e.etcd_world import TTL_S, World, three
@@ -371,3 +372,22 @@ def test_row_27_server_with_a_slow_name_server_takes_many_clients_in_no_time(row
     url = place.url("min_nodes=64&is_host=false").replace("127.0.0.1", other.address)
     took_s = form([network.node(url, "crew", "many", "64", machine=other)], 64)
     row("64 clients connected and joined: until all were in a round", took_s, 2.0)
+
+
+# --- row 30 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["tcp"])
+def test_row_30_closed_run_does_not_come_back_when_its_host_goes(row: Recorder, place: str):
+    tries = 3
+    told = {"kill": "was killed", "shutdown": "shut down", "operator": "was killed after an operator had closed it"}
+    for face, how in closed.CASES:
+        ends = [closed.play(face, how) for _ in range(tries)]
+        assert not [end.came_back for end in ends if end.came_back]
+        row(
+            f"{face}: the host {told[how]}, {tries} times: never again a round; the longest time until the other node "
+            f"had its answer or ended",
+            max(end.others_s for end in ends),
+        )
+        if (face, how) == ("handler", "shutdown"):
+            row("the longest `shutdown()` of the host", max(end.host_s for end in ends), 1.0)

@@ -34,6 +34,7 @@ from rallypoint.rendezvous.view import View
 from rallypoint.server.clients import Clients
 from rallypoint.server.durability.journal import Journal
 from rallypoint.server.durability.server import DurableConnection
+from rallypoint.server.runs import Runs
 from rallypoint.store import AsyncStore
 from rallypoint.testing.exhaustive import Budget, Setup
 from tests.sim.edits import Edit, edited
@@ -457,6 +458,18 @@ MUTANTS = (
                 "client = self._clients.get(client_id)\n    self._host.engine.dedupe.clients.pop(client_id, None)",
             ),
         ),
+        is_wired=True,
+    ),
+    Mutant(
+        "a node forgets that its run was closed when the server loses its data",
+        ("Finality",),
+        (Edit(Node, "_make_claim", "self.view.mark", "None"),),
+        is_wired=True,
+    ),
+    Mutant(
+        "a server without data leaves a run open that a returning node knows to be closed",
+        ("Finality",),
+        (Edit(Runs, "_close_again", "if item.version > 1 or", "if True or"),),
         is_wired=True,
     ),
     Mutant(

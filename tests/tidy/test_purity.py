@@ -17,6 +17,7 @@ PURE = (
     "rallypoint.kv.*",
     "rallypoint.wire.*",
     "rallypoint.rendezvous.attempt",
+    "rallypoint.rendezvous.closed_mark",
     "rallypoint.rendezvous.decide",
     "rallypoint.rendezvous.history",
     "rallypoint.rendezvous.holdback",

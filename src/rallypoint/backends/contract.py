@@ -155,6 +155,9 @@ class Backend(ABC):
     name: str
     limits: Limits = Limits()
 
+    is_run_closed: bool = False
+    """Whether this process was told that its run is closed: then it serves the run no longer. Set by its node."""
+
     @abstractmethod
     async def get(self, key: str) -> Got: ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 from rallypoint.backends.resolver_threads import resolve
 from rallypoint.settings import Settings
@@ -44,7 +45,8 @@ async def endpoint_is_down(settings: Settings) -> bool:
     return bool(addresses)
 
 
-async def wait_while_endpoint_is_down(settings: Settings) -> None:
-    """Wait until the endpoint accepts connections, or until it is no longer certain that it refuses them."""
-    while await endpoint_is_down(settings):  # noqa: ASYNC110 - another machine decides, there is no event to wait for
+async def wait_while_endpoint_is_down(settings: Settings, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Wait until the endpoint accepts connections, until it is no longer certain that it refuses them, or until
+    `is_over`."""
+    while not is_over() and await endpoint_is_down(settings):  # noqa: ASYNC110 - another machine decides
         await asyncio.sleep(PROBE_AGAIN_S)

@@ -101,11 +101,6 @@ class RestartBudget:
             if await self._write(run, revision, self._changed(record, outcome=0, why=text), close=text):
                 return
 
-    async def outcome(self) -> BudgetRecord | None:
-        """The record of a run that has ended; None if it has not, or if no outcome was recorded."""
-        _, record, _ = await self._read()
-        return record if record is not None and record.outcome is not None else None
-
     # --- one read, one write ------------------------------------------------------------------------------------------
 
     def _fresh(self, run: RunSnapshot) -> BudgetRecord:
@@ -160,7 +155,7 @@ class RestartBudget:
         ops: list[BranchOp] = [Put(self._keys.budget, encode(record), lease)]
         if close is not None and self._closes and not run.closed.closed:
             compares.append(ModRevisionIs(self._keys.closed, run.closed_revision))
-            closed = ClosedRecord(closed=True, by=self._by, why=close, at=self._wall())
+            closed = ClosedRecord(closed=True, by=self._by, why=close, at=self._wall(), outcome=record.outcome)
             ops.append(Put(self._keys.closed, encode(closed), lease))
         try:
             return (await self._backend().txn(compares, ops)).committed

@@ -46,6 +46,7 @@ from rallypoint.launcher.worker_group import Worker, WorkerGroup
 from rallypoint.launcher.worker_ranks import NodeShare, RankPlan, agree
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.records import ClosedRecord
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.static import SCHEME as STATIC
@@ -89,6 +90,7 @@ class Supervisor:
         self._backend: Backend | None = None
         self.handler = handler_for(settings, sinks=[self._on_event, *sinks], opener=self._open)
         self._name = self.handler.name
+        self.handler.on_closed = self._told_closed
         keys = RunKeys(settings.etcd_prefix, settings.run_id)
         self._budget = RestartBudget(
             self._opened_backend,
@@ -195,7 +197,7 @@ class Supervisor:
             world = await self.handler.next_rendezvous()
         except RendezvousError as error:
             self._wait_for(None)
-            self._post(await self._join_ended(error))
+            self._post(self._join_ended(error))
             return
         self._wait_for(None)
         self._took_part = True
@@ -203,17 +205,12 @@ class Supervisor:
         self._post(policy.Entered(world.round, self._job.workers))
         world.changed.add_listener(lambda cause, why: self._changed(world.round, cause, why))
 
-    async def _join_ended(self, error: RendezvousError) -> policy.JoinEnded:
+    def _join_ended(self, error: RendezvousError) -> policy.JoinEnded:
         why = str(error)
         match error:
+            case RendezvousClosedError(outcome=int(outcome)) if self._took_part:
+                return policy.JoinEnded(JoinEndReason.CLOSED, f"the run has ended: {error.why}", outcome)
             case RendezvousClosedError():
-                ended = None
-                if self._took_part:
-                    with suppress(RendezvousError, BackendError, TimeoutError):
-                        async with asyncio.timeout(self._settings.close_timeout_s):
-                            ended = await self._budget.outcome()
-                if ended is not None:
-                    return policy.JoinEnded(JoinEndReason.CLOSED, f"the run has ended: {ended.why}", ended.outcome)
                 return policy.JoinEnded(JoinEndReason.CLOSED, why)
             case RendezvousGracefulExitError():
                 return policy.JoinEnded(JoinEndReason.RELEASED, why)
@@ -232,12 +229,22 @@ class Supervisor:
         else:
             self._post(event)
 
+    def _told_closed(self, closed: ClosedRecord) -> None:
+        """If the run has failed, its workers need not wait until the launcher that closed it has said so."""
+        if closed.outcome and self._world is not None:
+            self._post(policy.OutcomeDecided(self._world.round, RoundOutcome.FAILED, closed.why, closed.outcome))
+
     async def _after_outage(self, event: policy.RoundChanged) -> None:
         """Losing the control plane stops no running job: while no server runs, the workers go on."""
-        if await endpoint_is_down(self._settings):
+        if not self._is_over() and await endpoint_is_down(self._settings):
             self._console.say(f"no server is running at {self._settings.where}: the workers go on until one is")
-            await wait_while_endpoint_is_down(self._settings)
+            await wait_while_endpoint_is_down(self._settings, self._is_over)
         self._post(event)
+
+    def _is_over(self) -> bool:
+        """Whether the run is closed, and has ended or has no workers here: then no server is worth waiting for."""
+        closed = self.handler.closed
+        return closed is not None and (closed.outcome is not None or self._workers is None)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -467,8 +474,8 @@ class Supervisor:
         if self._workers is not None:
             self._workers.kill()
             await self._workers.wait_empty()
-        # Closing the handler of a node that hosts the run's server waits until the others have gone. After a signal,
-        # the limit for that is shorter, and another signal ends it at once.
+        # If the run is not closed, closing the handler of a node that hosts its server waits until the others have
+        # gone. After a signal, the limit for that is shorter, and another signal ends it at once.
         limit_s = self._job.grace_s if self._was_signalled else self._settings.close_timeout_s + LEAVE_S
         closing = asyncio.create_task(self.handler.aclose(), name="close")
         signalled = asyncio.create_task(self._wait_signal(), name="signal")

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
-from rallypoint.rendezvous.records import ClaimRecord, LeaveCause, LeaveKind, RoundEnd, one_line
+from rallypoint.rendezvous.records import ClaimRecord, ClosedMark, LeaveCause, LeaveKind, RoundEnd, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +108,24 @@ def leave_reason(error: RendezvousError) -> str:
 
 
 def claim_of(
-    identity: Identity, last_joined: Joined | None, last_active: tuple[int, int], floor: int, ttl_s: float
+    identity: Identity,
+    last_joined: Joined | None,
+    last_active: tuple[int, int],
+    floor: int,
+    ttl_s: float,
+    closed: ClosedMark | None,
 ) -> ClaimRecord:
     """What a node reports of the run to a server that has lost its data.
 
     `last_active` is number and size of the last active round that the node saw, in any life of the server: some members
     may still be working in it. `last_joined` is the last round that the node itself was in. If that is the same round,
     the node counts as a member that is back, whether it has left the round already or learns of its end now: the server
-    does not have to wait for it.
+    does not have to wait for it. `closed`: the node was told that the run is closed, and the server closes it again.
     """
     number, size = last_active
     if last_joined is not None and last_joined.number >= number:
         number, size = last_joined.number, last_joined.size
     is_member = last_joined is not None and last_joined.number == number
-    return ClaimRecord(id=identity.id, round=number, size=size, is_member=is_member, floor=floor, ttl_s=ttl_s)
+    return ClaimRecord(
+        id=identity.id, round=number, size=size, is_member=is_member, floor=floor, ttl_s=ttl_s, closed=closed
+    )

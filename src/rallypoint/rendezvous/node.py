@@ -22,7 +22,6 @@ from rallypoint.errors import (
     LeaseGone,
     OutcomeUnknown,
     Rejected,
-    RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
@@ -49,6 +48,7 @@ from rallypoint.rendezvous.node_tasks import NodeTasks
 from rallypoint.rendezvous.node_view import NodeView
 from rallypoint.rendezvous.reachability import Reachability
 from rallypoint.rendezvous.records import (
+    ClosedRecord,
     ConfigRecord,
     LeaveCause,
     NodePhase,
@@ -58,11 +58,13 @@ from rallypoint.rendezvous.records import (
     encode,
 )
 from rallypoint.rendezvous.retry import Retry
-from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot, closed_sentence, drain_sentence
+from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot, closed_error, closed_sentence, drain_sentence
 from rallypoint.settings import Settings
 
 _MEMBER, _FORMING, _ACTIVE = NodePhase.MEMBER, RoundPhase.FORMING, RoundPhase.ACTIVE  # as in `view.py`
 
+REACH_S = 1.0
+"""How long a node that was told of a close tries to reach a server that may know more."""
 ChangeListener = Callable[[Cause, str], None]
 
 
@@ -91,6 +93,9 @@ class Node:
         self._incarnation = ""
         """Of the run, when the node was in a round last."""
         self._listener: ChangeListener | None = None
+        self.on_closed: Callable[[ClosedRecord], None] | None = None
+        """Called once for each close of the run that the node is told of."""
+        self._told_closed: ClosedRecord | None = None
         self._bootstrap = bootstrap
         self._node_events = NodeEvents(emit, settings.run_id, identity.name)
         self._rng = rng
@@ -203,9 +208,14 @@ class Node:
             )
             self._node_session.left = cause_of(joined, cause)
 
-    async def close_run(self, why: str, started_at: float | None = None) -> None:
-        """Close the run for all nodes. Raises RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
-        if await self._retry(lambda: self._run_config.close(why), "closed", started_at):
+    async def close_run(self, why: str, started_at: float | None = None, *, outcome: int | None = None) -> None:
+        """Close the run for all nodes. Raises RendezvousTimeoutError `close_timeout` after `started_at` (now).
+
+        `outcome` is the exit code of a run that has ended.
+        """
+        if self.view.mark is not None and not (await self._look())[0]:
+            return  # it is closed already, and nothing serves it
+        if await self._retry(lambda: self._run_config.close(why, outcome=outcome), "closed", started_at):
             await self.view.wait_closed(is_closed=True)
             self._node_events.closed(why)
 
@@ -248,11 +258,19 @@ class Node:
 
     def waiting_count(self) -> int:
         """The result of `num_nodes_waiting()`, from the last known values."""
+        if self.current is not None and self._must_rejoin():
+            return 1  # a caller that polls this must see a reason to join again
         if self.view.is_closed:
             return 0
-        if self.current is not None and self._reported_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER, Cause.DRAIN):
-            return 1  # a caller that polls this must see a reason to join again
         return self.view.count_waiting(self.settings.min_nodes)
+
+    def _must_rejoin(self) -> bool:
+        """Whether the current round cannot go on. In a closed run, `next_round` then says so."""
+        if self._reported_cause in (Cause.SESSION_LOST, Cause.ROUND_OVER):
+            return True
+        if self.view.mark is not None:
+            return bool(self.view.mark.state.outcome)  # the run has failed, for all its nodes
+        return self._reported_cause is Cause.DRAIN
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -260,6 +278,7 @@ class Node:
         announced = 0
         while True:
             self._raise_if_left()
+            await self._raise_if_closed()
             deadline.end_spare()
             if (join := self._node_session.new_join()) != announced:
                 announced = join
@@ -280,6 +299,34 @@ class Node:
                 raise
             except Rejected as error:
                 raise RendezvousConnectionError(f"{self.settings.where} refused this node: {error}") from error
+
+    async def _raise_if_closed(self) -> None:
+        """RendezvousClosedError if the node was told that the run is closed, and no server says within `REACH_S` that
+        it may join."""
+        if self.view.mark is None:
+            return
+        is_reached, snapshot = await self._look()
+        settings = self.settings
+        if is_reached and (snapshot is None or self._run_config.may_join(snapshot)):
+            return
+        if (closed := self.view.mark) is not None:  # it may have ended meanwhile
+            if is_reached:
+                mark("node.closed_still")
+            else:
+                mark("node.closed_unreached")
+            raise closed_error(settings.run_id, closed.state, settings.reopen_after_s)
+
+    async def _look(self) -> tuple[bool, RunSnapshot | None]:
+        """Whether the backend answers within `REACH_S`, and the run as it is there."""
+        if self._reachability.is_failing:
+            return False, None
+        try:
+            async with asyncio.timeout(REACH_S):
+                return True, await self._run_config.read()
+        except Rejected:
+            return True, None  # the join says why
+        except (Unavailable, OutcomeUnknown, TimeoutError):
+            return False, None
 
     async def _ensure_session(self) -> Session:
         """A live session; the first scan of the run runs at the same time."""
@@ -379,8 +426,10 @@ class Node:
             await self._rewrite_key(assign.number, own)
         if view.closed is not None and view.closed.closed and view.closed_revision > snapshot.closed_revision:
             mark("node.closed")
-            text = closed_sentence(self.settings.run_id, view.closed, self.settings.reopen_after_s)
-            raise RendezvousGracefulExitError(text) if deadline.is_spare else RendezvousClosedError(text)
+            run_id, reopen_after_s = self.settings.run_id, self.settings.reopen_after_s
+            if deadline.is_spare:
+                raise RendezvousGracefulExitError(closed_sentence(run_id, view.closed, reopen_after_s))
+            raise closed_error(run_id, view.closed, reopen_after_s)
         if view.drain is not None:
             raise RendezvousGracefulExitError(drain_sentence(view.drain))
         return None
@@ -437,6 +486,7 @@ class Node:
     def _on_change(self) -> None:
         """The view or the session changed: wake a waiting call. Report a change of the round once, again if graver."""
         self._wake.set()
+        self._note_closed()
         if self.current is None:
             return
         lost = self._node_session.lost_reason
@@ -448,6 +498,14 @@ class Node:
         self._node_events.changed(self.current.number, cause, reason)
         if self._listener is not None:
             self._listener(cause, reason)
+
+    def _note_closed(self) -> None:
+        """Follow the view's mark: a node that was told of a close does not serve the run, either."""
+        closed = self.view.mark
+        self.backend.is_run_closed = closed is not None
+        told, self._told_closed = self._told_closed, closed.state if closed is not None else None
+        if self._told_closed is not None and self._told_closed != told and self.on_closed is not None:
+            self.on_closed(self._told_closed)
 
     # --- while there is a session -------------------------------------------------------------------------------------
 
@@ -472,7 +530,7 @@ class Node:
 
     def _make_claim(self) -> bytes:
         floor, ttl_s = self._node_session.floor, self.settings.session_ttl_s
-        return encode(claim_of(self.identity, self._last_joined, self.view.last_active, floor, ttl_s))
+        return encode(claim_of(self.identity, self._last_joined, self.view.last_active, floor, ttl_s, self.view.mark))
 
     def _raise_if_left(self) -> None:
         if self.left_because is not None:

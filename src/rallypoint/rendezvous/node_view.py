@@ -15,11 +15,13 @@ from typing import TypeVar
 from rallypoint.backends.contract import Backend
 from rallypoint.errors import BackendError, RendezvousError, RendezvousStateError, SessionLostError
 from rallypoint.kv.types import Item
+from rallypoint.rendezvous.closed_mark import next_mark
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause, Joined
 from rallypoint.rendezvous.reachability import Reachability
 from rallypoint.rendezvous.records import (
     AssignRecord,
+    ClosedMark,
     ClosedRecord,
     ConfigRecord,
     DrainRecord,
@@ -66,6 +68,8 @@ class NodeView:
         self._waiting_is_new = False
         self.closed: ClosedRecord | None = None
         self.closed_revision = 0
+        self.mark: ClosedMark | None = None
+        """The node was told that the run is closed. It keeps this when the server loses its data."""
         self.assign: AssignRecord | None = None
         self.drain: DrainRecord | None = None
         self._backend = backend
@@ -142,7 +146,8 @@ class NodeView:
 
     @property
     def is_closed(self) -> bool:
-        return self.closed is not None and self.closed.closed
+        """The run is closed, as far as this node was ever told."""
+        return self.mark is not None or (self.closed is not None and self.closed.closed)
 
     @property
     def waiting(self) -> WaitingRecord | None:
@@ -251,7 +256,20 @@ class NodeView:
                 self.assign = self._decode(watched, AssignRecord, key)
             elif key == self._drain_key:
                 self.drain = self._decode(watched, DrainRecord, key)
+        if self.mark is not None or keys.closed in changed:
+            self._read_mark(watched)
         self._on_change()
+
+    def _read_mark(self, watched: WatchedKeys) -> None:
+        item = watched.items.get(self._keys.config)
+        try:
+            config = decode(ConfigRecord, item) if item is not None else None
+        except RendezvousStateError:
+            return  # the next join raises this error
+        if item is not None and item.create_revision > self.closed_revision and self.is_closed:
+            return  # of a later life of the run id: the news of `state/closed` is still on its way
+        if self._keys.closed not in self._unreadable:
+            self.mark = next_mark(self.mark, config, self.closed, self.closed_revision, watched.revision)
 
     def _read_round(self, watched: WatchedKeys) -> None:
         self.round = self._decode(watched, RoundRecord, self._keys.round)

@@ -38,6 +38,11 @@ class Reachability:
             self._failing_since = None
             self._emit(BackendReachable(run_id=self._run_id, by=self._by, after_s=after_s))
 
+    @property
+    def is_failing(self) -> bool:
+        """The last request that ended was not answered."""
+        return self._failing_since is not None
+
     def sentence(self) -> str:
         """How long the backend has been unreachable, and why, for an error message; empty while it is reachable."""
         if self._failing_since is None:

@@ -154,6 +154,8 @@ class ClaimRecord(Record, frozen=True, kw_only=True):
     is_member: bool = False
     floor: Floor = 0
     ttl_s: float = 0.0
+    closed: ClosedMark | None = None
+    """The node was told that the run is closed."""
 
 
 class CoordinatorRecord(Record, frozen=True, kw_only=True):
@@ -211,6 +213,17 @@ class ClosedRecord(Record, frozen=True, kw_only=True):
     by: str = ""
     why: str = ""
     at: float = 0.0
+    outcome: int | None = None
+    """The exit code of the run, if a launcher closed it because the run has ended."""
+
+
+class ClosedMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A node was told that this incarnation of its run is closed. See `closed_mark.py`."""
+
+    config: ConfigRecord
+    state: ClosedRecord
+    revision: int = 0
+    """The revision of `state/closed` as the node saw it."""
 
 
 class AssignRecord(Record, frozen=True, kw_only=True):

@@ -140,9 +140,9 @@ class RunConfig:
         """
         while True:
             snapshot, is_absent = await self.find_or_make(is_absent=is_absent), False
-            if snapshot.closed.closed and (self._settings.reopen_after_s > 0 or not snapshot.empty):
+            if not self.may_join(snapshot):
                 # Before the renewal: refused nodes that retry must not keep a closed run alive.
-                raise RendezvousClosedError(self._closed_sentence(snapshot.closed))
+                raise closed_error(self._keys.run_id, snapshot.closed, self._settings.reopen_after_s)
             if not self._backend.renews_runs and not await self._backend.keep_alive(snapshot.config.run_lease):
                 mark("run_config.lease_ended")
                 await asyncio.sleep(LEASE_ENDS_S)  # it has just ended: the keys of the run are about to be deleted
@@ -162,6 +162,10 @@ class RunConfig:
                 raise SettingsMismatchError(why, differences={**different})
             await self._replace_config(snapshot)
 
+    def may_join(self, snapshot: RunSnapshot) -> bool:
+        """The run is open, or its id is free: with `reopen_after=0`, as soon as no node is left."""
+        return not snapshot.closed.closed or (self._settings.reopen_after_s <= 0 and snapshot.empty)
+
     async def find_or_make(self, *, is_absent: bool = False) -> RunSnapshot:
         """The run as it is; it is made if it does not exist. `is_absent`: the caller has seen that it does not."""
         while True:
@@ -177,16 +181,17 @@ class RunConfig:
                 await self._revoke_unused(snapshot.config.run_lease)
                 return snapshot
 
-    async def close(self, why: str, *, make: bool = True) -> bool:
+    async def close(self, why: str, *, make: bool = True, outcome: int | None = None) -> bool:
         """Close the run. False: it was closed already. Safe to repeat after a backend error.
 
         A run that does not exist is made first, so that it stays closed; without `make`, the result is False.
+        `outcome` is the exit code of a run that has ended.
         """
         while True:
             snapshot = await self.find_or_make() if make else await self.read()
             if snapshot is None or snapshot.closed.closed:
                 return False
-            record = ClosedRecord(closed=True, by=self._by, why=why, at=self._wall())
+            record = ClosedRecord(closed=True, by=self._by, why=why, at=self._wall(), outcome=outcome)
             if await self._put_closed(snapshot, record, only_if_empty=False):
                 return True
 
@@ -371,9 +376,6 @@ class RunConfig:
             f"started: {differences_sentence(different)}. Give all nodes the same values, or use another run id"
         )
 
-    def _closed_sentence(self, closed: ClosedRecord) -> str:
-        return closed_sentence(self._keys.run_id, closed, self._settings.reopen_after_s)
-
 
 def _decode_node(item: Item) -> NodeRecord | None:
     """A node's record; None if it cannot be decoded: the other nodes must still be found."""
@@ -394,6 +396,12 @@ def closed_sentence(run_id: str, closed: ClosedRecord, reopen_after_s: float) ->
         f"run {run_id!r} was closed by {closed.by or 'an unknown node'}: {closed.why or 'no reason given'}. "
         f"It can be reopened, and its id is free again {reopen_after_s:g} s after its last node has gone"
     )
+
+
+def closed_error(run_id: str, closed: ClosedRecord, reopen_after_s: float) -> RendezvousClosedError:
+    """The error for a node that cannot join a closed run."""
+    text = closed_sentence(run_id, closed, reopen_after_s)
+    return RendezvousClosedError(text, why=closed.why, outcome=closed.outcome)
 
 
 def drain_sentence(drain: DrainRecord) -> str:

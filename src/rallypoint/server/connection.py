@@ -394,14 +394,20 @@ class Connection(asyncio.Protocol):
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def shut_down(self, why: str) -> None:
-        """Tell the client that the server stops, and close."""
+        """Tell the client that the server stops, and close.
+
+        A client that watches closes its side when it has read everything; the caller waits for that, and aborts.
+        """
         if self._is_over or self._transport is None:
             return
         self.flush()
         self._dropped_here = self._is_over = True
         if self._client is not None:
             self._write(frame(encoder.encode([Going(why)])))
-        self._transport.close()
+        if self._watches and self._transport.can_write_eof():
+            self._transport.write_eof()  # `close` would discard what is on its way if the peer has just sent more
+        else:
+            self._transport.close()
 
     def _drop_slow(self) -> None:
         mark("server.slow")

@@ -26,7 +26,7 @@ from rallypoint.backends.tcp.connection import ClientConnection, Connector
 from rallypoint.backends.tcp.dial import dial
 from rallypoint.backends.tcp.direct import IDLE_S, DirectPool, connect
 from rallypoint.backends.tls import TlsFiles
-from rallypoint.errors import Rejected
+from rallypoint.errors import Rejected, Unavailable
 from rallypoint.events import Emitter, Event, Hosting, NobodyServes, SecurityNotice
 from rallypoint.server.admission.credentials import Credentials
 from rallypoint.settings import Settings
@@ -41,6 +41,9 @@ NO_SERVER_S = 10.0
 DEDICATED_S = 30.0
 """How long a `rallypoint serve` that has ended may take to come back, before a node serves instead of it."""
 LINGER_POLL_S = 0.05
+LAST_CALLS_S = 1.0
+"""How long the host of a closed run serves those that have not left. Members that end together with it, after a barrier
+of the round's store, ask once more whether all have arrived."""
 TORCHRUN_DEFAULT_RUN_ID = "none"
 """The run id that torchrun gives to every run without one. On a shared server unrelated jobs would become one run."""
 _NOT_LOCAL = frozenset({errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT, errno.EINVAL})
@@ -214,6 +217,11 @@ class HostingBackend(TcpBackend):
         # Any OSError, because a load balancer without a server behind it may accept a connection, and then close it.
         if self._server is not None or self._settings.is_host is False or not isinstance(error, OSError):
             return False
+        if self.is_run_closed:  # a server without the run's data would let it begin again
+            if not self._was_dedicated:  # no answer is worth waiting for
+                gone = Unavailable(f"{self.endpoint} has gone, and its run is closed")
+                self._requests.fail(gone, lambda pending: pending.is_sent)
+            return False
         if self._was_dedicated and self._unreachable_s < DEDICATED_S:
             return False
         if not self._credentials.can_serve:
@@ -300,7 +308,7 @@ class HostingBackend(TcpBackend):
         self._linger_s = 0.0
 
     async def close(self) -> None:
-        """Close the connection. A host keeps serving until all clients have left, at most for `close_timeout`."""
+        """Close the connection. A host then stops serving (`_stop_serving`)."""
         await super().close()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -312,8 +320,17 @@ class HostingBackend(TcpBackend):
             return
         if self._reloading is not None:
             self._reloading.cancel()
+        await self._stop_serving(server)
+
+    async def _stop_serving(self, server: Server) -> None:
+        """Serve until the others have left, at most for `close_timeout`, because they still need the server.
+
+        If the run is closed, no round can follow: `LAST_CALLS_S` is enough for the last calls of members that end now.
+        `Server.stop` tells the rest.
+        """
+        linger_s = min(self._linger_s, LAST_CALLS_S) if self.is_run_closed else self._linger_s
         try:
-            async with asyncio.timeout(self._linger_s):
+            async with asyncio.timeout(linger_s):
                 while server.connections:  # noqa: ASYNC110 - bounded, and at the end of a process
                     await asyncio.sleep(LINGER_POLL_S)
         except TimeoutError:

@@ -17,14 +17,16 @@ from rallypoint._marks import mark
 from rallypoint.backends.backoff import Backoff
 from rallypoint.errors import RendezvousStateError
 from rallypoint.events import CoordinatorDeposed, CoordinatorElected, Emitter
-from rallypoint.kv.types import Delete, Exists, Grant, Item, KeepAlive, LeaseResult, Put, Txn
+from rallypoint.kv.types import Delete, Exists, Grant, Item, KeepAlive, LeaseResult, ModRevisionIs, Put, Txn
 from rallypoint.options import DEFAULT_PREFIX
 from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import (
     ClaimRecord,
+    ClosedMark,
     ConfigRecord,
     CoordinatorRecord,
+    ListedRunRecord,
     NodeRecord,
     RoundRecord,
     WaitingRecord,
@@ -161,10 +163,52 @@ class Runs:
         """A client of an earlier generation reports the state of its run there. An unreadable claim counts as empty."""
         run = self.ensure_run(run_id)
         try:
-            run.returning.claim(client, _claim_decoder.decode(claim))
+            record = _claim_decoder.decode(claim)
         except msgspec.DecodeError:
-            run.returning.claim(client, ClaimRecord(id=client))
+            record = ClaimRecord(id=client)
+        run.returning.claim(client, record)
         self._store_claims(run)
+        if record.closed is not None:
+            self._close_again(run, record.closed)
+
+    def _close_again(self, run: Run, told: ClosedMark) -> None:
+        """A client was told in the earlier life of this server that the run is closed: close it before a round forms.
+
+        If nobody has made the run yet, it is made with its old incarnation. If it has that incarnation, this server
+        knows as much or more. A run that was made anew is left alone once a round of it was active, or once it was
+        closed here: those who made it know nothing of the old one, or somebody has reopened it.
+        """
+        keys, items = run.keys, self._host.engine.items
+        state = msgspec.structs.replace(told.state, closed=True)
+        if keys.config not in items:
+            mark("server.closed_again")
+            config = told.config
+            leases = [self._host.execute(Grant(ttl_s)) for ttl_s in (max(config.run_ttl_s, 1.0), DATA_TTL_S)]
+            run_lease, data_lease = [granted.lease for granted in leases if isinstance(granted, LeaseResult)]
+            config = msgspec.structs.replace(config, run_lease=run_lease, data_lease=data_lease)
+            puts = (
+                Put(keys.config, encode(config), run_lease),
+                Put(keys.closed, encode(state), run_lease),
+                Put(keys.listed_run, encode(ListedRunRecord()), run_lease),
+            )
+            self._host.execute(Txn((Exists(keys.config, False),), puts))
+            return
+        made, item = run.config(items.get(keys.config)), items.get(keys.closed)
+        if made is None or item is None or made.incarnation == told.config.incarnation:
+            return
+        if item.version > 1 or self._was_active(items.get(keys.round)):
+            return
+        mark("server.closed_new")
+        self._host.execute(
+            Txn((ModRevisionIs(keys.closed, item.mod_revision),), (Put(keys.closed, encode(state), made.run_lease),))
+        )
+
+    def _was_active(self, item: Item | None) -> bool:
+        """Whether a round of the run was ever active here."""
+        try:
+            return item is not None and decode(RoundRecord, item).last_active > 0
+        except RendezvousStateError:
+            return True  # the coordinator reports it
 
     def _store_claims(self, run: Run) -> None:
         """Store a summary of all claims, so that a server that recovers this data waits for the same nodes."""

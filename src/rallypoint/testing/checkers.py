@@ -21,6 +21,7 @@ from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.records import (
     ClosedRecord,
+    ConfigRecord,
     CoordinatorRecord,
     HistoryRecord,
     LeaveCause,
@@ -110,6 +111,7 @@ class Picture:
     round: RoundRecord | None = None
     closed: ClosedRecord | None = None
     closed_revision: int = 0
+    incarnation: str = ""
     waiting: WaitingRecord | None = None
     coordinator: CoordinatorRecord | None = None
     term: int = 0
@@ -129,6 +131,9 @@ class Picture:
         elif key == keys.closed:
             self.closed = _read(ClosedRecord, item)
             self.closed_revision = item.mod_revision if item else 0
+        elif key == keys.config:
+            config = _read(ConfigRecord, item)
+            self.incarnation = config.incarnation if config is not None else ""
         elif key == keys.waiting:
             self.waiting = _read(WaitingRecord, item)
         elif key == keys.coordinator:
@@ -415,10 +420,47 @@ class Fencing(Checker):
 
 
 class Finality(Checker):
-    """After a close no round becomes active until a reopen; an attempt from before the close never does."""
+    """After a close no round becomes active until a reopen; an attempt from before the close never does.
+
+    A node that was told of the close of an incarnation is in no later round of the run, also if the store has lost its
+    data, until the run is reopened, its id is free again, or others have been in a round of it without such a node.
+    """
 
     def __init__(self) -> None:
         self._closed_at_forming: dict[int, int] = {}
+        self._told: dict[str, str] = {}
+        """The nodes that were told of a close, and of which incarnation."""
+        self._incarnations: set[str] = set()
+        self._open_again: set[str] = set()
+        """Incarnations whose close no longer counts."""
+        self._was_closed = False
+
+    def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
+        keys = picture.keys
+        for change in commit.changes:
+            if change.key == keys.config and change.item is None:
+                self.forgive()
+            elif change.key == keys.config and (config := _read(ConfigRecord, change.item)) is not None:
+                self._incarnations.add(config.incarnation)
+            elif change.key == keys.closed and change.item is not None:
+                self._closed_or_reopened(picture)
+
+    def _closed_or_reopened(self, picture: Picture) -> None:
+        if picture.is_closed:
+            self._open_again.discard(picture.incarnation)
+        elif self._was_closed:
+            self.forgive()
+        self._was_closed = picture.is_closed
+
+    def told_closed(self, node_id: str, incarnation: str) -> None:
+        """A node was told that this incarnation is closed."""
+        if incarnation not in self._open_again:
+            self._told[node_id] = incarnation
+
+    def forgive(self) -> None:
+        """What was told so far no longer counts."""
+        self._open_again |= self._incarnations
+        self._told.clear()
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         if now.phase is RoundPhase.FORMING:
@@ -430,9 +472,18 @@ class Finality(Checker):
             raise BrokeFinality(
                 f"round {now.number} was decided before the run was closed and became active afterwards"
             )
+        for member in picture.members(now):
+            if member.id in self._told:
+                raise BrokeFinality(
+                    f"{member.name} is a member of round {now.number}, although it was told that the run is closed "
+                    f"(incarnation {self._told[member.id]})"
+                )
+        if self._told:
+            self.forgive()
 
     def wiped(self, picture: Picture) -> None:
         self._closed_at_forming.clear()
+        self._was_closed = False
 
 
 class Memory(Checker):
@@ -570,6 +621,7 @@ class Safety:
 
     def __init__(self, keys: RunKeys, min_nodes: int, max_nodes: int, step: int = 1, compared: int = 1_000_000) -> None:
         self.picture = Picture(keys)
+        self._finality = Finality()
         self.checkers: tuple[Checker, ...] = (
             Barrier(min_nodes, max_nodes, step, compared),
             Agreement(),
@@ -578,9 +630,9 @@ class Safety:
             Monotonicity(),
             Freshness(compared),
             Fencing(),
-            Finality(),
             Memory(),
             Cause(),
+            self._finality,
         )
         self._of_commits = tuple(
             checker for checker in self.checkers if type(checker).committed is not Checker.committed
@@ -612,8 +664,14 @@ class Safety:
         for checker in self.checkers:
             checker.returned(self.picture, process, node_id, joined)
 
-    def wiped(self) -> None:
-        """The store lost its content."""
+    def told_closed(self, node_id: str, incarnation: str) -> None:
+        """A node was told that this incarnation of the run is closed."""
+        self._finality.told_closed(node_id, incarnation)
+
+    def wiped(self, *, is_told: bool = False) -> None:
+        """The store lost its content. `is_told`: returning nodes tell it what they were told."""
+        if not is_told:
+            self._finality.forgive()
         self.picture = Picture(self.picture.keys)
         for checker in self.checkers:
             checker.wiped(self.picture)

@@ -24,12 +24,16 @@ from rallypoint.integrations.torchrun.settings import settings_of
 from rallypoint.integrations.torchrun.store import TorchStore
 from rallypoint.integrations.torchrun.torch_events import TorchEventSink
 from rallypoint.rendezvous.membership import Bootstrap, Identity
-from rallypoint.rendezvous.records import LeaveCause
+from rallypoint.rendezvous.records import LeaveCause, one_line
 from rallypoint.settings import Parameters, Settings
 
 SHARING_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ONLY_THIS_NODE = (RendezvousGracefulExitError, SettingsMismatchError)
 """Errors that exclude only this node from the run. `shutdown()` does not close the run after them."""
+
+
+FAILED = 1
+"""The exit code of an agent whose worker failed for good."""
 
 
 class NamedParameters(Parameters, Protocol):
@@ -115,6 +119,9 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
     def shutdown(self) -> bool:
         """Leave and close the run. True, or False with a warning if closing failed. A second call returns the same.
 
+        If the agent ends because a worker failed for good, the run has failed for all agents: each of them is told to
+        join again, gets RendezvousClosedError, and ends with a failure.
+
         The run is not closed if only this node is excluded from it: a spare, a drained node, one with refused settings.
         Nor is it closed if a signal ends the agent. (In that case torch calls `shutdown` only for Ctrl-C before the
         first round.)
@@ -124,7 +131,11 @@ class TorchrunHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not 
         with self._translated("shutdown"):
             try:
                 if not self._is_excluded and not is_interrupted:
-                    return self._handler.shutdown(cause=failure_cause(self._handler.name, error))
+                    if error is None:
+                        return self._handler.shutdown()
+                    cause = failure_cause(self._handler.name, error)
+                    reason = f"its agent failed: {one_line(f'{type(error).__name__}: {error}')}"
+                    return self._handler.shutdown(reason, cause=cause, outcome=FAILED if cause is not None else None)
                 self._handler.close()
                 return True
             finally:

@@ -245,6 +245,8 @@ class Director:
             await self._forming(action)
             if world.wire is not None and world.wire.data is not None and action.target % 4 == 1:
                 await self._counting(world.wire, action)
+        if not with_data and action.target % 11 < 2:
+            await self._close_and_lose_host(action)
         if not world.server.is_up:
             return
         if world.wire is not None and action.target % 3 == 0:
@@ -256,7 +258,7 @@ class Director:
             self._loop.freeze(f"server#{world._coordinator_lives}")
         await asyncio.sleep(min(down_s, 3.0))
         if not with_data:
-            world.safety.wiped()
+            world.safety.wiped(is_told=world.wire is not None)
         world.server.restart(with_data)
         world.note("server", "-", "up with its data" if with_data else "up with nothing")
         if world.wire is not None:
@@ -265,6 +267,17 @@ class Director:
             process.backend.reset()
         if world.plan.server_coordinator:
             world.start_coordinator()
+
+    async def _close_and_lose_host(self, action: Action) -> None:
+        """The run is closed before the server goes, and some nodes may be told; a node goes with it, as its host."""
+        world = self._world
+        await self._operate(lambda operator: operator.close("its work is done"), tries=1)
+        await asyncio.sleep(self._plan.slowest_s * (action.target % 20) / 10)
+        pool = sorted(world.processes)
+        if action.target % 2 and pool:
+            host = world.processes[pool[action.target % len(pool)]]
+            world.crash(host)
+            self._spawn(self._later(action.length_s, lambda: self._start(host.name)))
 
     async def _forming(self, action: Action) -> None:
         """Wait until a random moment between the decision of the next attempt and its last confirmation."""
@@ -368,6 +381,9 @@ class Director:
         while (why := self._settled()) is not None:
             self._raise_if_broken()
             self._stop_if_refused()
+            if self._world.wire is not None and self._world.safety.picture.is_closed:
+                # A node that returned only now told a server without data that the run had been closed.
+                await self._operate(lambda operator: operator.reopen("healed again"))
             if self._loop.time() > deadline:
                 raise broke(f"{when}: not settled within {bound_s:.0f} s: {why}")
             await asyncio.sleep(LOOK_EVERY_S)

@@ -93,6 +93,9 @@ class End(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._is_closing
 
+    def can_write_eof(self) -> bool:
+        return False
+
     @property
     def unread_s(self) -> float:
         """How long the oldest bytes have waited to be read."""

@@ -201,6 +201,7 @@ class SimWorld:
                 wall=lambda: 1e9 + rng.random(),
             )
             process = SimProcess(name, machine, backend, node, rng, asyncio.Event())
+            node.on_closed = lambda _: self._told_closed(node)
             process.observes_first = random.Random(f"{self.plan.seed} {machine} observes").random() < 0.3
             made.append(process)
             process.task = asyncio.create_task(self._live(process), name=machine)
@@ -472,6 +473,10 @@ class SimWorld:
         if process.joined is not None:
             process.causes.append((self.loop.time(), process.joined.number, cause))
         process.changed.set()
+
+    def _told_closed(self, node: Node) -> None:
+        if (told := node.view.mark) is not None:
+            self.safety.told_closed(node.identity.id, told.config.incarnation)
 
     def _gone(self, process: SimProcess) -> None:
         process.is_over = True
