@@ -16,11 +16,20 @@ MUTANTS = {
         Edit(LeaseExpiry, "observe", "known is not None and known[0] == counter", "known is not None"),
         0,
     ),
+    "a renewal is tried at once only without other requests": (
+        Edit(
+            SharedCell,
+            "_turn",
+            "if _has_renewal(requests):",
+            "if all(type(r.op).__name__ == 'KeepAlive' for r in requests):",
+        ),
+        294,
+    ),
     "leases are never ended": (Edit(SharedCell, "_attempt", "self._expiry.due(self._loop.time())", "()"), 0),
 }
 
 
-@pytest.mark.parametrize("seed", [185])
+@pytest.mark.parametrize("seed", [185, 294])
 def test_register_world_that_found_a_bug_is_correct_now(seed):
     verdict = run_seed(seed, register=True)
     assert not verdict.broke, f"{verdict.broke}: {verdict.why}; {replay_command(seed, register=True)}"

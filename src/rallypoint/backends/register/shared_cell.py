@@ -48,7 +48,8 @@ waiting process behind new ones. It does not grow if a renewal is among the requ
 waiting."""
 MOST_LOST = 8
 RENEWED_AT_ONCE = 4
-"""After a lost race, renewals alone are tried this many times on what the winner wrote, without another read."""
+"""After a lost race, requests with a renewal among them are tried this many times on what the winner wrote, without a
+pause or another read: that is faster than the turns of others."""
 LONG = 10.0
 """Renewals of leases with a time to live of at least this many `idle_s` may wait for the next poll."""
 IN_DOUBT_S = 0.05
@@ -296,7 +297,7 @@ class SharedCell:
         if await self._attempt(requests, is_fresh):
             return
         mark("register.contended")
-        if all(isinstance(request.op, KeepAlive) for request in requests):
+        if _has_renewal(requests):
             for _ in range(RENEWED_AT_ONCE):
                 if await self._attempt(requests, is_fresh=True):  # a refused write returns the current document
                     return
