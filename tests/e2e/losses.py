@@ -16,6 +16,7 @@ import json
 import math
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -210,24 +211,23 @@ class Job:
         before, at = self._round, time.monotonic()
         back = self._hit(kind, victim)
         yield from self._world(others, above=before, since=at, figures=figures)
-        if back is None:
-            self._replace(victim)
-        else:
-            back()
+        back()
         yield from self._world(self._launchers, above=self._round)
         yield from self._works()
 
-    def _hit(self, kind: str, victim: Launcher) -> Callable[[], None] | None:
-        """Harm it; how it comes back, or None if it does not."""
+    def _hit(self, kind: str, victim: Launcher) -> Callable[[], None]:
+        """Harm it. The function brings it back, or another in its place."""
         match kind:
             case "kill":
                 victim.kill()
-                return None
+                return lambda: self._replace(victim)
             case "stop":
                 # A launcher alone, whose workers go on, or the whole machine.
                 pids = victim.tree() if self._rng.random() < 0.5 else [victim.popen.pid]
                 _signal("STOP", pids)
-                return (lambda: _signal("CONT", pids)) if self._rng.random() < 0.5 else None
+                if self._rng.random() < 0.5:
+                    return lambda: _signal("CONT", pids)
+                return lambda: (_signal("KILL", pids), self._replace(victim))[1]
             case _:
                 plug = f"to{self._machines.index(victim.machine) + 1}"
                 self._machines[0].ip("link", "set", plug, "down")
@@ -307,7 +307,7 @@ class Job:
         return launcher
 
     def _replace(self, victim: Launcher) -> None:
-        """It is gone, or goes now, and another starts on its machine."""
+        """It is gone, and another starts on its machine."""
         victim.end()
         self._stage.processes.remove(victim)
         self._launchers[self._launchers.index(victim)] = self._start(victim.machine)
@@ -402,6 +402,7 @@ def main() -> int:
     if asked.read:
         asyncio.run(read_budget(asked.read))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is ended
     if why := why_no_machines():
         print(why, file=sys.stderr)
         return 2

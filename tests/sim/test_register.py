@@ -16,13 +16,8 @@ MUTANTS = {
         Edit(LeaseExpiry, "observe", "known is not None and known[0] == counter", "known is not None"),
         0,
     ),
-    "a renewal is tried at once only without other requests": (
-        Edit(
-            SharedCell,
-            "_turn",
-            "if _has_renewal(requests):",
-            "if all(type(r.op).__name__ == 'KeepAlive' for r in requests):",
-        ),
+    "nobody waits for an overdue renewal of another": (
+        Edit(SharedCell, "_is_less_urgent", "others > OVERDUE and", "False and"),
         294,
     ),
     "leases are never ended": (Edit(SharedCell, "_attempt", "self._expiry.due(self._loop.time())", "()"), 0),

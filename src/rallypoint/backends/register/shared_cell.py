@@ -48,8 +48,10 @@ waiting process behind new ones. It does not grow if a renewal is among the requ
 waiting."""
 MOST_LOST = 8
 RENEWED_AT_ONCE = 4
-"""After a lost race, requests with a renewal among them are tried this many times on what the winner wrote, without a
-pause or another read: that is faster than the turns of others."""
+"""After a lost race, renewals alone are tried this many times on what the winner wrote, without another read."""
+OVERDUE = 0.5
+"""A process lets others write first while a lease of theirs is older than this part of its time to live, and older than
+those that it renews itself: renewals are due at a third."""
 LONG = 10.0
 """Renewals of leases with a time to live of at least this many `idle_s` may wait for the next poll."""
 IN_DOUBT_S = 0.05
@@ -291,25 +293,36 @@ class SharedCell:
 
     async def _turn(self, requests: list[Request]) -> None:
         """Execute the requests and end expired leases. If there is neither, read the cell once."""
+        if requests and self._is_less_urgent(requests):
+            mark("register.yielded")
+            await asyncio.sleep(self._rng.uniform(1.0, 2.0) * max(LOST_S, self._call_s))
         is_fresh = self._document is None  # whether the known document was read after the last request was made
         if is_fresh:
             await self._read()
         if await self._attempt(requests, is_fresh):
             return
         mark("register.contended")
-        if _has_renewal(requests):
+        if all(isinstance(request.op, KeepAlive) for request in requests):
             for _ in range(RENEWED_AT_ONCE):
                 if await self._attempt(requests, is_fresh=True):  # a refused write returns the current document
                     return
         lost = 0
         while requests:
             lost = 1 if _has_renewal(requests) else min(lost + 1, MOST_LOST)
-            await asyncio.sleep(self._rng.uniform(0.0, lost * max(LOST_S, self._call_s)))
+            least = 1.0 if self._is_less_urgent(requests) else 0.0
+            await asyncio.sleep(self._rng.uniform(least, least + lost) * max(LOST_S, self._call_s))
             async with self.cell.turn():
                 requests += self._take_waiting()
                 await self._read()
                 if await self._attempt(requests, is_fresh=True):
                     return
+
+    def _is_less_urgent(self, requests: Sequence[Request]) -> bool:
+        """Whether the lease of another process is overdue, and more so than those that these requests renew."""
+        now = self._loop.time()
+        own = {request.op.lease for request in requests if isinstance(request.op, KeepAlive)}
+        others = self._expiry.oldest(now, without=own)
+        return others > OVERDUE and others > max((self._expiry.age(lease, now) for lease in own), default=0.0)
 
     async def _attempt(self, requests: list[Request], is_fresh: bool) -> bool:
         """Apply the requests to the known document and write the result; False: another process was faster."""

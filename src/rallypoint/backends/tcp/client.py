@@ -59,7 +59,7 @@ CONNECT_S = 10.0
 """The limit of one attempt to connect, until the welcome."""
 CALL_S = 60.0
 TRIES_IN_GRACE = 5
-"""A client that lost its connection tries to connect at least this often, in equal parts, within its grace."""
+"""A client that lost its connection tries to connect at least this often within its grace."""
 
 
 class TcpBackend(OpBackend):
@@ -316,6 +316,7 @@ class TcpBackend(OpBackend):
 
     async def _keep_connected(self) -> None:
         backoff = Backoff(self._rng, most_s=2.0)
+        hurried = Backoff(self._rng, most_s=self._grace_s / TRIES_IN_GRACE)
         grace_ends_at = float("-inf")
         while not self._is_closed:
             try:
@@ -334,12 +335,10 @@ class TcpBackend(OpBackend):
                     trouble = Unavailable(f"connecting to {self.endpoint} failed: {error!r}")
                 self._requests.fail(trouble, lambda pending: not pending.is_sent)
                 self._down(trouble)
-                pause_s = backoff.next_s()
-                if self._loop.time() < grace_ends_at:
-                    pause_s = min(pause_s, self._grace_s / TRIES_IN_GRACE * self._rng.uniform(0.5, 1.0))
-                await asyncio.sleep(pause_s)
+                await (hurried if self._loop.time() < grace_ends_at else backoff).sleep()
                 continue
             backoff.reset()
+            hurried.reset()
             self._up()
             why = await closed
             grace_ends_at = self._loop.time() + self._grace_s
