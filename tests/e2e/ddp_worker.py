@@ -3,6 +3,7 @@
 rallypoint run ... ddp_worker.py DIRECTORY
 """
 
+import os
 import sys
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 def main() -> None:
     steps = Steps(sys.argv[1])
     torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")  # the host's name is no address of its namespace
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -191,19 +191,10 @@ class Job:
         self.end()
 
     def _missing(self, victim: Launcher, said: dict[Launcher, int]) -> list[str]:
-        """Where the failing launcher's last sentence about it is not found."""
-        own = [found for line in victim.lines[said[victim] :] if (found := NAMED.search(line))]
-        if not own:
-            return [f"{victim.name} does not name it: {victim.lines[-1:]}"]
-        # What follows is how it goes on, which each launcher says in its way.
-        sentence = re.split(r" \(restart|, and the run|; ", own[-1][0])[0].rstrip(".")
         places = {one.name: "\n".join(one.lines[number:]) for one, number in said.items()}
         for command in ("history", "events"):
             places[f"`{command}`"] = self._command(command, "--json")
-        quoted = json.dumps(sentence)[1:-1]  # as it is within JSON
-        return [
-            f"{name} lacks {sentence!r}" for name, text in places.items() if not (sentence in text or quoted in text)
-        ]
+        return missing(victim.name, places)
 
     def _loss(self, kind: str, figures: Figures) -> Play:
         victim = self._rng.choice(self._launchers)
@@ -261,7 +252,8 @@ class Job:
         while not look():
             for one in unharmed or []:
                 if (code := one.popen.poll()) is not None:
-                    raise Ended(f"{one.name} ended with {code}: {' '.join(one.lines[-1:])}")
+                    story = " ".join(one.lines[-1:]) if self._round else one.story
+                    raise Ended(f"{one.name} ended with {code}: {story}")
             if time.monotonic() > deadline:
                 last = "; ".join(f"{one.name}: {' '.join(one.lines[-1:])}" for one in self._launchers)
                 raise Stuck(f"not within {WORLD_S:g} s: {what}. {last}")
@@ -341,6 +333,17 @@ class Job:
             while left := marked(f"{self._run}/"):
                 assert time.monotonic() < deadline, f"{self.name}: these processes are left: {left}"
                 time.sleep(TICK_S)
+
+
+def missing(victim: str, places: dict[str, str]) -> list[str]:
+    """Where the last sentence of the victim's launcher about a failed worker is not found."""
+    own = NAMED.findall(places[victim])
+    if not own:
+        return [f"{victim} does not name it: {places[victim].splitlines()[-1:]}"]
+    # What follows is how it goes on, which each launcher says in its way.
+    sentence = re.split(r" \(restart|, and the run|; ", own[-1])[0].rstrip(".")
+    quoted = json.dumps(sentence)[1:-1]  # as it is within JSON
+    return [f"{name} lacks {sentence!r}" for name, text in places.items() if not (sentence in text or quoted in text)]
 
 
 def _signal(name: str, pids: list[int]) -> None:
