@@ -24,7 +24,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("seed", [185, 294])
+@pytest.mark.parametrize("seed", [185, 294, 870, 1955])
 def test_register_world_that_found_a_bug_is_correct_now(seed):
     verdict = run_seed(seed, register=True)
     assert not verdict.broke, f"{verdict.broke}: {verdict.why}; {replay_command(seed, register=True)}"

@@ -11,8 +11,9 @@ each process. If the write is not in it, it may still arrive; then the same byte
 that it is executed once, whichever of the two arrives first.
 
 While there are watches or leases, the cell is polled: soon after a change, then at growing intervals up to `idle_s`,
-and when a lease may have expired. Renewals do not count as changes: while the cell is quiet they wait for the next
-poll and are written instead of it.
+and when a lease may have expired. A process whose own leases are less urgent waits before it writes while a lease of
+another is overdue: otherwise one that writes all the time wins every race. Renewals do not count as changes: while the
+cell is quiet they wait for the next poll and are written instead of it.
 """
 
 from __future__ import annotations
@@ -309,8 +310,7 @@ class SharedCell:
         lost = 0
         while requests:
             lost = 1 if _has_renewal(requests) else min(lost + 1, MOST_LOST)
-            least = 1.0 if self._is_less_urgent(requests) else 0.0
-            await asyncio.sleep(self._rng.uniform(least, least + lost) * max(LOST_S, self._call_s))
+            await asyncio.sleep(self._rng.uniform(0.0, lost * max(LOST_S, self._call_s)))
             async with self.cell.turn():
                 requests += self._take_waiting()
                 await self._read()
