@@ -12,6 +12,7 @@ SEEDS ?= 0:20000
 WORKERS ?= 3
 ROUNDS ?= 500
 FAULTS ?= 100
+KILLS ?= 50
 FRAMES ?= 1000000
 TIMES ?= 50
 JUNK_MB ?= 100
@@ -21,7 +22,7 @@ LONG ?=
 BACKEND ?= both
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash chaos-etcd fmt clean test-run-slow test-jax scenarios chaos bench-parts closed
+.PHONY: help setup check docs release test test-torch-slow test-etcd-slow bare demo bench sim fuzz crash losses chaos-etcd fmt clean test-run-slow test-jax scenarios chaos bench-parts closed
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -80,6 +81,9 @@ crash: setup ## kill a server with data under load and audit what it says; ROUND
 
 chaos: setup $(VENV)/.stamp-system ## random faults against real processes; SEED=N BACKEND=tcp|etcd|both: 10 minutes, an hour with LONG=1
 	$(BIN)/python -m tests.chaos.campaign --seed $(SEED) --backend $(BACKEND) --minutes $(if $(LONG),60,10) $(ARGS)
+
+losses: setup $(VENV)/.stamp-torch $(VENV)/.stamp-system ## lose launchers whose workers communicate: no job may end; KILLS=N SEED=N BACKEND=tcp|etcd|both: hours
+	$(BIN)/python -m tests.e2e.losses --kills $(KILLS) --seed $(SEED) --backend $(BACKEND) $(ARGS)
 
 chaos-etcd: setup $(VENV)/.stamp-system ## faults against a run on a real etcd cluster; FAULTS=N, SEED=N
 	$(BIN)/python -m tests.e2e.etcd_faults --faults $(FAULTS) --seed $(SEED) $(ARGS)

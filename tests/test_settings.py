@@ -49,6 +49,16 @@ def test_every_meaning_is_a_sentence():
     assert all(option.meaning.endswith(".") and len(option.meaning) < 140 for option in OPTIONS)
 
 
+def test_sessions_on_etcd_are_short_unless_a_value_is_given():
+    def built(**options):
+        return Settings.build(scheme="etcd", endpoints="e", run_id="r", min_nodes=2, **options)
+
+    assert (built().keep_alive_interval_s, built().keep_alive_max_attempt, built().session_ttl_s) == (1.25, 4, 5.0)
+    assert built(keep_alive_interval=5).session_ttl_s == 20
+    assert built(keep_alive_interval=5, keep_alive_max_attempt=3).session_ttl_s == 15
+    assert Settings.build(scheme="file", endpoints="/tmp", run_id="r", min_nodes=2).session_ttl_s == 15
+
+
 def test_fields_of_durations_end_in_their_unit():
     assert all(option.field.endswith("_s") == (option.kind is Kind.SECONDS) for option in OPTIONS)
 
@@ -64,7 +74,7 @@ def test_defaults_are_those_of_the_documentation():
     assert (settings.heartbeat_timeout_s, settings.read_timeout_s, settings.confirm_timeout_s) == (5, 60, 10)
     assert (settings.last_call_mode, settings.admission_window_s) == (LastCallMode.ADAPTIVE, 1)
     assert (settings.keep_alive_interval_s, settings.keep_alive_max_attempt) == (5, 3)
-    assert (settings.disconnect_grace_s, settings.reopen_after_s) == (1, 60)
+    assert (settings.disconnect_grace_s, settings.reopen_after_s) == (0.3, 60)
     assert (settings.hold_back_losses, settings.hold_back_window_s, settings.hold_back_s) == (3, 600, 30)
     assert (settings.name, settings.labels, settings.local_addr, settings.node_rank) == (None, {}, None, None)
     assert (settings.ranks, settings.rank0, settings.is_host) == ("sticky", None, None)

@@ -74,6 +74,7 @@ MARKS = {
 REGISTER_MARKS = {
     "register.expired": "a process ended a lease whose counter it had seen unchanged for the time to live",
     "register.contended": "a write lost a race and was applied again to the winner's document",
+    "register.yielded": "a process waited before its write because the lease of another was overdue",
     "register.unknown": "a write without an answer was looked for in the document",
     "register.resent": "a write that might still arrive was sent again unchanged",
     "register.too_slow": "a session was refused because the cell was too slow for its time to live",

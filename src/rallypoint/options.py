@@ -60,13 +60,15 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One option.
 
     `aliases` mean the same as `name`; `fallbacks` are used only if neither is given. `shared` options must be equal on
-    all nodes of a run. `backends` are the schemes that the option belongs to; () means all.
+    all nodes of a run. `backends` are the schemes that the option belongs to; () means all. `default_on` are the
+    schemes with another default.
     """
 
     name: str
     kind: Kind
     meaning: str
     default: object = None
+    default_on: tuple[tuple[str, object], ...] = ()
     aliases: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
     shared: bool = False
@@ -83,6 +85,11 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> tuple[str, ...]:
         """All accepted names."""
         return (self.name, *self.aliases, *self.fallbacks)
+
+    def default_for(self, scheme: str) -> object:
+        """The typed default for a run of `scheme`; None if there is none."""
+        default = dict(self.default_on).get(scheme, self.default)
+        return None if default is None else self.parse(default)
 
     def belongs_to(self, scheme: str) -> bool:
         return not self.backends or scheme in self.backends
@@ -190,17 +197,25 @@ _TIMES = (
 )
 
 _LIVENESS = (
-    _seconds("keep_alive_interval", 5.0, "Time between two renewals of a node's session."),
+    Option(
+        name="keep_alive_interval",
+        kind=Kind.SECONDS,
+        default=5.0,
+        default_on=(("etcd", 1.25),),  # there only the time to live shows that a process is dead
+        meaning="Time between two renewals of a node's session.",
+    ),
     Option(
         name="keep_alive_max_attempt",
         kind=Kind.INT,
         default=3,
+        default_on=(("etcd", 4),),
         meaning="A session ends after this many missed renewals.",
     ),
     _seconds(
         "disconnect_grace",
-        1.0,
-        "Time a node has to reconnect to the embedded server after its connection closed.",
+        0.3,
+        "Time a node has to reconnect to the embedded server after its connection closed; 2 behind a proxy or load "
+        "balancer.",
         zero=True,
     ),
     _seconds("reopen_after", 60.0, "Time without any session after which the run id is free again.", zero=True),

@@ -44,9 +44,13 @@ __all__ = [
 
 LONGEST_RUN_ID = 256
 
-_DEFAULTS: dict[str, Any] = {
-    option.field: None if option.default is None else option.parse(option.default) for option in OPTIONS
-}
+
+def _defaults(scheme: str) -> dict[str, Any]:
+    """Field -> default of every option for a run of `scheme`."""
+    return {option.field: option.default_for(scheme) for option in OPTIONS}
+
+
+_DEFAULTS = _defaults("")
 
 
 class Parameters(Protocol):
@@ -150,7 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         scheme = parse_text("scheme", scheme).strip().lower()
         if isinstance(endpoints, str):
             endpoints = split_endpoints(scheme, endpoints)
-        values = _DEFAULTS | {"labels": {}} | _resolved(scheme, layers)  # labels: never a shared dict
+        values = _defaults(scheme) | _resolved(scheme, layers)
         _check_sizes(values)
         _check_certificates(values)
         return cls(

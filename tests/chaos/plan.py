@@ -155,7 +155,7 @@ def draw(seed: int, number: int, backends: str = "both", bursts: int | None = No
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         interval_s=interval_s,
-        grace_s=rng.choice((0.5, 1.0)),
+        grace_s=rng.choice((0.3, 1.0)),
         confirm_timeout_s=rng.choice((3.0, 10.0)),
         join_timeout_s=rng.choice((15.0, 60.0)),
         last_call_s=rng.choice((0.3, 1.0)),

@@ -23,7 +23,7 @@ class Place:
     @property
     def loss_s(self) -> float:
         """The time within which the death of a process is noticed."""
-        return 1.5 if self.is_told_of_deaths else self.ttl_s + 1
+        return 0.8 if self.is_told_of_deaths else self.ttl_s + 1
 
     def run(self) -> str:
         """The URL of a new run, for commands."""

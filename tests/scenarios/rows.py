@@ -34,13 +34,13 @@ ROWS = _rows(
     (
         "A member is killed while nobody waits",
         "A member of a full round is killed. The others notice only when a collective times out, minutes later.",
-        "The survivors are told within 1.5 s (on etcd: the time to live and 1 s), and re-form if `min_nodes` are left.",
+        "The survivors are told within 0.8 s (on etcd: the time to live and 1 s), and re-form if `min_nodes` are left.",
         "pytorch #111646",
     ),
     (
         "A spare is there when it is needed",
         "A member is killed while a spare is there, and the spare stays a spare.",
-        "The spare is promoted in the next round, within 2 s of the kill (on etcd: the time to live and 2 s); the "
+        "The spare is promoted in the next round, within 1.3 s of the kill (on etcd: the time to live and 2 s); the "
         "survivors keep their ranks.",
         "pytorch #114097",
     ),

@@ -16,11 +16,15 @@ MUTANTS = {
         Edit(LeaseExpiry, "observe", "known is not None and known[0] == counter", "known is not None"),
         0,
     ),
+    "nobody waits for an overdue renewal of another": (
+        Edit(SharedCell, "_is_less_urgent", "others > OVERDUE and", "False and"),
+        294,
+    ),
     "leases are never ended": (Edit(SharedCell, "_attempt", "self._expiry.due(self._loop.time())", "()"), 0),
 }
 
 
-@pytest.mark.parametrize("seed", [185])
+@pytest.mark.parametrize("seed", [185, 294, 870, 1955])
 def test_register_world_that_found_a_bug_is_correct_now(seed):
     verdict = run_seed(seed, register=True)
     assert not verdict.broke, f"{verdict.broke}: {verdict.why}; {replay_command(seed, register=True)}"

@@ -28,8 +28,13 @@ run: a node with other values is refused, with an error that names both values.
 
 
 def shown_default(option: Option) -> str:
-    """The default in the form that a user would write."""
-    default = getattr(option.default, "value", option.default)
+    """The default in the form that a user would write, and those of single schemes."""
+    others = [f"{scheme}: {_shown(default)}" for scheme, default in option.default_on]
+    return "; ".join([_shown(option.default), *others])
+
+
+def _shown(value: object) -> str:
+    default = getattr(value, "value", value)
     if default is None or default == {} or default == "":
         return "-"
     if isinstance(default, bool):

@@ -1,7 +1,8 @@
 """The clients of a server, their sessions and connections, and what the end of a connection means for a session.
 
 A connection that the peer closed shortens the sessions of its client to their disconnect grace: a dead process is
-detected in about a second, and a client that reconnects within the grace resumes its sessions with their full time.
+detected soon (after 0.3 s by default), and a client that reconnects within the grace resumes its sessions with their
+full time.
 
 A closed connection must not shorten sessions when the process may be alive:
 

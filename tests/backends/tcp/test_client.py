@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import random
 import time
 import weakref
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from rallypoint.errors import BackendError, HistoryGone, OutcomeUnknown, Rejecte
 from rallypoint.kv.types import Put
 from rallypoint.rendezvous.records import ClaimRecord, encode
 from rallypoint.server import runs
+from rallypoint.testing import loop as virtual
 from rallypoint.wire.frames import DEFAULT_LIMIT, GREETING, Framer, frame
 from rallypoint.wire.handshake import Versions
 from rallypoint.wire.messages import (
@@ -104,6 +106,16 @@ class Scripted:
                     writer.write(GREETING + frame(encoder.encode(self.welcome)))
                 else:
                     self.messages += client_decoder.decode(payload).messages
+
+
+class Sink(asyncio.Transport):
+    """A transport whose peer says nothing."""
+
+    def write(self, data):
+        pass
+
+    def close(self):
+        pass
 
 
 @asynccontextmanager
@@ -325,6 +337,34 @@ def test_call_that_was_sent_waits_until_the_server_is_reachable_again():
             assert (await adding).value == 1
 
     run(main())
+
+
+@pytest.mark.parametrize("grace_s", [0.3, 2.0])
+def test_client_that_lost_its_connection_tries_several_times_within_its_grace(grace_s):
+    async def main():
+        loop = asyncio.get_running_loop()
+        tried_at = []
+
+        async def connect(make):
+            tried_at.append(loop.time())
+            if len(tried_at) > 1:
+                raise ConnectionRefusedError
+            link = make()
+            link.connection_made(Sink())
+            link.data_received(GREETING + frame(encoder.encode(Welcome(1, "g"))))
+            loop.call_later(1.0, link.connection_lost, None)
+
+        backend = tcp.TcpBackend("a:1", connect, grace_s=grace_s, rng=random.Random(1))
+        backend._start()
+        await asyncio.sleep(1.0 + grace_s)
+        again = [at - 1.0 for at in tried_at[1:]]
+        assert 0 <= again[0] < 0.03, "the first attempt is at once"
+        assert len(again) >= tcp.TRIES_IN_GRACE
+        await asyncio.sleep(60.0)
+        assert len(tried_at) < 60, "later there are fewer"
+        await backend.close()
+
+    virtual.run(main())
 
 
 def test_node_joins_a_server_that_starts_after_it():

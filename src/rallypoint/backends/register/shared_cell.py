@@ -11,8 +11,9 @@ each process. If the write is not in it, it may still arrive; then the same byte
 that it is executed once, whichever of the two arrives first.
 
 While there are watches or leases, the cell is polled: soon after a change, then at growing intervals up to `idle_s`,
-and when a lease may have expired. Renewals do not count as changes: while the cell is quiet they wait for the next
-poll and are written instead of it.
+and when a lease may have expired. A process whose own leases are less urgent waits before it writes while a lease of
+another is overdue: otherwise one that writes all the time wins every race. Renewals do not count as changes: while the
+cell is quiet they wait for the next poll and are written instead of it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ waiting."""
 MOST_LOST = 8
 RENEWED_AT_ONCE = 4
 """After a lost race, renewals alone are tried this many times on what the winner wrote, without another read."""
+OVERDUE = 0.5
+"""A process lets others write first while a lease of theirs is older than this part of its time to live, and older than
+those that it renews itself: renewals are due at a third."""
 LONG = 10.0
 """Renewals of leases with a time to live of at least this many `idle_s` may wait for the next poll."""
 IN_DOUBT_S = 0.05
@@ -290,6 +294,9 @@ class SharedCell:
 
     async def _turn(self, requests: list[Request]) -> None:
         """Execute the requests and end expired leases. If there is neither, read the cell once."""
+        if requests and self._is_less_urgent(requests):
+            mark("register.yielded")
+            await asyncio.sleep(self._rng.uniform(1.0, 2.0) * max(LOST_S, self._call_s))
         is_fresh = self._document is None  # whether the known document was read after the last request was made
         if is_fresh:
             await self._read()
@@ -309,6 +316,13 @@ class SharedCell:
                 await self._read()
                 if await self._attempt(requests, is_fresh=True):
                     return
+
+    def _is_less_urgent(self, requests: Sequence[Request]) -> bool:
+        """Whether the lease of another process is overdue, and more so than those that these requests renew."""
+        now = self._loop.time()
+        own = {request.op.lease for request in requests if isinstance(request.op, KeepAlive)}
+        others = self._expiry.oldest(now, without=own)
+        return others > OVERDUE and others > max((self._expiry.age(lease, now) for lease in own), default=0.0)
 
     async def _attempt(self, requests: list[Request], is_fresh: bool) -> bool:
         """Apply the requests to the known document and write the result; False: another process was faster."""

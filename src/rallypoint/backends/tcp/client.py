@@ -58,6 +58,8 @@ LIMITS = Limits(max_txn_ops=100_000, max_txn_bytes=16 * 1024 * 1024)
 CONNECT_S = 10.0
 """The limit of one attempt to connect, until the welcome."""
 CALL_S = 60.0
+TRIES_IN_GRACE = 5
+"""A client that lost its connection tries to connect at least this often within its grace."""
 
 
 class TcpBackend(OpBackend):
@@ -75,7 +77,7 @@ class TcpBackend(OpBackend):
         *,
         run: str = "",
         token: str = "",
-        grace_s: float = 1.0,
+        grace_s: float = 0.3,
         call_timeout_s: float = CALL_S,
         stall_s: float = STALL_S,
         rng: random.Random | None = None,
@@ -314,6 +316,8 @@ class TcpBackend(OpBackend):
 
     async def _keep_connected(self) -> None:
         backoff = Backoff(self._rng, most_s=2.0)
+        hurried = Backoff(self._rng, most_s=self._grace_s / TRIES_IN_GRACE)
+        grace_ends_at = float("-inf")
         while not self._is_closed:
             try:
                 closed = await self._connect()
@@ -331,11 +335,13 @@ class TcpBackend(OpBackend):
                     trouble = Unavailable(f"connecting to {self.endpoint} failed: {error!r}")
                 self._requests.fail(trouble, lambda pending: not pending.is_sent)
                 self._down(trouble)
-                await backoff.sleep()
+                await (hurried if self._loop.time() < grace_ends_at else backoff).sleep()
                 continue
             backoff.reset()
+            hurried.reset()
             self._up()
             why = await closed
+            grace_ends_at = self._loop.time() + self._grace_s
             mark("tcp.reconnects")
             if why:
                 await asyncio.sleep(self._rng.uniform(0.0, 0.02))

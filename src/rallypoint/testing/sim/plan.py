@@ -155,7 +155,7 @@ def draw(seed: int) -> Plan:
         restless=0.0 if large else rng.choice((0.0, 0.3, 0.7)),
         thorough=rng.random() < (0.15 if large else 0.3),
         wired=wired,
-        disconnect_grace_s=wire.choice((0.5, 1.0)),
+        disconnect_grace_s=wire.choice((0.3, 1.0)),
         call_timeout_s=wire.choice((interval_s * 1.5, 60.0)),
         stall_s=wire.choice((interval_s * 0.9, 6.0)),
         actions=tuple(
