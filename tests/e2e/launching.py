@@ -60,10 +60,17 @@ class Run:
             *flags,
         ]
 
-    def start(self, name: str, *flags: str, words: tuple[str, ...] = (), machine: Machine | None = None) -> Launcher:
+    def start(
+        self,
+        name: str,
+        *flags: str,
+        words: tuple[str, ...] = (),
+        machine: Machine | None = None,
+        program: str = WORKER,
+    ) -> Launcher:
         addr = machine.address if machine is not None else "127.0.0.1"
         argv = [sys.executable, "-m", "rallypoint", "run", *self.flags, "--name", name, "--local-addr", addr, *flags]
-        launcher = Launcher(name, [*argv, WORKER, str(self.directory), *words], machine=machine)
+        launcher = Launcher(name, [*argv, program, str(self.directory), *words], machine=machine)
         self.stage.processes.append(launcher)
         self.launchers.append(launcher)
         return launcher
