@@ -41,6 +41,7 @@ from rallypoint.events import Emitter, NodeLeft, ShutdownFailed, Sink
 from rallypoint.parameters import RendezvousParameters
 from rallypoint.rendezvous.membership import Bootstrap, Identity, Joined
 from rallypoint.rendezvous.node import Node
+from rallypoint.rendezvous.records import LeaveCause
 from rallypoint.settings import Settings
 from rallypoint.store import AsyncStore
 from rallypoint.urls import shown
@@ -98,9 +99,13 @@ class AsyncHandler:
         self.has_left = False
         """Whether the node was told to leave or end after the last call of `next_rendezvous`."""
 
-    async def next_rendezvous(self) -> AsyncWorld:
-        """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors."""
-        joined, node = await self._join()
+    async def next_rendezvous(self, *, cause: LeaveCause | None = None) -> AsyncWorld:
+        """Leave the current round, if any, and wait for a place in the next. See `Node.next_round` for the errors.
+
+        `cause`: why the node leaves that round, for all who want to know. None: because of the last change of the round
+        that it was told of.
+        """
+        joined, node = await self._join(cause)
         store = AsyncStore(node.backend, node.keys, node.identity.id, joined)
         store.owner = self
         self._stores = [*(ref for ref in self._stores if ref() is not None), weakref.ref(store)]
@@ -109,7 +114,7 @@ class AsyncHandler:
         node.listen(world.changed.set)
         return world
 
-    async def _join(self) -> tuple[Joined, Node]:
+    async def _join(self, cause: LeaveCause | None) -> tuple[Joined, Node]:
         if self._joining is not None:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.has_left = False
@@ -118,7 +123,7 @@ class AsyncHandler:
         started_at = asyncio.get_running_loop().time()
         try:
             node = await self._open_within(self.settings.join_timeout_s)
-            return await node.next_round(started_at), node
+            return await node.next_round(started_at, cause=cause), node
         except asyncio.CancelledError:
             if call.left_because is None or call.task.uncancel() > 0:
                 raise
@@ -173,8 +178,8 @@ class AsyncHandler:
         started_at = asyncio.get_running_loop().time()
         return await (await self._open_within(self.settings.close_timeout_s)).reopen_run(why, started_at)
 
-    async def leave(self, why: str = "leave() was called") -> None:
-        """Leave the run without closing it. The handler can join again.
+    async def leave(self, why: str = "leave() was called", *, cause: LeaveCause | None = None) -> None:
+        """Leave the run without closing it. The handler can join again. `cause` as in `next_rendezvous`.
 
         A running call of `next_rendezvous` raises an error, `changed` of the current world is set, and waits for keys
         of the round's store raise StoreError.
@@ -182,7 +187,7 @@ class AsyncHandler:
         self._leave_stores(why)
         await self._stop_joining(why)
         if self._node is not None:
-            await self._node.leave(why)
+            await self._node.leave(why, cause=cause)
         changed, self.changed = self.changed, None
         signal_left(changed, why)
 

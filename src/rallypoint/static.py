@@ -14,6 +14,7 @@ from rallypoint.aio import AsyncHandler, AsyncWorld, BootstrapMaker
 from rallypoint.backends.schemes import BackendOpener
 from rallypoint.errors import RendezvousError, SettingsError
 from rallypoint.events import Sink
+from rallypoint.rendezvous.records import LeaveCause
 from rallypoint.settings import Settings
 
 SCHEME = "static"
@@ -35,9 +36,9 @@ class StaticHandler(AsyncHandler):
             _static_settings(settings), backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener
         )
 
-    async def next_rendezvous(self) -> AsyncWorld:
+    async def next_rendezvous(self, *, cause: LeaveCause | None = None) -> AsyncWorld:
         """Wait until all ranks have joined. RendezvousError if another node has this node's rank."""
-        world = await super().next_rendezvous()
+        world = await super().next_rendezvous(cause=cause)
         if world.rank != self.settings.node_rank:
             rank = self.settings.node_rank
             await self.leave(f"rank {rank} was requested twice")

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
-from rallypoint.rendezvous.records import ClaimRecord
+from rallypoint.rendezvous.records import ClaimRecord, LeaveCause, LeaveKind, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,33 @@ class Cause(enum.Enum):
 
 Bootstrap: TypeAlias = Callable[[int, int], Awaitable[tuple[str, int]]]
 """Called on rank 0 of an attempt, with the attempt's number and size. Returns the address and port to publish."""
+
+
+def derived_cause(name: str, change: Cause | None, reason: str, why: str = "") -> LeaveCause:
+    """Why the node `name` leaves its round, from the last change of the round that it was told of.
+
+    `why`: its own words, if it leaves without having been told of a change.
+    """
+    match change:
+        case Cause.SESSION_LOST:
+            return LeaveCause(kind=LeaveKind.SESSION_LOST, why=f"{name} lost its session: {reason}")
+        case Cause.ROUND_OVER:
+            return LeaveCause(kind=LeaveKind.ROUND_OVER, why=reason)
+        case Cause.DRAIN:
+            return LeaveCause(kind=LeaveKind.DRAIN, why=f"{name} was {reason}")
+        case Cause.LOSS:
+            return LeaveCause(kind=LeaveKind.MEMBER_LOST, why=reason)
+        case Cause.WAITING:
+            return LeaveCause(kind=LeaveKind.ADMISSION, why=reason)
+        case None:
+            return LeaveCause(
+                kind=LeaveKind.REQUESTED, why=f"{name} left: {why}" if why else f"{name} asked for the next round"
+            )
+
+
+def cause_of(joined: Joined, cause: LeaveCause) -> LeaveCause:
+    """The cause as it is written: of this round, and no longer than a record may be."""
+    return msgspec.structs.replace(cause, round=joined.number, why=one_line(cause.why))
 
 
 def leave_reason(error: RendezvousError) -> str:

@@ -33,13 +33,30 @@ from rallypoint.events import Emitter
 from rallypoint.kv.types import ModRevisionIs
 from rallypoint.rendezvous.join_deadline import JoinDeadline
 from rallypoint.rendezvous.keys import RunKeys
-from rallypoint.rendezvous.membership import Bootstrap, Cause, Identity, Joined, claim_of, leave_reason
+from rallypoint.rendezvous.membership import (
+    Bootstrap,
+    Cause,
+    Identity,
+    Joined,
+    cause_of,
+    claim_of,
+    derived_cause,
+    leave_reason,
+)
 from rallypoint.rendezvous.node_events import NodeEvents
 from rallypoint.rendezvous.node_session import JoinAnew, NodeSession
 from rallypoint.rendezvous.node_tasks import NodeTasks
 from rallypoint.rendezvous.node_view import NodeView
 from rallypoint.rendezvous.reachability import Reachability
-from rallypoint.rendezvous.records import ConfigRecord, NodePhase, NodeRecord, RosterMember, RoundPhase, encode
+from rallypoint.rendezvous.records import (
+    ConfigRecord,
+    LeaveCause,
+    NodePhase,
+    NodeRecord,
+    RosterMember,
+    RoundPhase,
+    encode,
+)
 from rallypoint.rendezvous.retry import Retry
 from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot, closed_sentence, drain_sentence
 from rallypoint.settings import Settings
@@ -122,9 +139,10 @@ class Node:
 
     # --- public methods -----------------------------------------------------------------------------------------------
 
-    async def next_round(self, started_at: float | None = None) -> Joined:
+    async def next_round(self, started_at: float | None = None, *, cause: LeaveCause | None = None) -> Joined:
         """Leave the current round, if any, and wait for a place in the next. Time counts from `started_at` (now).
 
+        `cause`: why it leaves that round. None: because of the last change that it was told of.
         Raises RendezvousClosedError, RendezvousGracefulExitError (a spare of a closed run, or a drained node),
         RendezvousTimeoutError, RendezvousConnectionError, SettingsMismatchError, RendezvousStateError. After any of
         them, and after a cancellation, the session of the node has ended (rule 5).
@@ -132,7 +150,7 @@ class Node:
         if self.is_joining:
             raise RendezvousError("next_rendezvous is running already for this node: one call at a time")
         self.is_joining = True
-        self.current = None
+        self._leave_round(cause)
         self._reachability.restart()
         deadline = JoinDeadline(self.settings, started_at)
         try:
@@ -157,17 +175,25 @@ class Node:
             self.left_because = None
             deadline.end()
 
-    async def leave(self, why: str) -> None:
+    async def leave(self, why: str, *, cause: LeaveCause | None = None) -> None:
         """Leave the run without closing it. The node may join again. Bounded to a few seconds on every backend.
 
+        `cause`: why it leaves its round, if it is in one. None: because of the last change that it was told of.
         A running call of `next_round` raises RendezvousError, which says that the node left.
         """
-        self.current = None
+        self._leave_round(cause, why)
         if self.is_joining:
             self.left_because = why
             self._wake.set()
         if await self._node_session.end(why):
             self._node_events.left(why)
+
+    def _leave_round(self, cause: LeaveCause | None, why: str = "") -> None:
+        """The node is in no round from now on; its next record says why it left, if it was in one."""
+        joined, self.current = self.current, None
+        if joined is not None:
+            cause = cause or derived_cause(self.identity.name, self._reported_cause, self._reported_reason, why)
+            self._node_session.left = cause_of(joined, cause)
 
     async def close_run(self, why: str, started_at: float | None = None) -> None:
         """Close the run for all nodes. Raises RendezvousTimeoutError `close_timeout` after `started_at` (now)."""
@@ -387,7 +413,8 @@ class Node:
             data_lease=self._config().data_lease,
         )
         self.current = self._last_joined = joined
-        self._reported_cause = None
+        self._reported_cause, self._reported_reason = None, ""
+        self._node_session.left = None
         self._node_events.waiting_ended()
         self._node_events.entered(joined)
         # Later changes are reported after the caller has its result, which it gets in the next turn of the loop.

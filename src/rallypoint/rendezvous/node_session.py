@@ -20,7 +20,7 @@ from rallypoint.kv.types import Compare, GotItem, ModRevisionIs, Put
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Identity
 from rallypoint.rendezvous.reachability import Reachability
-from rallypoint.rendezvous.records import NodePhase, NodeRecord, encode
+from rallypoint.rendezvous.records import LeaveCause, NodePhase, NodeRecord, encode
 from rallypoint.settings import Settings
 
 WITHDRAW_S = 5.0
@@ -59,6 +59,8 @@ class NodeSession:
         self._sent_join = 0
         self.floor = 0
         """The highest number that this node confirmed or tried to: an unanswered write may have been executed."""
+        self.left: LeaveCause | None = None
+        """Why the node left the last round that it was in; None: it is in a round, or was in none."""
         self._backend = backend
         self._key = keys.node(identity.id)
         self._settings = settings
@@ -245,6 +247,7 @@ class NodeSession:
             addr0=bootstrap[0],
             port0=bootstrap[1],
             why=why,
+            left=None if phase is NodePhase.MEMBER else self.left,
             at=self._asked_at,
         )
 

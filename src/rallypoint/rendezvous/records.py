@@ -20,6 +20,8 @@ from rallypoint.settings import Timing
 
 SCHEMA = 1
 ROSTER_CHUNK = 256
+LONGEST_WHY = 300
+"""Most characters of `LeaveCause.why`: the last line of a traceback has no limit of its own."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """The number of an attempt or round."""
@@ -41,6 +43,41 @@ class RoundPhase(enum.Enum):
 
     FORMING = "forming"
     ACTIVE = "active"
+
+
+class LeaveKind(enum.Enum):
+    """Why a member left its round, gravest first."""
+
+    WORKER_FAILED = "worker failed"
+    STALLED = "stalled"
+    MEMBER_LOST = "member lost"
+    SESSION_LOST = "session lost"
+    DRAIN = "drain"
+    OPERATOR = "operator"
+    STOPPED = "stopped"
+    """The node itself was told to stop, by a signal for example."""
+    ADMISSION = "admission"
+    """To let waiting nodes in."""
+    ROUND_OVER = "round over"
+    """Only because other members had left."""
+    FINISHED = "finished"
+    REQUESTED = "requested"
+    """The program just asked for the next round."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> LeaveKind:
+        return cls.REQUESTED  # a kind of a newer version must not make the record of a node unreadable
+
+
+class LeaveCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a member left its round. `why`: one sentence that names the node, as in "rank 3 on b exited with 1"."""
+
+    kind: LeaveKind
+    why: str
+    round: int = 0
+    """The round that was left."""
+    rank: int | None = None
+    """The global rank of the failed worker, if a worker failed."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +124,8 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     addr0: str = ""
     port0: int = 0
     why: str = ""
+    left: LeaveCause | None = None
+    """Why it left the last round that it was in. Written with the join that follows, and when it leaves the run."""
     at: float = 0.0
     """When it asked to join, by its own wall clock: for people, never compared."""
 
@@ -282,6 +321,12 @@ def _raise_if_newer(version: int, key: str) -> None:
             f"{key} has schema {version}; this version understands up to {SCHEMA + 1}: upgrade rallypoint on this node",
             key=key,
         )
+
+
+def one_line(why: str) -> str:
+    """A text from outside as one line of at most `LONGEST_WHY` characters."""
+    line = " ".join(why.split())
+    return line if len(line) <= LONGEST_WHY else f"{line[: LONGEST_WHY - 3]}..."
 
 
 # --- rosters: in chunks, with a digest over all of them -----------------------------------------------------------
