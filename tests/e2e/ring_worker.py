@@ -134,7 +134,7 @@ def obey(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError):  # noqa: SIM117 - the left neighbour says more
+    with suppress(BrokenPipeError):
         main()
         sys.exit(0)
     raise ConnectionError(f"connection closed by rank {(RANK + 1) % SIZE}")

@@ -61,24 +61,29 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """The failure in one sentence, as all launchers of the run say it."""
-        return f"{worker(self.rank, self.node)} {ended(self.code)}" + (f": {self.message}" if self.message else "")
+        return f"{worker_name(self.rank, self.node)} {ended(self.code)}" + (f": {self.message}" if self.message else "")
 
 
-def worker(rank: int, node: str) -> str:
+def worker_name(rank: int, node: str) -> str:
     """A worker, by its rank and its node."""
     return f"rank {rank} on {node}" if node else f"rank {rank}"
 
 
+def is_signal(code: int) -> bool:
+    """Whether this is the code of a process that was killed by a signal."""
+    return 128 < code <= 128 + LAST_SIGNAL
+
+
 def ended(code: int) -> str:
     """How a process ended, in words."""
-    if not 128 < code <= 128 + LAST_SIGNAL:
+    if not is_signal(code):
         return f"exited with {code}"
     return f"was killed by {_SIGNALS.get(code - 128, f'signal {code - 128}')}"
 
 
 def describe(rank: int, local_rank: int, node: str, code: int, recorded: bytes, stderr: bytes) -> Failure:
     """A failure, from the content of the worker's error file (empty if there is none) and the end of its stderr."""
-    message, trace = read_record(recorded) or read_stderr(stderr, is_signal=ended(code).startswith("was"))
+    message, trace = read_record(recorded) or read_stderr(stderr, is_signal=is_signal(code))
     return Failure(rank=rank, local_rank=local_rank, node=node, code=code, message=message, trace=trace)
 
 

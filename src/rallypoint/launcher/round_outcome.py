@@ -1,8 +1,9 @@
 """The outcome of a round, on which its launchers agree: one key in the round's store, which all of them watch.
 
 A launcher whose workers have finished proposes `FINISH`; one that sees waiting nodes proposes `RESTART`. The first
-proposal wins, so that no node finishes while others restart. Three exceptions: the report of a failed worker (`FAILURE`)
-replaces `FINISH`; the `RESTART` of a launcher that leaves replaces both; `FAILED` replaces everything.
+proposal wins, so that no node finishes while others restart. Three exceptions: the report of a failed worker,
+`FAILURE`, replaces `FINISH`; the `RESTART` of a launcher that leaves, or that has counted a restart, replaces both;
+`FAILED` replaces everything.
 
 While a failure is in force, every launcher of the round answers that it lives: one key each. A write to the store
 compares the writer's session, so a launcher that is dead, frozen or cut off cannot answer. Only the launcher whose
@@ -37,6 +38,11 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: int
     code: int = 0
     failure: Failure | None = None
+
+    @property
+    def failure_node(self) -> str:
+        """The node that reported the failure."""
+        return self.failure.node if self.failure is not None else ""
 
 
 async def propose(store: AsyncStore, proposal: Proposal) -> Proposal:

@@ -20,6 +20,8 @@ GUARDIAN = str(Path(worker_guardian.__file__))
 DRAIN_S = 5.0
 """How long to wait for the last output of workers that have ended."""
 KILLED = 137
+MAX_EVIDENCE = 64 * 1024
+"""How much is read of an error file or a log file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class WorkerGroup:
         self._on_empty = on_empty
         self._running = {worker.local_rank for worker in workers}
         self._open_streams = 0
+        self._stderr: dict[int, Stream] = {}
+        """Local rank -> its stderr, if the console reads it."""
         self._streams_ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._guardian: asyncio.subprocess.Process | None = None
@@ -101,7 +105,10 @@ class WorkerGroup:
             outputs[name] = writer
             tag = self._console.colour(f"[rank {worker.rank}]", worker.local_rank, stream)
             self._open_streams += 1
-            self._console.follow(Stream(reader, f"{tag} ".encode(), stream, file, self._stream_ended))
+            followed = Stream(reader, f"{tag} ".encode(), stream, file, self._stream_ended)
+            if stream == 2:
+                self._stderr[worker.local_rank] = followed
+            self._console.follow(followed)
         return {"argv": worker.argv, "env": worker.env, "local_rank": worker.local_rank, **outputs}
 
     def _stream_ended(self) -> None:
@@ -113,6 +120,30 @@ class WorkerGroup:
         self._open_streams -= 1
         if self._open_streams == 0:
             self._streams_ended.set()
+
+    # --- what a worker left behind ------------------------------------------------------------------------------------
+
+    async def evidence(self, local_rank: int) -> tuple[bytes, bytes]:
+        """What a worker that has failed left behind: its error file, empty if there is none, and the end of its stderr.
+
+        Ends soon, unless the console or the file system is stuck: the caller sets a limit.
+        """
+        recorded = await asyncio.to_thread(_end_of, Path(self._workers[local_rank].env["TORCHELASTIC_ERROR_FILE"]))
+        if local_rank not in self._stderr:
+            path = self._logs.path(local_rank, 2)
+            return recorded, await asyncio.to_thread(_end_of, path) if path is not None else b""
+        read: asyncio.Future[bytes] = self._loop.create_future()
+
+        def take(tail: bytes) -> None:  # on the console's thread
+            with suppress(RuntimeError):  # the launcher's loop is closed
+                self._loop.call_soon_threadsafe(give, tail)
+
+        def give(tail: bytes) -> None:
+            if not read.done():
+                read.set_result(tail)
+
+        self._console.read_tail(self._stderr[local_rank], take)
+        return recorded, await read
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
@@ -177,3 +208,13 @@ class WorkerGroup:
             await asyncio.sleep(worker_guardian.KILL_AGAIN_S)
         for local_rank in sorted(self._running):
             self._ended(local_rank, KILLED)
+
+
+def _end_of(path: Path) -> bytes:
+    """The end of a file; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_EVIDENCE))
+            return file.read(MAX_EVIDENCE)
+    except OSError:
+        return b""
