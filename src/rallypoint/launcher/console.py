@@ -47,6 +47,8 @@ class Stream:
     """The last line, as long as it is incomplete."""
     tail: bytes = field(default=b"")
     """The end of what was read."""
+    read_at: float = 0.0
+    """When something was read last, on the console's clock."""
     has_ended: bool = False
 
 
@@ -91,13 +93,13 @@ class Console:
         os.set_blocking(stream.fd, False)
         self._do(lambda: self._begin(stream))
 
-    def read_tail(self, stream: Stream, then: Callable[[bytes], None]) -> None:
-        """Read what is in the pipe, and call with the end of it, on the console's thread."""
+    def read_tail(self, stream: Stream, then: Callable[[bytes, float], None]) -> None:
+        """Read what is in the pipe. Then call, on the console's thread, with the end of the stream and its age."""
 
         def read() -> None:
             if not stream.has_ended:
                 self._read(stream)
-            then(stream.tail)
+            then(stream.tail, self._clock() - stream.read_at)
 
         self._do(read)
 
@@ -142,7 +144,8 @@ class Console:
             return
         except OSError:
             data = b""
-        stream.tail = (stream.tail + data)[-TAIL:]
+        if data:
+            stream.tail, stream.read_at = (stream.tail + data)[-TAIL:], self._clock()
         if data and stream.file is not None:
             self._write_file(stream, data)
         if stream.console is not None:

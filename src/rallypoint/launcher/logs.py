@@ -6,7 +6,7 @@ import enum
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rallypoint.errors import SettingsError
@@ -85,9 +85,9 @@ class WorkerLogs:
     """The log files of one round on one node. `directory` None: only error files, in the private directory."""
 
     directory: Path | None
-    private: PrivateDirectory
     redirects: StreamChoice = NO_STREAMS
     tee: StreamChoice = NO_STREAMS
+    private: PrivateDirectory = field(default_factory=PrivateDirectory)
 
     def path(self, local_rank: int, stream: int) -> Path | None:
         """The file for a worker's stream (1: stdout, 2: stderr), or None."""

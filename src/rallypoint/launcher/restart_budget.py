@@ -189,7 +189,7 @@ class RestartBudget:
             if not result.committed and member is not None:
                 own = result.results[-1]
                 assert isinstance(own, GotItem)
-                if own.item is None or own.item.mod_revision != member.revision:
+                if (own.item.mod_revision if own.item is not None else 0) != member.revision:
                     raise RendezvousError("this node is no longer a member of the round")
             return result.committed
         except LeaseGone:

@@ -70,6 +70,13 @@ async def _compare_set(store: AsyncStore, expected: bytes, proposal: Proposal) -
             return msgspec.json.decode(held, type=Proposal)
 
 
+async def read(store: AsyncStore) -> Proposal | None:
+    """The proposal in force now, if there is one."""
+    if not await store.check([KEY]):
+        return None
+    return msgspec.json.decode(await store.get(KEY), type=Proposal)
+
+
 async def follow(store: AsyncStore) -> AsyncIterator[Proposal]:
     """The proposal in force, if there is one, and every change of it. Does not end."""
     async with aclosing(store.watch(KEY)) as values:

@@ -39,7 +39,7 @@ from rallypoint.kv.types import ModRevisionIs
 from rallypoint.launcher import policy, round_outcome, worker_guardian
 from rallypoint.launcher.console import Console
 from rallypoint.launcher.environment import RoundContext, worker_environment
-from rallypoint.launcher.failure import Failure, describe, worker_name
+from rallypoint.launcher.failure import Evidence, Failure, describe, worker_name
 from rallypoint.launcher.logs import NO_STREAMS, PrivateDirectory, StreamChoice, WorkerLogs
 from rallypoint.launcher.outage import endpoint_is_down, wait_while_endpoint_is_down
 from rallypoint.launcher.policy import JoinEndReason, Phase, RoundOutcome
@@ -59,8 +59,11 @@ from rallypoint.static import handler_for
 LEAVE_S = 3.0
 """The time limit for leaving before the workers are stopped. Beyond it, the others notice when the lease ends."""
 LAST_PROPOSAL_S = 1.0
+READ_OUTCOME_S = 1.0
 NAME_MISSING_S = 5.0
 """How often the nodes that are missing at the exit barrier are named."""
+ECHO_S = 0.2
+"""How much later a failure is reported that may be the echo of another one."""
 SETTLE_S = 1.0
 """How long a signal to all processes of a node may take to reach its launcher, after it has ended a worker."""
 NAME_SILENT_S = 1.0
@@ -261,6 +264,8 @@ class Supervisor:
         event = policy.RoundChanged(number, cause, why)
         if cause is Cause.SESSION_LOST:
             self._task(self._after_outage(event), "outage")
+        elif cause is Cause.LOSS:
+            self._task(self._after_outcome(event), "loss")
         else:
             self._post(event)
 
@@ -271,6 +276,18 @@ class Supervisor:
             goes_on = "this node waits for one" if has_failed else "the workers go on until one is"
             self._console.say(f"no server is running at {self._settings.where}: {goes_on}")
             await wait_while_endpoint_is_down(self._settings)
+        self._post(event)
+
+    async def _after_outcome(self, event: policy.RoundChanged) -> None:
+        """A member that left because of the round's outcome counts as lost, too: its outcome was written before."""
+        world = self._world
+        if world is None or world.round != event.round:
+            return
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(READ_OUTCOME_S):
+                held = await round_outcome.read(world.store)
+                if held is not None:
+                    self._decided(world, held)
         self._post(event)
 
     # --- workers ------------------------------------------------------------------------------------------------------
@@ -330,7 +347,7 @@ class Supervisor:
         directory = None
         if job.log_dir is not None:
             directory = job.log_dir / quote(settings.run_id, safe="") / quote(self._name, safe="") / f"round_{number}"
-        logs = WorkerLogs(directory, self._private, job.redirects, job.tee)
+        logs = WorkerLogs(directory, job.redirects, job.tee, self._private)
         workers = [
             Worker(
                 local,
@@ -381,7 +398,7 @@ class Supervisor:
     def _decided(self, world: AsyncWorld, held: Proposal) -> None:
         """This outcome is in force."""
         failure = held.failure
-        if held.outcome is RoundOutcome.FAILURE:
+        if held.outcome is RoundOutcome.FAILURE and self._failure is None:
             self._failure = held
         if failure is not None and held.outcome is not RoundOutcome.FAILURE and self._explained_round != world.round:
             self._explained_round = world.round
@@ -422,12 +439,17 @@ class Supervisor:
         world = self._world
         assert world is not None
         failure = await self._describe(report)
-        sentence = failure.sentence
-        cause = LeaveCause(kind=LeaveKind.WORKER_FAILED, why=sentence, round=world.round, rank=failure.rank)
+        if failure.may_be_echo and (world.world_size > 1 or self._job.workers > 1):
+            await asyncio.sleep(ECHO_S)
+            failure = await self._describe(report)
+        cause = LeaveCause(kind=LeaveKind.WORKER_FAILED, why=failure.sentence, round=world.round, rank=failure.rank)
         proposal = Proposal(
             outcome=RoundOutcome.FAILURE, cause=cause, by=world.rank, code=failure.code, failure=failure
         )
-        self._wait_for(f"an answer from {self._settings.where}, to tell whether a lost node explains this: {sentence}")
+        self._wait_for(
+            f"an answer from {self._settings.where}, to tell whether a lost node is the reason for this: "
+            f"{failure.sentence}"
+        )
         try:
             while True:
                 with suppress(StoreTimeoutError):
@@ -440,13 +462,20 @@ class Supervisor:
         self._decided(world, held)
 
     async def _describe(self, report: policy.Report) -> Failure:
-        """What is known of the failure, from what the worker left behind."""
-        recorded, stderr = b"", self._start_error.encode()
+        """The first failure of this node's workers that is no echo, from what they left behind; else the reported one.
+
+        A worker that has failed may still be ending when the connections that it has closed have made others fail.
+        """
+        found: list[tuple[Failure, float]] = []
         if self._last_workers is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVIDENCE_S):
-                    recorded, stderr = await self._last_workers.evidence(report.local_rank)
-        return describe(report.rank, report.local_rank, self._name, report.code, recorded, stderr)
+                    evidence = await self._last_workers.evidence()
+                    found = [known for one in evidence if (known := describe(one, self._name)) is not None]
+        if not found:
+            unread = Evidence(report.rank, report.local_rank, report.code, stderr=self._start_error.encode())
+            found = [known for known in [describe(unread, self._name)] if known is not None]
+        return min(found, key=lambda known: (known[0].may_be_echo, -known[1]))[0]
 
     async def _answer(self) -> None:
         world, held = self._world, self._failure
@@ -470,10 +499,7 @@ class Supervisor:
         names: list[str] = []
         silent = [rank for rank in range(world.world_size) if rank != world.rank]
         try:
-            while silent:
-                silent = await round_outcome.wait_answers(world.store, silent, NAME_SILENT_S)
-                if not silent:
-                    break
+            while silent and (silent := await round_outcome.wait_answers(world.store, silent, NAME_SILENT_S)):
                 is_late = loop.time() >= deadline
                 if is_late or not names:
                     with suppress(RendezvousError):
@@ -482,8 +508,8 @@ class Supervisor:
                             break  # there is a server, and it has not declared the silent ones lost
                 silent_names = _listed([_named(names, rank) for rank in silent])
                 self._wait_for(
-                    f"{held.cause.why}. Is a lost node the reason? No answer yet from {silent_names}; a dead node's "
-                    f"session ends within {ttl_s:g} s"
+                    f"{held.cause.why}. Is a lost node the reason? No answer yet from {silent_names}; the session of a "
+                    f"dead node ends within {ttl_s:g} s"
                 )
         except StoreError as error:
             self._post(policy.RoundChanged(number, Cause.ROUND_OVER, str(error)))

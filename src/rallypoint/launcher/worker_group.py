@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from rallypoint.launcher import worker_guardian
 from rallypoint.launcher.console import Console, Stream
 from rallypoint.launcher.environment import WORKER_MARK
+from rallypoint.launcher.failure import Evidence
 from rallypoint.launcher.logs import WorkerLogs
 
 GUARDIAN = str(Path(worker_guardian.__file__))
@@ -52,6 +54,8 @@ class WorkerGroup:
         self._on_exit = on_exit
         self._on_empty = on_empty
         self._running = {worker.local_rank for worker in workers}
+        self._exits: dict[int, tuple[int, float]] = {}
+        """Local rank -> exit code and instant, of the workers that ended before they were told to."""
         self._open_streams = 0
         self._stderr: dict[int, Stream] = {}
         """Local rank -> its stderr, if the console reads it."""
@@ -123,27 +127,35 @@ class WorkerGroup:
 
     # --- what a worker left behind ------------------------------------------------------------------------------------
 
-    async def evidence(self, local_rank: int) -> tuple[bytes, bytes]:
-        """What a worker that has failed left behind: its error file, empty if there is none, and the end of its stderr.
+    async def evidence(self) -> list[Evidence]:
+        """What each worker has left behind. Ends soon, unless the console or the file system is stuck."""
+        return [await self._evidence_of(worker) for worker in self._workers]
 
-        Ends soon, unless the console or the file system is stuck: the caller sets a limit.
-        """
-        recorded = await asyncio.to_thread(_end_of, Path(self._workers[local_rank].env["TORCHELASTIC_ERROR_FILE"]))
+    async def _evidence_of(self, worker: Worker) -> Evidence:
+        local_rank = worker.local_rank
+        code, at = self._exits.get(local_rank, (None, 0.0))
+        recorded, recorded_s = await asyncio.to_thread(_end_of, Path(worker.env["TORCHELASTIC_ERROR_FILE"]))
+        stderr, stderr_s = await self._stderr_of(local_rank)
+        ended_s = self._loop.time() - at if code is not None else 0.0
+        return Evidence(worker.rank, local_rank, code, ended_s, recorded, recorded_s, stderr, stderr_s)
+
+    async def _stderr_of(self, local_rank: int) -> tuple[bytes, float]:
+        """The end of a worker's stderr, and its age."""
         if local_rank not in self._stderr:
             path = self._logs.path(local_rank, 2)
-            return recorded, await asyncio.to_thread(_end_of, path) if path is not None else b""
-        read: asyncio.Future[bytes] = self._loop.create_future()
+            return await asyncio.to_thread(_end_of, path) if path is not None else (b"", 0.0)
+        read: asyncio.Future[tuple[bytes, float]] = self._loop.create_future()
 
-        def take(tail: bytes) -> None:  # on the console's thread
-            with suppress(RuntimeError):  # the launcher's loop is closed
-                self._loop.call_soon_threadsafe(give, tail)
-
-        def give(tail: bytes) -> None:
+        def give(tail: bytes, age_s: float) -> None:
             if not read.done():
-                read.set_result(tail)
+                read.set_result((tail, age_s))
+
+        def take(tail: bytes, age_s: float) -> None:  # on the console's thread
+            with suppress(RuntimeError):  # the launcher's loop is closed
+                self._loop.call_soon_threadsafe(give, tail, age_s)
 
         self._console.read_tail(self._stderr[local_rank], take)
-        return recorded, await read
+        return await read
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
@@ -198,6 +210,8 @@ class WorkerGroup:
     def _ended(self, local_rank: int, code: int) -> None:
         if local_rank in self._running:
             self._running.discard(local_rank)
+            if self._kill_timer is None:
+                self._exits[local_rank] = code, self._loop.time()
             self._on_exit(local_rank, code)
 
     async def _kill_orphans(self) -> None:
@@ -210,11 +224,12 @@ class WorkerGroup:
             self._ended(local_rank, KILLED)
 
 
-def _end_of(path: Path) -> bytes:
-    """The end of a file; empty if it cannot be read."""
+def _end_of(path: Path) -> tuple[bytes, float]:
+    """The end of a file, and how long ago it was written; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_EVIDENCE))
-            return file.read(MAX_EVIDENCE)
+            status = os.fstat(file.fileno())
+            file.seek(max(0, status.st_size - MAX_EVIDENCE))
+            return file.read(MAX_EVIDENCE), time.time() - status.st_mtime
     except OSError:
-        return b""
+        return b"", 0.0
