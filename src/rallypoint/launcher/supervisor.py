@@ -496,6 +496,8 @@ class Supervisor:
         assert held is not None
         loop, ttl_s = asyncio.get_running_loop(), self._settings.session_ttl_s
         deadline = loop.time() + 2 * ttl_s + LOSS_MARGIN_S
+        question = f"{held.cause.why}. Is a lost node the reason? The session of a dead node ends within {ttl_s:g} s"
+        self._wait_for(question)
         names: list[str] = []
         silent = [rank for rank in range(world.world_size) if rank != world.rank]
         try:
@@ -506,11 +508,7 @@ class Supervisor:
                         names = [member.name for member in await world.members()]
                         if is_late:
                             break  # there is a server, and it has not declared the silent ones lost
-                silent_names = _listed([_named(names, rank) for rank in silent])
-                self._wait_for(
-                    f"{held.cause.why}. Is a lost node the reason? No answer yet from {silent_names}; the session of a "
-                    f"dead node ends within {ttl_s:g} s"
-                )
+                self._wait_for(f"{question}; no answer yet from {_listed([_named(names, rank) for rank in silent])}")
         except StoreError as error:
             self._post(policy.RoundChanged(number, Cause.ROUND_OVER, str(error)))
             return
