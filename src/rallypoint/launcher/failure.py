@@ -37,7 +37,7 @@ _SIGNALS = {
     6: "SIGABRT",
     7: "SIGBUS",
     8: "SIGFPE",
-    9: "SIGKILL (perhaps the kernel was out of memory)",
+    9: "SIGKILL, perhaps for want of memory",
     10: "SIGUSR1",
     11: "SIGSEGV",
     12: "SIGUSR2",
@@ -110,10 +110,10 @@ class Evidence:
     ended_s: float = 0.0
     recorded: bytes = b""
     """The content of the worker's error file; empty if there is none."""
-    recorded_s: float = 0.0
     stderr: bytes = b""
     """The end of the worker's stderr."""
-    stderr_s: float = 0.0
+    stderr_s: float | None = None
+    """None: not known. The launcher does not see when a file was written that the worker itself writes."""
 
 
 def describe(evidence: Evidence, node: str) -> tuple[Failure, float] | None:
@@ -124,14 +124,15 @@ def describe(evidence: Evidence, node: str) -> tuple[Failure, float] | None:
     rank, local_rank, code = evidence.rank, evidence.local_rank, evidence.code
     if code == 0:
         return None
+    told_s: float | None = None
     known = read_record(evidence.recorded)
-    ago_s = evidence.recorded_s
-    is_told = known is not None
+    has_failed = known is not None or code is not None
     if known is None:
         known, ends_with_traceback = read_stderr(evidence.stderr, is_signal=code is not None and is_signal(code))
-        ago_s = evidence.stderr_s
-        is_told = ends_with_traceback and (code is not None or ago_s < FRESH_S)
-    if code is None and not is_told:
+        if ends_with_traceback:
+            told_s = evidence.stderr_s
+            has_failed = has_failed or (told_s is not None and told_s < FRESH_S)
+    if not has_failed:
         return None
     message, trace = known
     failure = Failure(
@@ -142,7 +143,7 @@ def describe(evidence: Evidence, node: str) -> tuple[Failure, float] | None:
         message=message,
         trace=trace,
     )
-    return failure, max(ago_s, evidence.ended_s) if is_told else evidence.ended_s
+    return failure, max(told_s or 0.0, evidence.ended_s)
 
 
 def read_record(content: bytes) -> tuple[str, tuple[str, ...]] | None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -134,16 +133,16 @@ class WorkerGroup:
     async def _evidence_of(self, worker: Worker) -> Evidence:
         local_rank = worker.local_rank
         code, at = self._exits.get(local_rank, (None, 0.0))
-        recorded, recorded_s = await asyncio.to_thread(_end_of, Path(worker.env["TORCHELASTIC_ERROR_FILE"]))
+        recorded = await asyncio.to_thread(_end_of, Path(worker.env["TORCHELASTIC_ERROR_FILE"]))
         stderr, stderr_s = await self._stderr_of(local_rank)
         ended_s = self._loop.time() - at if code is not None else 0.0
-        return Evidence(worker.rank, local_rank, code, ended_s, recorded, recorded_s, stderr, stderr_s)
+        return Evidence(worker.rank, local_rank, code, ended_s, recorded, stderr, stderr_s)
 
-    async def _stderr_of(self, local_rank: int) -> tuple[bytes, float]:
-        """The end of a worker's stderr, and its age."""
+    async def _stderr_of(self, local_rank: int) -> tuple[bytes, float | None]:
+        """The end of a worker's stderr, and its age; None: not known."""
         if local_rank not in self._stderr:
             path = self._logs.path(local_rank, 2)
-            return await asyncio.to_thread(_end_of, path) if path is not None else (b"", 0.0)
+            return await asyncio.to_thread(_end_of, path) if path is not None else b"", None
         read: asyncio.Future[tuple[bytes, float]] = self._loop.create_future()
 
         def give(tail: bytes, age_s: float) -> None:
@@ -224,12 +223,11 @@ class WorkerGroup:
             self._ended(local_rank, KILLED)
 
 
-def _end_of(path: Path) -> tuple[bytes, float]:
-    """The end of a file, and how long ago it was written; empty if it cannot be read."""
+def _end_of(path: Path) -> bytes:
+    """The end of a file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            file.seek(max(0, status.st_size - MAX_EVIDENCE))
-            return file.read(MAX_EVIDENCE), time.time() - status.st_mtime
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_EVIDENCE))
+            return file.read(MAX_EVIDENCE)
     except OSError:
-        return b"", 0.0
+        return b""
