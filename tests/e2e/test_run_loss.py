@@ -155,3 +155,16 @@ def test_failure_of_a_run_of_one_node_is_not_waited_for(stage, endpoint, tmp_pat
     print(f"failure to the first line of the restarted worker: {again['at'] - failed_at:.2f} s")
     assert not [line for line in a.errors if "waiting for" in line and "lost node" in line]
     run.finish(a)
+
+
+def test_failure_while_no_server_runs_ends_nothing_and_is_explained_by_lost_sessions(stage, tmp_path):
+    bind, data = loopback(), str(tmp_path / "data")
+    server = stage.serve(bind, "--data", data)
+    run = Run(stage, bind, tmp_path, "3", conf="keep_alive_interval=1,keep_alive_max_attempt=3")
+    launchers, number = three(run)
+    server.kill()
+    run.say("do-1", "exit 3")
+    for one in launchers:
+        one.wait_line("lost its session")
+    stage.serve(bind, "--data", data)
+    goes_on(run, launchers, number)

@@ -21,6 +21,7 @@ PURE = (
     "rallypoint.rendezvous.ranks",
     "rallypoint.rendezvous.records",
     "rallypoint.rendezvous.view",
+    "rallypoint.launcher.failure",
     "rallypoint.launcher.policy",
     "rallypoint.integrations.schedulers.*",
     "rallypoint.observe.report",
