@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.backends.etcd.kit import needs, running
 from tests.e2e.kit import HERE, Fact, Stage, loopback
 from tests.e2e.launching import Launcher, Run
 from tests.e2e.operating import ask
@@ -168,3 +169,16 @@ def test_failure_while_no_server_runs_ends_nothing_and_is_explained_by_lost_sess
         one.wait_line("lost its session")
     stage.serve(bind, "--data", data)
     goes_on(run, launchers, number)
+
+
+@pytest.mark.slow
+def test_kill_of_a_launcher_on_etcd_ends_no_job_and_costs_no_restart(stage, tmp_path):
+    directory = tmp_path / "etcd"
+    directory.mkdir()
+    with running(needs("system"), directory) as cluster:
+        conf = "keep_alive_interval=1,keep_alive_max_attempt=3"
+        run = Run(stage, cluster.members[0].endpoint, tmp_path, "1:3", "--rdzv-backend", "etcd", conf=conf)
+        launchers, number = three(run)
+        killed_at = launchers.pop(1).kill()
+        again = goes_on(run, launchers, number)
+        print(f"kill -9 to the first line of the new round's workers: {min(w['at'] for w in again) - killed_at:.2f} s")
