@@ -1,7 +1,9 @@
 """`rallypoint run` as processes: launchers, the facts that their workers report, and processes that are left behind."""
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rallypoint.launcher.worker_guardian import descendants
 from tests.e2e.kit import HERE, PATIENCE_S, Fact, Machine, Process, Stage
 from tests.patience import until
 
@@ -18,6 +21,8 @@ QUICK = "last_call_timeout=0.5,join_timeout=60"
 
 class Launcher(Process):
     """A process of `rallypoint run`. `facts` are those that its workers report."""
+
+    _frozen: tuple[int, ...] | list[int] = ()
 
     def _take_fact(self, line: str) -> None:
         _, _, said = line.partition("] ")
@@ -35,6 +40,22 @@ class Launcher(Process):
 
         found: list[Fact] = self.until(look, f"{count} workers in a world of {size} after round {above}", patience_s)
         return sorted(found, key=lambda fact: fact["rank"])
+
+    def freeze_all(self) -> None:
+        """Stop the launcher and all its processes, as a machine that loses its power does."""
+        self._frozen = [self.popen.pid, *descendants(self.popen.pid)]
+        for pid in self._frozen:
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw_all(self) -> None:
+        frozen, self._frozen = self._frozen, []
+        for pid in frozen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        self.thaw_all()
+        super().end()
 
 
 class Run:
@@ -60,10 +81,17 @@ class Run:
             *flags,
         ]
 
-    def start(self, name: str, *flags: str, words: tuple[str, ...] = (), machine: Machine | None = None) -> Launcher:
+    def start(
+        self,
+        name: str,
+        *flags: str,
+        words: tuple[str, ...] = (),
+        machine: Machine | None = None,
+        program: str = WORKER,
+    ) -> Launcher:
         addr = machine.address if machine is not None else "127.0.0.1"
         argv = [sys.executable, "-m", "rallypoint", "run", *self.flags, "--name", name, "--local-addr", addr, *flags]
-        launcher = Launcher(name, [*argv, WORKER, str(self.directory), *words], machine=machine)
+        launcher = Launcher(name, [*argv, program, str(self.directory), *words], machine=machine)
         self.stage.processes.append(launcher)
         self.launchers.append(launcher)
         return launcher

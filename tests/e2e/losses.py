@@ -32,7 +32,7 @@ from tests.e2e.kit import HERE, PATIENCE_S, PORT, Machine, Process, Stage, _teth
 from tests.e2e.launching import marked
 
 SIZE = 3
-WORKERS = {"ring": HERE / "ring_worker.py", "ddp": HERE / "ddp_worker.py"}
+WORKERS = {"ring": HERE / "losses_ring.py", "ddp": HERE / "losses_ddp.py"}
 HOW = ("exit", "signal", "exception")
 KINDS = ("kill", "stop", "cut")
 WORKS_S = 0.5

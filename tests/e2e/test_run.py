@@ -54,8 +54,8 @@ def test_worker_that_is_killed_is_started_again_with_all_others(stage, endpoint,
     again = consistent(*(one.workers(4, above=number, count=2) for one in (a, b)))
     assert {fact["TORCHELASTIC_RESTART_COUNT"] for fact in again} == {1}
     assert not {fact["pid"] for fact in workers} & {fact["pid"] for fact in again}
-    assert a.wait_line("was killed by signal 9")
-    assert b.wait_line("a: the worker of rank", "was killed by signal 9 (restart 1 of 1)"), "b gets the reason"
+    assert a.wait_line("was killed by SIGKILL")
+    assert b.wait_line("root cause", "on a was killed by SIGKILL", "(restart 1 of 1)"), "b gets the reason"
     os.kill(again[0]["pid"], signal.SIGKILL)
     assert (a.wait_exit(), b.wait_exit()) == (80, 80)
     run.nothing_is_left()

@@ -193,7 +193,7 @@ def test_row_19_restart_budget_is_one_number_for_the_run(stage, endpoint, tmp_pa
     run.say("fail-0", "3")
     assert (a.wait_exit(), b.wait_exit()) == (80, 80)
     for one in (a, b):
-        assert one.wait_line("exiting with code 80", "the worker of rank 0 exited with 3", "has used its 2 restarts")
+        assert one.wait_line("exiting with code 80", "rank 0 on ", "exited with 3", "has used its 2 restarts")
     run.nothing_is_left()
 
 

@@ -1,9 +1,11 @@
 """torchrun's `--redirects` and `--tee`."""
 
+from pathlib import Path
+
 import pytest
 
 from rallypoint.errors import SettingsError
-from rallypoint.launcher.logs import Std, StreamChoice, WorkerLogs
+from rallypoint.launcher.logs import PrivateDirectory, Std, StreamChoice, WorkerLogs
 
 
 def test_choice_is_for_all_workers_or_by_local_rank():
@@ -26,3 +28,15 @@ def test_redirected_output_is_not_shown_and_teed_output_is(tmp_path):
     assert logs.path(0, 1) == tmp_path / "0" / "stdout.log"
     assert [logs.open(0, stream)[0] for stream in (1, 2)] == [False, True]
     assert WorkerLogs(None).open(0, 1) == (True, None)
+
+
+def test_error_file_is_in_the_log_directory_or_in_a_private_one_that_is_removed(tmp_path):
+    assert WorkerLogs(tmp_path).error_file(7, 1) == str(tmp_path / "1" / "error.json")
+    private = PrivateDirectory()
+    file = Path(WorkerLogs(None, private=private).error_file(7, 1))
+    file.write_text("{}")
+    assert file.parts[-3:] == ("round_7", "1", "error.json")
+    assert private.path.stat().st_mode & 0o077 == 0, "nobody else can read it"
+    private.remove()
+    assert not file.exists()
+    assert not file.parent.exists()

@@ -11,13 +11,16 @@ from rallypoint.launcher.policy import (
     NOT_REACHED,
     REFUSED,
     TIMED_OUT,
+    AllAnswered,
     AllFinished,
+    Answer,
+    AwaitAnswers,
     AwaitOthers,
-    ChangeCause,
     CloseFinished,
     End,
     Entered,
     Exited,
+    Instruction,
     Join,
     JoinEnded,
     JoinEndReason,
@@ -27,24 +30,36 @@ from rallypoint.launcher.policy import (
     Phase,
     Policy,
     Propose,
-    RestartDecided,
+    Report,
     RoundChanged,
     RoundOutcome,
+    SettleSignals,
     SignalReceived,
+    SignalsSettled,
     SpendRestart,
     Start,
     StartFailed,
     Stop,
     Stopped,
-    ended,
+    Tell,
 )
+from rallypoint.rendezvous.membership import Cause
+from rallypoint.rendezvous.records import LeaveCause, LeaveKind
 
 TERM = SignalReceived(15, "SIGTERM")
 
 
+FINISHED = LeaveCause(kind=LeaveKind.FINISHED, why="its workers have finished", round=1)
+LEFT = LeaveCause(kind=LeaveKind.ROUND_OVER, why="b leaves")
+ADMISSION = LeaveCause(kind=LeaveKind.ADMISSION, why="c waits")
+FAILURE = LeaveCause(kind=LeaveKind.WORKER_FAILED, why="rank 5 on a exited with 3", rank=5)
+OWN = OutcomeDecided(1, RoundOutcome.FAILURE, FAILURE, 3, "rank 5 on a", is_own=True)
+OTHER = OutcomeDecided(1, RoundOutcome.FAILURE, FAILURE, 3, "rank 5 on a")
+
+
 def running(workers: int = 2, number: int = 1) -> Policy:
     """A policy whose workers are running."""
-    policy = Policy()
+    policy = Policy("a")
     assert policy.begin() == [Join()]
     assert policy.handle(Entered(number, workers)) == [Start(number)]
     return policy
@@ -54,70 +69,150 @@ def finishing() -> Policy:
     """A policy whose only worker has finished, and which waits for the other nodes."""
     policy = running(1)
     assert policy.handle(Exited(1, 0, 0, 0)) == [Stop(1, "its workers have finished")]
-    assert policy.handle(Stopped(1)) == [Propose(1, RoundOutcome.FINISH, "its workers have finished")]
-    assert policy.handle(OutcomeDecided(1, RoundOutcome.FINISH, "x")) == [AwaitOthers(1)]
+    assert policy.handle(Stopped(1)) == [Propose(1, RoundOutcome.FINISH, FINISHED)]
+    assert policy.handle(OutcomeDecided(1, RoundOutcome.FINISH, FINISHED)) == [AwaitOthers(1)]
     return policy
 
 
-def test_failed_worker_stops_the_others_and_costs_the_run_a_restart():
+def attributing() -> Policy:
+    """A policy whose worker has failed, with its report in force."""
     policy = running()
-    stop, spend = policy.handle(Exited(1, 1, 5, 3))
-    assert stop == Stop(1, "the worker of rank 5 exited with 3")
-    assert spend == SpendRestart(1, "the worker of rank 5 exited with 3", 3)
+    policy.handle(Exited(1, 1, 5, 3))
+    assert policy.handle(OWN) == [AwaitAnswers(1)]
+    return policy
+
+
+def joined(instructions: list[Instruction]) -> LeaveCause:
+    """The cause of the join that follows at last."""
+    last = instructions[-1]
+    assert isinstance(last, Join)
+    assert last.cause is not None
+    return last.cause
+
+
+def test_failed_worker_is_reported_and_counted_once_all_launchers_have_answered():
+    policy = running()
+    assert policy.handle(Exited(1, 1, 5, 3)) == [Stop(1, "rank 5 on a exited with 3"), Report(1, 1, 5, 3)]
     assert policy.handle(Exited(1, 0, 4, 143)) == [], "this worker was stopped: one failure costs one restart"
-    assert policy.handle(Stopped(1)) == [], "the restart is not counted yet"
-    assert policy.handle(RestartDecided(1, True, 0, "")) == [Join()]
+    assert policy.handle(Stopped(1)) == [], "it is not known yet whose failure it is"
+    assert policy.handle(OWN) == [AwaitAnswers(1)]
+    assert policy.handle(OWN) == [], "the watch shows it, too"
+    assert policy.handle(AllAnswered(1)) == [SpendRestart(1)]
+    assert policy.handle(AllAnswered(1)) == []
+    assert joined(policy.handle(OutcomeDecided(1, RoundOutcome.RESTART, FAILURE))) == FAILURE
+
+
+def test_launcher_that_learns_of_a_failure_stops_its_workers_and_answers():
+    policy = running()
+    assert policy.handle(OTHER) == [Stop(1, FAILURE.why), Answer(1)]
+    assert policy.handle(OTHER) == []
+    assert policy.handle(Stopped(1)) == [], "it waits for the outcome"
+    assert joined(policy.handle(OutcomeDecided(1, RoundOutcome.RESTART, FAILURE))) == FAILURE
+
+
+def test_launcher_that_has_finished_answers_too():
+    policy = finishing()
+    assert policy.handle(OTHER) == [Answer(1)]
+    assert policy.handle(AllFinished(1)) == []
+
+
+def test_launcher_that_stops_for_another_reason_answers_too():
+    policy = running()
+    policy.handle(RoundChanged(1, Cause.LOSS, "lost: c"))
+    assert policy.handle(OTHER) == [Answer(1)], "otherwise the others would wait for it"
+    assert joined(policy.handle(Stopped(1))).kind is LeaveKind.MEMBER_LOST
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (RoundChanged(1, Cause.LOSS, "lost: c"), LeaveKind.MEMBER_LOST),
+        (RoundChanged(1, Cause.SESSION_LOST, "silent"), LeaveKind.SESSION_LOST),
+        (OutcomeDecided(1, RoundOutcome.RESTART, LEFT), LeaveKind.ROUND_OVER),
+        (OutcomeDecided(1, RoundOutcome.RESTART, ADMISSION), LeaveKind.ADMISSION),
+    ],
+)
+def test_failure_that_something_else_explains_costs_nothing(change, kind):
+    policy = attributing()
+    (tell,) = policy.handle(change)
+    assert isinstance(tell, Tell)
+    assert "the failure of rank 5 on a is taken for its echo, and no restart is counted" in tell.text
+    cause = joined(policy.handle(Stopped(1)))
+    assert (cause.kind, cause.why) == (kind, tell.text)
+    assert policy.handle(AllAnswered(1)) == []
+
+
+def test_loss_that_comes_while_the_restart_is_counted_is_not_waited_for():
+    policy = attributing()
+    policy.handle(Stopped(1))
+    policy.handle(AllAnswered(1))
+    assert joined(policy.handle(RoundChanged(1, Cause.LOSS, "lost: c"))).kind is LeaveKind.MEMBER_LOST
+
+
+@pytest.mark.parametrize("code", [129, 130, 143])
+def test_worker_that_was_told_to_go_is_not_reported_before_a_signal_would_have_come(code):
+    policy = running()
+    assert isinstance(policy.handle(Exited(1, 1, 5, code))[-1], SettleSignals)
+    assert policy.handle(OTHER) == [], "nor does its launcher answer that all is well"
+    assert policy.handle(TERM) == [Leave("stopped by SIGTERM", LeaveKind.STOPPED, early=True)]
+    assert policy.handle(SignalsSettled(1)) == []
+
+
+def test_worker_that_was_ended_alone_by_a_signal_has_failed():
+    policy = running()
+    policy.handle(Exited(1, 1, 5, 143))
+    assert policy.handle(SignalsSettled(1)) == [Report(1, 1, 5, 143)]
+    policy = running()
+    policy.handle(Exited(1, 1, 5, 143))
+    policy.handle(OTHER)
+    assert policy.handle(SignalsSettled(1)) == [Answer(1)]
 
 
 def test_run_whose_budget_is_used_up_ends_with_that_code():
-    policy = running()
-    policy.handle(Exited(1, 0, 0, 3))
-    assert policy.handle(RestartDecided(1, False, BUDGET_USED_UP, "no more")) == [], "workers are left"
-    assert policy.handle(Stopped(1)) == [Leave("no more"), End(BUDGET_USED_UP, "no more")]
+    policy = attributing()
+    policy.handle(AllAnswered(1))
+    failed = OutcomeDecided(1, RoundOutcome.FAILED, FAILURE, BUDGET_USED_UP)
+    assert policy.handle(failed) == [], "workers are left"
+    assert policy.handle(Stopped(1)) == [
+        Leave(FAILURE.why, LeaveKind.WORKER_FAILED),
+        End(BUDGET_USED_UP, FAILURE.why),
+    ]
 
 
 def test_loss_stops_the_workers_and_costs_nothing():
     policy = running()
-    assert policy.handle(RoundChanged(1, ChangeCause.BROKEN, "lost: b")) == [Stop(1, "lost: b")]
+    assert policy.handle(RoundChanged(1, Cause.LOSS, "lost: b")) == [Stop(1, "lost: b")]
     assert policy.handle(Exited(1, 0, 0, 137)) == []
-    assert policy.handle(Stopped(1)) == [Join()]
-
-
-@pytest.mark.parametrize(
-    ("code", "words"), [(1, "exited with 1"), (137, "was killed by signal 9"), (255, "exited with 255")]
-)
-def test_code_of_a_program_is_not_taken_for_a_signal(code, words):
-    assert ended(code) == words
+    assert joined(policy.handle(Stopped(1))) == LeaveCause(kind=LeaveKind.MEMBER_LOST, why="lost: b")
 
 
 def test_growth_is_agreed_on_before_anything_stops():
     policy = running()
-    assert policy.handle(RoundChanged(1, ChangeCause.WAITING, "c waits")) == [
-        Propose(1, RoundOutcome.RESTART, "c waits")
-    ]
+    assert policy.handle(RoundChanged(1, Cause.WAITING, "c waits")) == [Propose(1, RoundOutcome.RESTART, ADMISSION)]
     assert policy.phase is Phase.RUNNING
-    assert policy.handle(OutcomeDecided(1, RoundOutcome.RESTART, "c waits")) == [Stop(1, "c waits")]
+    assert policy.handle(OutcomeDecided(1, RoundOutcome.RESTART, ADMISSION)) == [Stop(1, "c waits")]
+    assert joined(policy.handle(Stopped(1))) == ADMISSION
 
 
 def test_growth_is_put_off_when_a_node_has_finished():
     policy = running()
-    policy.handle(RoundChanged(1, ChangeCause.WAITING, "c waits"))
-    assert policy.handle(OutcomeDecided(1, RoundOutcome.FINISH, "b has finished")) == []
+    policy.handle(RoundChanged(1, Cause.WAITING, "c waits"))
+    assert policy.handle(OutcomeDecided(1, RoundOutcome.FINISH, FINISHED)) == []
     assert policy.phase is Phase.RUNNING
 
 
 def test_nodes_that_have_finished_close_the_run_together():
     assert finishing().handle(AllFinished(1)) == [
         CloseFinished(),
-        Leave("all nodes have finished"),
+        Leave("all nodes have finished", LeaveKind.FINISHED),
         End(0, "all nodes have finished"),
     ]
 
 
 def test_node_that_has_finished_takes_part_again_if_another_fails():
-    assert finishing().handle(OutcomeDecided(1, RoundOutcome.RESTART, "b failed")) == [Join()]
-    assert finishing().handle(RoundChanged(1, ChangeCause.BROKEN, "lost: b")) == [Join()]
-    assert finishing().handle(RoundChanged(1, ChangeCause.WAITING, "c waits")) == []
+    assert joined(finishing().handle(OutcomeDecided(1, RoundOutcome.RESTART, FAILURE))) == FAILURE
+    assert joined(finishing().handle(RoundChanged(1, Cause.LOSS, "lost: b"))).kind is LeaveKind.MEMBER_LOST
+    assert finishing().handle(RoundChanged(1, Cause.WAITING, "c waits")) == []
 
 
 def test_second_report_that_the_workers_have_stopped_is_ignored():
@@ -128,15 +223,18 @@ def test_second_report_that_the_workers_have_stopped_is_ignored():
 
 
 def test_node_that_has_finished_does_not_wait_forever():
-    assert finishing().handle(OthersUnfinished(1, "missing: b")) == [Leave("missing: b"), End(TIMED_OUT, "missing: b")]
+    assert finishing().handle(OthersUnfinished(1, "missing: b")) == [
+        Leave("missing: b", LeaveKind.FINISHED),
+        End(TIMED_OUT, "missing: b"),
+    ]
 
 
 def test_signal_leaves_the_run_before_it_stops_the_workers():
     policy = running()
     why = "stopped by SIGTERM"
-    assert policy.handle(TERM) == [Leave(why, early=True), Stop(1, why)]
-    assert policy.handle(RoundChanged(1, ChangeCause.BROKEN, "this node left")) == []
-    assert policy.handle(Stopped(1)) == [Leave(why), End(143, why)]
+    assert policy.handle(TERM) == [Leave(why, LeaveKind.STOPPED, early=True), Stop(1, why)]
+    assert policy.handle(RoundChanged(1, Cause.SESSION_LOST, "this node left")) == []
+    assert policy.handle(Stopped(1)) == [Leave(why, LeaveKind.STOPPED), End(143, why)]
 
 
 def test_second_signal_does_not_wait_for_the_grace_period():
@@ -151,21 +249,21 @@ def test_signal_while_joining_ends_the_launcher_at_once():
 
 def test_node_that_is_asked_to_go_ends_without_failure():
     policy = running()
-    asked = policy.handle(RoundChanged(1, ChangeCause.DRAIN, "asked to go"))
-    assert asked == [Leave("asked to go", early=True), Stop(1, "asked to go")]
+    asked = policy.handle(RoundChanged(1, Cause.DRAIN, "asked to go"))
+    assert asked == [Leave("asked to go", LeaveKind.DRAIN, early=True), Stop(1, "asked to go")]
     assert policy.handle(Stopped(1))[-1] == End(0, "asked to go")
 
 
 def test_run_that_failed_elsewhere_ends_here_with_the_same_code():
     policy = running()
-    assert policy.handle(OutcomeDecided(1, RoundOutcome.FAILED, "b: exited with 7", 7)) == [Stop(1, "b: exited with 7")]
-    assert policy.handle(Stopped(1))[-1] == End(7, "b: exited with 7")
+    assert policy.handle(OutcomeDecided(1, RoundOutcome.FAILED, FAILURE, 7)) == [Stop(1, FAILURE.why)]
+    assert policy.handle(Stopped(1))[-1] == End(7, FAILURE.why)
 
 
 def test_round_that_ended_before_its_workers_were_started_is_left():
     policy = running()
     assert policy.handle(StartFailed(1, "fenced")) == [Stop(1, "fenced")]
-    assert policy.handle(Stopped(1)) == [Join()]
+    assert joined(policy.handle(Stopped(1))).why == "fenced"
 
 
 def test_joins_that_end_without_a_place_have_codes_of_their_own():
@@ -195,6 +293,7 @@ class Driver:
         self.alive: set[int] = set()
         self.has_processes = False
         self.spent: set[int] = set()
+        self.answered: set[int] = set()
         self.ended: End | None = None
         self.signals = 0
         self.has_left = False
@@ -218,8 +317,11 @@ class Driver:
                     assert one.round not in self.spent, "counted twice"
                     self.spent.add(one.round)
                     self.pending.append(one)
-                case Propose() | AwaitOthers():
+                case Propose() | AwaitOthers() | SettleSignals() | Report() | AwaitAnswers():
                     self.pending.append(one)
+                case Answer():
+                    assert one.round not in self.answered, "answered twice"
+                    self.answered.add(one.round)
                 case CloseFinished():
                     assert not self.has_processes
                 case Leave():
@@ -236,23 +338,34 @@ class Driver:
                 return [fresh, fresh, fresh, *(JoinEnded(reason, "x") for reason in JoinEndReason)]
             case Stop():
                 return [Stopped(self.round)]
+            case SettleSignals():
+                return [SignalsSettled(self.round)]
+            case Report():
+                return [OutcomeDecided(self.round, RoundOutcome.FAILURE, FAILURE, 3, is_own=True), *self.outcomes()]
+            case AwaitAnswers():
+                return [AllAnswered(self.round)]
             case SpendRestart():
-                return [RestartDecided(self.round, True, 0, ""), RestartDecided(self.round, False, 80, "no more")]
+                decided = (RoundOutcome.RESTART, RoundOutcome.FAILED)
+                return [OutcomeDecided(self.round, outcome, FAILURE, 80) for outcome in decided]
             case Propose():
-                return [OutcomeDecided(self.round, outcome, "x", 7) for outcome in RoundOutcome]
+                return self.outcomes()
             case AwaitOthers():
                 return [AllFinished(self.round), OthersUnfinished(self.round, "b")]
         raise AssertionError(one)
 
+    def outcomes(self) -> list[object]:
+        """Those that may be in force because of other launchers."""
+        return [OutcomeDecided(self.round, outcome, LEFT, 7) for outcome in RoundOutcome]
+
     def spontaneous(self) -> list[object]:
         number = self.round
-        found: list[object] = [RoundChanged(number, cause, "x") for cause in ChangeCause]
-        found += [OutcomeDecided(number, outcome, "x", 7) for outcome in RoundOutcome]
-        found += [Exited(number, rank, rank, code) for rank in self.alive for code in (0, 0, 0, 3)]
+        found: list[object] = [RoundChanged(number, cause, "x") for cause in Cause]
+        found += self.outcomes()
+        found += [Exited(number, rank, rank, code) for rank in self.alive for code in (0, 0, 0, 3, 143)]
         found += [
             Stopped(number - 1),
             Exited(number - 1, 0, 0, 1),
-            RoundChanged(number - 1, ChangeCause.BROKEN, "old"),
+            RoundChanged(number - 1, Cause.ROUND_OVER, "old"),
             TERM,
         ]
         return found
@@ -285,7 +398,8 @@ def random_events(data, policy: Policy) -> None:
             driver.pending.remove(one)
         driver.take(event)
         if driver.ended is None:
-            assert driver.pending or driver.alive, "no event can follow: the policy would wait forever"
+            is_asked = driver.policy.phase is Phase.ATTRIBUTING  # another launcher decides, or is lost
+            assert driver.pending or driver.alive or is_asked, "no event can follow: the policy would wait forever"
     driver.take(TERM)
     while driver.ended is None:
         stops = [one for one in driver.pending if isinstance(one, Stop)]
@@ -303,9 +417,10 @@ def test_policy_keeps_its_invariants_and_ends_whatever_the_order_of_events(data)
 class Hurried(Policy):
     """Joins again before its workers have ended."""
 
-    def _go_on(self):
+    def _stop(self, then, why):
+        found = super()._stop(then, why)
         self._has_processes = False
-        return super()._go_on()
+        return [*found, *self._go_on()]
 
 
 class Forgetful(Policy):
@@ -320,7 +435,7 @@ class Spendthrift(Policy):
 
     def _exited(self, event):
         found = super()._exited(event)
-        return found or ([SpendRestart(self.round, "again", event.code)] if event.code else [])
+        return found or ([SpendRestart(self.round)] if event.code else [])
 
 
 class LeavesLast(Policy):
@@ -333,8 +448,8 @@ class LeavesLast(Policy):
 def test_outcome_from_another_node_does_not_end_the_wait_for_processes_that_workers_left_behind():
     policy = running(1)
     policy.handle(Exited(1, 0, 0, 0))
-    assert policy.handle(OutcomeDecided(1, RoundOutcome.FINISH, "b has finished")) == []
-    assert policy.handle(Stopped(1)) == [Propose(1, RoundOutcome.FINISH, "its workers have finished")]
+    assert policy.handle(OutcomeDecided(1, RoundOutcome.FINISH, FINISHED)) == []
+    assert policy.handle(Stopped(1)) == [Propose(1, RoundOutcome.FINISH, FINISHED)]
 
 
 @pytest.mark.parametrize("broken", [Hurried, Forgetful, Spendthrift, LeavesLast])

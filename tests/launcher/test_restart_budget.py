@@ -8,6 +8,7 @@ import pytest
 from rallypoint.backends.contract import Backend
 from rallypoint.backends.memory import MemoryBackend, MemoryServer
 from rallypoint.errors import OutcomeUnknown, RendezvousError, Unavailable
+from rallypoint.kv.types import ModRevisionIs, Put
 from rallypoint.launcher.policy import BUDGET_USED_UP
 from rallypoint.launcher.restart_budget import RestartBudget
 from rallypoint.rendezvous.keys import RunKeys
@@ -24,6 +25,8 @@ class SharedRun:
         self.settings = Settings.build(scheme="memory", run_id="job", min_nodes=1, **options)
         self.backend: Backend = MemoryBackend(MemoryServer(), "")
         self.numbers = iter(range(1000))
+        self.member = ModRevisionIs("nodes/a", 0)
+        """That the caller is still a member of its round; here, it always is."""
 
     def config(self, backend: Backend, name: str = "a") -> RunConfig:
         return RunConfig(backend, KEYS, self.settings, name, lambda: f"life-{next(self.numbers)}", time.time)
@@ -49,7 +52,11 @@ def test_round_is_counted_once_whichever_launcher_counts_it():
         await run.open()
         a, b = run.budget("a"), run.budget("b", limit=9)
         assert (await a.begin()).used == 0
-        first = await asyncio.gather(a.spend(1, "a failed", 3), b.spend(1, "b failed", 4), a.spend(1, "a failed", 3))
+        first = await asyncio.gather(
+            a.spend(1, "a failed", 3, run.member),
+            b.spend(1, "b failed", 4, run.member),
+            a.spend(1, "a failed", 3, run.member),
+        )
         assert all(verdict.allowed for verdict in first)
         record = await b.begin()
         assert (record.used, record.limit, record.round) == (1, 2, 1), "the limit is that of the first launcher"
@@ -63,16 +70,30 @@ def test_run_whose_restarts_are_used_up_is_closed_in_the_same_step():
         run = SharedRun()
         await run.open()
         a, b = run.budget("a"), run.budget("b")
-        assert (await a.spend(1, "x", 3)).allowed
-        assert (await b.spend(4, "x", 3)).allowed
-        last = await a.spend(5, "a: the worker of rank 0 exited with 3", 3)
+        assert (await a.spend(1, "x", 3, run.member)).allowed
+        assert (await b.spend(4, "x", 3, run.member)).allowed
+        last = await a.spend(5, "rank 0 on a exited with 3", 3, run.member)
         assert (last.allowed, last.code) == (False, BUDGET_USED_UP)
         assert "has used its 2 restarts" in last.why
         snapshot = await run.config(run.backend).read()
         assert snapshot is not None
         assert (snapshot.closed.closed, snapshot.closed.by, snapshot.closed.why) == (True, "a", last.why)
-        assert await b.spend(5, "b failed too", 9) == last, "all launchers get the same answer"
+        assert await b.spend(5, "b failed too", 9, run.member) == last, "all launchers get the same answer"
         assert snapshot.closed.outcome == BUDGET_USED_UP, "nodes that keep the close keep the run's exit code"
+
+    asyncio.run(case())
+
+
+def test_launcher_that_is_no_longer_a_member_counts_nothing():
+    async def case() -> None:
+        run = SharedRun()
+        await run.open()
+        budget = run.budget("a")
+        before = await budget.begin()
+        await run.backend.txn([], [Put("nodes/a", b"another join")])
+        with pytest.raises(RendezvousError, match="no longer a member"):
+            await budget.spend(1, "x", 3, run.member)
+        assert await budget.begin() == before
 
     asyncio.run(case())
 
@@ -81,7 +102,7 @@ def test_run_without_restarts_ends_with_the_code_of_the_worker():
     async def case() -> None:
         run = SharedRun()
         await run.open()
-        verdict = await run.budget("a", limit=0).spend(1, "x", 7)
+        verdict = await run.budget("a", limit=0).spend(1, "x", 7, run.member)
         assert (verdict.allowed, verdict.code) == (False, 7)
 
     asyncio.run(case())
@@ -92,7 +113,7 @@ def test_run_that_was_reopened_starts_with_a_full_budget():
         run = SharedRun()
         await run.open()
         budget = run.budget("a")
-        await budget.spend(1, "x", 3)
+        await budget.spend(1, "x", 3, run.member)
         await budget.finish()
         await budget.finish()
         ended = await run.config(run.backend).read()
@@ -109,7 +130,7 @@ def test_budget_of_an_earlier_incarnation_does_not_count():
     async def case() -> None:
         run = SharedRun()
         await run.open()
-        await run.budget("a").spend(1, "x", 3)
+        await run.budget("a").spend(1, "x", 3, run.member)
         other = SharedRun(max_nodes=2)
         other.backend, other.numbers = run.backend, run.numbers
         await other.config(other.backend).check()  # the run has no nodes: other settings make a new incarnation
@@ -148,7 +169,7 @@ def test_restart_is_counted_once_if_the_outcome_of_the_write_is_unknown():
                     continue
             budget = run.budget("a", limit=5)
             for number in range(1, 5):
-                assert (await budget.spend(number, "x", 3)).allowed
+                assert (await budget.spend(number, "x", 3, run.member)).allowed
             assert (await budget.begin()).used == 4
 
     asyncio.run(case())

@@ -76,7 +76,7 @@ def test_environment_of_a_worker_has_all_names_and_nothing_of_an_outer_launcher(
         master_port=4711,
         plan=plan,
     )
-    found = worker_environment({"HOME": "/root", "RANK": "99", "OMP_NUM_THREADS": "4"}, around, local_rank=1)
+    found = worker_environment({"HOME": "/root", "RANK": "99", "OMP_NUM_THREADS": "4"}, around, 1, "/tmp/error.json")
     assert found == {
         "HOME": "/root",
         "OMP_NUM_THREADS": "4",
@@ -95,6 +95,7 @@ def test_environment_of_a_worker_has_all_names_and_nothing_of_an_outer_launcher(
         "TORCHELASTIC_RESTART_COUNT": "1",
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_RUN_ID": "my-run",
+        "TORCHELASTIC_ERROR_FILE": "/tmp/error.json",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "RALLYPOINT_RUN_ID": "my-run",
         "RALLYPOINT_RUN_URL": "tcp://head:29400/my-run",
@@ -103,4 +104,4 @@ def test_environment_of_a_worker_has_all_names_and_nothing_of_an_outer_launcher(
         "RALLYPOINT_RESTARTS": "1",
         "RALLYPOINT_WORKER_OF": "my-run/b",
     }
-    assert worker_environment({}, around, 0)["OMP_NUM_THREADS"] == "1"
+    assert worker_environment({}, around, 0, "")["OMP_NUM_THREADS"] == "1"

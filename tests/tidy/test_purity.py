@@ -29,6 +29,7 @@ PURE = (
     "rallypoint.rendezvous.rules",
     "rallypoint.rendezvous.round_end",
     "rallypoint.rendezvous.view",
+    "rallypoint.launcher.failure",
     "rallypoint.launcher.policy",
     "rallypoint.integrations.schedulers.*",
     "rallypoint.observe.report",

@@ -27,6 +27,8 @@ CHANGE_S = 2.0
 SHOW_WAIT_S = 0.5
 """A shorter wait is not shown."""
 FLUSH_S = 2.0
+TAIL = 16 * 1024
+"""How much of the end of a stream is kept."""
 COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 OWN_PREFIX = "rallypoint run: "
 
@@ -43,6 +45,11 @@ class Stream:
     on_end: Callable[[], None]
     rest: bytes = field(default=b"")
     """The last line, as long as it is incomplete."""
+    tail: bytes = field(default=b"")
+    """The end of what was read."""
+    read_at: float = 0.0
+    """When something was read last, on the console's clock."""
+    has_ended: bool = False
 
 
 class Console:
@@ -86,6 +93,16 @@ class Console:
         os.set_blocking(stream.fd, False)
         self._do(lambda: self._begin(stream))
 
+    def read_tail(self, stream: Stream, then: Callable[[bytes, float], None]) -> None:
+        """Read what is in the pipe. Then call, on the console's thread, with the end of the stream and its age."""
+
+        def read() -> None:
+            if not stream.has_ended:
+                self._read(stream)
+            then(stream.tail, self._clock() - stream.read_at)
+
+        self._do(read)
+
     def close(self) -> None:
         """Write what is left and stop. Blocks for FLUSH_S at most."""
         self._do(self._stop)
@@ -127,11 +144,14 @@ class Console:
             return
         except OSError:
             data = b""
+        if data:
+            stream.tail, stream.read_at = (stream.tail + data)[-TAIL:], self._clock()
         if data and stream.file is not None:
             self._write_file(stream, data)
         if stream.console is not None:
             self._show(stream, data)
         if not data:
+            stream.has_ended = True
             self._selector.unregister(stream.fd)
             os.close(stream.fd)
             if stream.file is not None:

@@ -27,7 +27,9 @@ class RoundContext:
     plan: RankPlan
 
 
-def worker_environment(inherited: Mapping[str, str], context: RoundContext, local_rank: int) -> dict[str, str]:
+def worker_environment(
+    inherited: Mapping[str, str], context: RoundContext, local_rank: int, error_file: str
+) -> dict[str, str]:
     """The environment of one worker: what it inherits, overwritten so that no value of an outer launcher remains."""
     ranks = context.plan.ranks_of(context.node_rank)
     env = dict(inherited)
@@ -49,6 +51,7 @@ def worker_environment(inherited: Mapping[str, str], context: RoundContext, loca
         TORCHELASTIC_RESTART_COUNT=str(context.plan.restarts),
         TORCHELASTIC_MAX_RESTARTS=str(context.plan.max_restarts),
         TORCHELASTIC_RUN_ID=context.run_id,
+        TORCHELASTIC_ERROR_FILE=error_file,
         # No process listens on MASTER_PORT yet: the worker of rank 0 hosts the job's store, as without a launcher.
         TORCHELASTIC_USE_AGENT_STORE="False",
         RALLYPOINT_RUN_ID=context.run_id,

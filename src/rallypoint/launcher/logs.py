@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import os
-from dataclasses import dataclass
+import shutil
+import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rallypoint.errors import SettingsError
@@ -60,13 +62,32 @@ def _std(text: str) -> Std:
     return Std(number)
 
 
+class PrivateDirectory:
+    """A temporary directory of this launcher, made at its first use."""
+
+    def __init__(self) -> None:
+        self._made: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        if self._made is None:
+            self._made = Path(tempfile.mkdtemp(prefix="rallypoint-"))
+        return self._made
+
+    def remove(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLogs:
-    """The log files of one round on one node. `directory` None: there are none."""
+    """The log files of one round on one node. `directory` None: only error files, in the private directory."""
 
     directory: Path | None
     redirects: StreamChoice = NO_STREAMS
     tee: StreamChoice = NO_STREAMS
+    private: PrivateDirectory = field(default_factory=PrivateDirectory)
 
     def path(self, local_rank: int, stream: int) -> Path | None:
         """The file for a worker's stream (1: stdout, 2: stderr), or None."""
@@ -74,6 +95,13 @@ class WorkerLogs:
         if self.directory is None or not (self.redirects.of(local_rank) | self.tee.of(local_rank)) & std:
             return None
         return self.directory / str(local_rank) / ("stdout.log" if stream == 1 else "stderr.log")
+
+    def error_file(self, number: int, local_rank: int) -> str:
+        """The file that torch's `@record` writes when a worker fails in this round. Its directory is made."""
+        directory = self.directory or self.private.path / f"round_{number}"
+        path = directory.absolute() / str(local_rank) / "error.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return str(path)
 
     def open(self, local_rank: int, stream: int) -> tuple[bool, int | None]:
         """Whether the stream is shown on the console, and the file descriptor of its file, if it has one.

@@ -8,6 +8,12 @@ Invariants:
 - Workers run only between `Start` and the `Stopped` that follows it: workers are never started twice, and the launcher
   does not join while workers are left.
 - Restarts are counted per round: a failure costs the run one restart, however many workers fail and nodes notice it.
+- A failure is reported first, then attributed, and only then costs anything. When a node is lost, the workers of the
+  others fail within milliseconds, long before the loss is known. So the launcher whose report is in force counts a
+  restart only after all launchers of the round have answered that they live. If a member is lost or leaves first, that
+  explains the failure, and nothing is counted.
+- A worker that was ended by SIGTERM, SIGINT or SIGHUP may have been told to go together with its launcher. Its failure
+  is neither reported nor hidden by an answer until the launcher's own signal would have come.
 - A launcher that is asked to go leaves the round first, so that the others need not time out, and then stops its
   workers.
 - A node that has finished waits for the others. If the round ends without `FINISH`, the node joins the next round.
@@ -20,6 +26,10 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+from rallypoint.launcher.failure import TERMINATED, ended, worker_name
+from rallypoint.rendezvous.membership import Cause, derived_cause
+from rallypoint.rendezvous.records import LeaveCause, LeaveKind
+
 BUDGET_USED_UP = 80
 CLOSED = 81
 TIMED_OUT = 82
@@ -27,31 +37,23 @@ HELD_BACK = 83
 NOT_REACHED = 4
 REFUSED = 5
 FINISHED = "its workers have finished"
-LAST_SIGNAL = 64
-"""The highest signal number of Linux: a code above 128 + 64 is a program's own, such as 255 for exit(-1)."""
 
 
 class RoundOutcome(enum.Enum):
     """The outcome of a round, on which its launchers agree in the round's store (`round_outcome.py`).
 
-    The first proposal wins, except that the `RESTART` or `FAILED` of a launcher whose worker failed replaces `FINISH`.
+    The first proposal wins, except that a `FAILURE` replaces `FINISH`, the `RESTART` of a launcher that leaves replaces
+    both, and `FAILED` replaces all.
     """
 
     FINISH = "finish"
     """All workers of a node have finished: the round no longer ends early to admit waiting nodes."""
+    FAILURE = "failure"
+    """A worker has failed. `RESTART` or `FAILED` follows, unless the round changes first."""
     RESTART = "restart"
     """All nodes re-join."""
     FAILED = "failed"
     """The run is over, with a code."""
-
-
-class ChangeCause(enum.Enum):
-    """Why the round changed, as far as a launcher distinguishes causes."""
-
-    BROKEN = "broken"
-    """A member was lost, the round is over, or this node's session has ended: the workers cannot go on."""
-    WAITING = "waiting"
-    DRAIN = "drain"
 
 
 class JoinEndReason(enum.Enum):
@@ -115,28 +117,40 @@ class RoundChanged:
     """The current round has changed."""
 
     round: int
-    cause: ChangeCause
+    cause: Cause
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class RestartDecided:
-    """The answer to `SpendRestart`: whether the run may go on, and its exit code if not."""
+class SignalsSettled:
+    """The answer to `SettleSignals`: a signal to this launcher would have come by now."""
 
     round: int
-    allowed: bool
-    code: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeDecided:
-    """The outcome of the round that is now in force: the answer to `Propose`, or another launcher's proposal."""
+    """The outcome of the round that is now in force: the answer to `Propose`, `Report` or `SpendRestart`, or another
+    launcher's proposal."""
 
     round: int
     outcome: RoundOutcome
-    why: str
+    cause: LeaveCause
     code: int = 0
+    worker: str = ""
+    """The worker that failed."""
+    is_own: bool = False
+    """Whether this launcher proposed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllAnswered:
+    """The answer to `AwaitAnswers`: all launchers of the round lived after the failure was reported.
+
+    Or a silent one has kept its session longer than the backend keeps that of a dead process.
+    """
+
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +183,9 @@ Event: TypeAlias = (
     | Exited
     | Stopped
     | RoundChanged
-    | RestartDecided
+    | SignalsSettled
     | OutcomeDecided
+    | AllAnswered
     | AllFinished
     | OthersUnfinished
     | SignalReceived
@@ -181,7 +196,9 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Leave the current round, if there is one, and join the next."""
+    """Leave the current round, if there is one, and join the next. `cause`: why it is left."""
+
+    cause: LeaveCause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +218,42 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class SpendRestart:
-    """Count a restart of the run for this round, and tell the other launchers. `RestartDecided` follows."""
+class SettleSignals:
+    """Wait until a signal to all processes of a node would have reached its launcher. `SignalsSettled` follows."""
 
     round: int
-    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Report a worker's failure to the launchers of the round. `OutcomeDecided` follows, with the outcome in force."""
+
+    round: int
+    local_rank: int
+    rank: int
     code: int
-    """The failed worker's exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer the report of another launcher: this one lives, and its session was not lost."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitAnswers:
+    """Wait until all other launchers of the round have answered. `AllAnswered` follows."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpendRestart:
+    """Count a restart of the run for the reported failure. `OutcomeDecided` follows: `RESTART`, or `FAILED` if there is
+    none left."""
+
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +262,7 @@ class Propose:
 
     round: int
     outcome: RoundOutcome
-    why: str
+    cause: LeaveCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +282,15 @@ class Leave:
     """Leave the run at once, with a reason for the others. `early`: they still work, so ask them to re-join."""
 
     why: str
+    kind: LeaveKind
     early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Say this on the console."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +301,22 @@ class End:
     why: str
 
 
-Instruction: TypeAlias = Join | Start | Stop | SpendRestart | Propose | AwaitOthers | CloseFinished | Leave | End
+Instruction: TypeAlias = (
+    Join
+    | Start
+    | Stop
+    | SettleSignals
+    | Report
+    | Answer
+    | AwaitAnswers
+    | SpendRestart
+    | Propose
+    | AwaitOthers
+    | CloseFinished
+    | Leave
+    | Tell
+    | End
+)
 
 # --- the state machine ------------------------------------------------------------------------------------------------
 
@@ -258,26 +327,41 @@ class Phase(enum.Enum):
     JOINING = "joining"
     RUNNING = "running"
     STOPPING = "stopping"
-    """Workers are being stopped, or a restart is being counted; then `_next` follows."""
+    """Workers are being stopped; then `_next` follows."""
+    ATTRIBUTING = "attributing"
+    """A worker of the round has failed, the others are being stopped, and it is being found out why."""
     FINISHING = "finishing"
     """All workers have exited with 0."""
     ENDED = "ended"
 
 
 class Policy:
-    """The state of one launcher. Call `begin()` first."""
+    """The state of one launcher. Call `begin()` first. `name`: the node's."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self.phase = Phase.JOINING
         self.round = 0
         self._running: set[int] = set()
         """Local ranks of the workers that have not ended."""
         self._has_processes = False
         """Whether there may be processes of workers: true from `Start` until `Stopped`."""
-        self._is_spending = False
+        self._is_stopping = False
+        """Whether the workers of the round were told to stop."""
         self._is_awaiting = False
-        self._next: Join | End = Join()
+        self._next: Join | _Ending = Join()
         self._was_signalled = False
+        # The failure of the round, while it is attributed.
+        self._failed: Exited | None = None
+        """The first worker of this node that failed."""
+        self._failed_worker = ""
+        self._is_settling = False
+        self._is_asked = False
+        """Whether another launcher's report waits for the answer of this one."""
+        self._has_answered = False
+        self._is_collecting = False
+        """Whether the report in force is this launcher's, so that it waits for the answers."""
+        self._is_spending = False
 
     def begin(self) -> list[Instruction]:
         """The first instructions."""
@@ -291,7 +375,9 @@ class Policy:
             case Entered():
                 return self._enter(event)
             case JoinEnded():
-                return self._end(_code_of(event), event.why) if self.phase is Phase.JOINING else []
+                if self.phase is not Phase.JOINING:
+                    return []
+                return self._end(_Ending(_code_of(event), event.why, LeaveKind.REQUESTED))
             case SignalReceived():
                 return self._signalled(event)
         if event.round != self.round or self.phase is Phase.JOINING:
@@ -300,21 +386,24 @@ class Policy:
             case Exited():
                 return self._exited(event)
             case StartFailed(why=why):
-                return self._stop(Join(), why) if self.phase is Phase.RUNNING else []
+                cause = LeaveCause(kind=LeaveKind.ROUND_OVER, why=why, round=self.round)
+                return self._stop(Join(cause), why) if self.phase is Phase.RUNNING else []
             case Stopped():
                 return self._stopped()
             case RoundChanged():
                 return self._changed(event)
-            case RestartDecided():
-                return self._restart_decided(event)
+            case SignalsSettled():
+                return self._settled()
             case OutcomeDecided():
                 return self._outcome_decided(event)
+            case AllAnswered():
+                return self._all_answered()
             case AllFinished():
                 if not self._is_awaiting:
                     return []
-                return [CloseFinished(), *self._end(0, "all nodes have finished")]
+                return [CloseFinished(), *self._end(_Ending(0, "all nodes have finished", LeaveKind.FINISHED))]
             case OthersUnfinished(why=why):
-                return self._end(TIMED_OUT, why) if self._is_awaiting else []
+                return self._end(_Ending(TIMED_OUT, why, LeaveKind.FINISHED)) if self._is_awaiting else []
             case _:
                 assert_never(event)
 
@@ -325,7 +414,9 @@ class Policy:
             return []
         self.phase, self.round = Phase.RUNNING, event.round
         self._running = set(range(event.workers))
-        self._has_processes, self._is_spending, self._is_awaiting = True, False, False
+        self._has_processes, self._is_stopping, self._is_awaiting = True, False, False
+        self._failed, self._failed_worker = None, ""
+        self._is_settling = self._is_asked = self._has_answered = self._is_collecting = self._is_spending = False
         return [Start(event.round)]
 
     def _exited(self, event: Exited) -> list[Instruction]:
@@ -333,13 +424,11 @@ class Policy:
         if self.phase is not Phase.RUNNING:
             return []
         if event.code != 0:
-            why = f"the worker of rank {event.rank} {ended(event.code)}"
-            self._is_spending = True
-            return [*self._stop(Join(), why), SpendRestart(self.round, why, event.code)]
+            return self._failed_here(event)
         if self._running:
             return []
         self.phase = Phase.FINISHING
-        return [Stop(self.round, FINISHED)]  # they may have left child processes behind
+        return self._stop_workers(FINISHED)  # they may have left child processes behind
 
     def _stopped(self) -> list[Instruction]:
         if not self._has_processes:
@@ -347,19 +436,22 @@ class Policy:
         self._has_processes = False
         self._running.clear()
         if self.phase is Phase.FINISHING:
-            return [Propose(self.round, RoundOutcome.FINISH, FINISHED)]
+            cause = LeaveCause(kind=LeaveKind.FINISHED, why=FINISHED, round=self.round)
+            return [Propose(self.round, RoundOutcome.FINISH, cause)]
         return self._go_on()
 
     def _changed(self, event: RoundChanged) -> list[Instruction]:
-        if event.cause is ChangeCause.DRAIN:
+        cause = derived_cause(self.name, event.cause, event.why)
+        if event.cause is Cause.DRAIN:
             if self._is_ending:
                 return []
-            return [Leave(event.why, early=True), *self._stop(End(0, event.why), event.why)]
+            then = _Ending(0, event.why, cause.kind)
+            return [Leave(event.why, cause.kind, early=True), *self._stop(then, event.why)]
         if self.phase is Phase.STOPPING:
             return []  # a join or the end follows anyway
-        if event.cause is ChangeCause.WAITING:
-            return [Propose(self.round, RoundOutcome.RESTART, event.why)] if self.phase is Phase.RUNNING else []
-        return self._stop(Join(), event.why)
+        if event.cause is Cause.WAITING:
+            return [Propose(self.round, RoundOutcome.RESTART, cause)] if self.phase is Phase.RUNNING else []
+        return self._join_because(cause)
 
     def _outcome_decided(self, event: OutcomeDecided) -> list[Instruction]:
         if self._is_ending:
@@ -370,57 +462,119 @@ class Policy:
                     return []  # once this node has finished, it proposes FINISH itself and gets this as the answer
                 self._is_awaiting = True
                 return [AwaitOthers(self.round)]
+            case RoundOutcome.FAILURE:
+                return self._failure_reported(event)
             case RoundOutcome.RESTART:
-                return self._stop(Join(), event.why) if self.phase is not Phase.STOPPING else []
+                return self._join_because(event.cause) if self.phase is not Phase.STOPPING else []
             case RoundOutcome.FAILED:
-                return self._stop(End(event.code, event.why), event.why)
-
-    def _restart_decided(self, event: RestartDecided) -> list[Instruction]:
-        self._is_spending = False
-        if not event.allowed and not self._is_ending:
-            self._next = End(event.code, event.why)
-        return self._go_on()
+                return self._stop(_Ending(event.code, event.cause.why, event.cause.kind), event.cause.why)
 
     def _signalled(self, event: SignalReceived) -> list[Instruction]:
         why = f"stopped by {event.name}"
+        then = _Ending(128 + event.number, why, LeaveKind.STOPPED)
         if self._was_signalled:  # the second signal ends the grace period
-            return [Stop(self.round, why, gently=False)] if self._has_processes else self._end(128 + event.number, why)
+            return [Stop(self.round, why, gently=False)] if self._has_processes else self._end(then)
         self._was_signalled = True
-        self._is_spending = False  # the answer no longer matters
-        return [Leave(why, early=True), *self._stop(End(128 + event.number, why), why)]
+        return [Leave(why, LeaveKind.STOPPED, early=True), *self._stop(then, why)]
+
+    # --- the failure of a worker --------------------------------------------------------------------------------------
+
+    def _failed_here(self, event: Exited) -> list[Instruction]:
+        """The first worker of this node has failed, and no other failure is known here."""
+        self.phase, self._failed, self._failed_worker = Phase.ATTRIBUTING, event, worker_name(event.rank, self.name)
+        stop = self._stop_workers(f"{self._failed_worker} {ended(event.code)}")
+        if event.code not in TERMINATED:
+            return [*stop, *self._report(event)]
+        self._is_settling = True
+        return [*stop, SettleSignals(self.round)]
+
+    def _settled(self) -> list[Instruction]:
+        if self.phase is not Phase.ATTRIBUTING or not self._is_settling or self._failed is None:
+            return []
+        self._is_settling = False
+        return self._answer() if self._is_asked else self._report(self._failed)
+
+    def _report(self, event: Exited) -> list[Instruction]:
+        return [Report(self.round, event.local_rank, event.rank, event.code)]
+
+    def _failure_reported(self, event: OutcomeDecided) -> list[Instruction]:
+        """The first failure of the round is reported; any other is its echo. Workers stop, and every launcher answers.
+
+        A launcher that joins again anyway also answers: otherwise the others would wait for it.
+        """
+        stop: list[Instruction] = []
+        if self.phase is not Phase.STOPPING:
+            self.phase, self._is_awaiting, self._failed_worker = Phase.ATTRIBUTING, False, event.worker
+            stop = self._stop_workers(event.cause.why)
+        if not event.is_own:
+            return [*stop, *self._answer()]
+        if self._is_collecting or self.phase is Phase.STOPPING:
+            return stop
+        self._is_collecting = True
+        return [*stop, AwaitAnswers(self.round)]
+
+    def _answer(self) -> list[Instruction]:
+        self._is_asked = True
+        if self._has_answered or self._is_settling:
+            return []
+        self._has_answered = True
+        return [Answer(self.round)]
+
+    def _all_answered(self) -> list[Instruction]:
+        """No member was lost when the worker failed: the failure is its own."""
+        if self.phase is not Phase.ATTRIBUTING or not self._is_collecting or self._is_spending:
+            return []
+        self._is_spending = True
+        return [SpendRestart(self.round)]
+
+    def _join_because(self, cause: LeaveCause) -> list[Instruction]:
+        """Stop and join again. Any other cause than a failure explains the failure that is being attributed."""
+        if self.phase is not Phase.ATTRIBUTING or cause.kind is LeaveKind.WORKER_FAILED:
+            return self._stop(Join(cause), cause.why)
+        why = f"{cause.why}; the failure of {self._failed_worker} is taken for its echo, and no restart is counted"
+        cause = LeaveCause(kind=cause.kind, why=why, round=self.round)
+        return [Tell(why), *self._stop(Join(cause), why)]
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
     @property
     def _is_ending(self) -> bool:
         """Whether the end of the launcher has been decided."""
-        return self.phase is Phase.STOPPING and isinstance(self._next, End)
+        return self.phase is Phase.STOPPING and isinstance(self._next, _Ending)
 
-    def _stop(self, then: Join | End, why: str) -> list[Instruction]:
+    def _stop(self, then: Join | _Ending, why: str) -> list[Instruction]:
         """Stop the workers that are left; `then` follows."""
-        was_stopping = self.phase in (Phase.STOPPING, Phase.FINISHING)
         self.phase, self._next, self._is_awaiting = Phase.STOPPING, then, False
-        if not self._has_processes:
-            return self._go_on()
-        return [] if was_stopping else [Stop(self.round, why)]
+        return self._stop_workers(why) if self._has_processes else self._go_on()
+
+    def _stop_workers(self, why: str) -> list[Instruction]:
+        """Tell the workers that are left to stop, unless they were told already."""
+        if not self._has_processes or self._is_stopping:
+            return []
+        self._is_stopping = True
+        return [Stop(self.round, why)]
 
     def _go_on(self) -> list[Instruction]:
-        """Join or end, once no process is left and no restart is being counted."""
-        if self.phase is not Phase.STOPPING or self._has_processes or self._is_spending:
+        """Join or end, once no process is left."""
+        if self.phase is not Phase.STOPPING or self._has_processes:
             return []
-        if isinstance(self._next, End):
-            return self._end(self._next.code, self._next.why)
+        if isinstance(self._next, _Ending):
+            return self._end(self._next)
         self.phase = Phase.JOINING
-        return [Join()]
+        return [self._next]
 
-    def _end(self, code: int, why: str) -> list[Instruction]:
+    def _end(self, ending: _Ending) -> list[Instruction]:
         self.phase = Phase.ENDED
-        return [Leave(why), End(code, why)]
+        return [Leave(ending.why, ending.kind), End(ending.code, ending.why)]
 
 
-def ended(code: int) -> str:
-    """How a process ended, in words."""
-    return f"was killed by signal {code - 128}" if 128 < code <= 128 + LAST_SIGNAL else f"exited with {code}"
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """The end of a launcher that is still stopping its workers."""
+
+    code: int
+    why: str
+    kind: LeaveKind
 
 
 def _code_of(event: JoinEnded) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rallypoint.backends.contract import Backend
 from rallypoint.errors import LeaseGone, OutcomeUnknown, RendezvousError, Unavailable
-from rallypoint.kv.types import BranchOp, Compare, ModRevisionIs, Put
+from rallypoint.kv.types import BranchOp, Compare, GotItem, ModRevisionIs, Put
 from rallypoint.launcher.policy import BUDGET_USED_UP
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import BudgetRecord, ClosedRecord, decode, encode
@@ -66,9 +66,10 @@ class RestartBudget:
             if await self._write(run, revision, fresh):
                 return fresh
 
-    async def spend(self, round: int, why: str, code: int) -> Verdict:
+    async def spend(self, round: int, why: str, code: int, member: ModRevisionIs) -> Verdict:
         """Count a restart for a failure in a round. A round that was counted before is allowed and not counted again.
 
+        `member`: that the caller is still a member of the round; RendezvousError if it is not, and nothing is counted.
         If no restart is left, the same transaction records the outcome and closes the run.
         """
         while True:
@@ -81,13 +82,13 @@ class RestartBudget:
             if record.used < record.limit:
                 text = f"{why} (restart {record.used + 1} of {record.limit})"
                 spent = self._changed(record, used=record.used + 1, round=round, why=text)
-                if await self._write(run, revision, spent):
+                if await self._write(run, revision, spent, member=member):
                     return Verdict(True, 0, text)
                 continue
             outcome = code if record.limit == 0 else BUDGET_USED_UP
             text = f"{why}, and {_used_up(record.limit)}"
             failed = self._changed(record, round=round, why=text, outcome=outcome)
-            if await self._write(run, revision, failed, close=text):
+            if await self._write(run, revision, failed, close=text, member=member):
                 return Verdict(False, outcome, text)
 
     async def finish(self) -> None:
@@ -142,7 +143,14 @@ class RestartBudget:
                 record = None
             return run, record, item.mod_revision if item is not None else 0
 
-    async def _write(self, run: RunSnapshot, revision: int, record: BudgetRecord, close: str | None = None) -> bool:
+    async def _write(
+        self,
+        run: RunSnapshot,
+        revision: int,
+        record: BudgetRecord,
+        close: str | None = None,
+        member: ModRevisionIs | None = None,
+    ) -> bool:
         """Whether the record was written. On False the caller reads again; an unknown outcome also returns False.
 
         That is safe because a round is counted once.
@@ -157,8 +165,16 @@ class RestartBudget:
             compares.append(ModRevisionIs(self._keys.closed, run.closed_revision))
             closed = ClosedRecord(closed=True, by=self._by, why=close, at=self._wall(), outcome=record.outcome)
             ops.append(Put(self._keys.closed, encode(closed), lease))
+        if member is not None:
+            compares.append(member)
         try:
-            return (await self._backend().txn(compares, ops)).committed
+            result = await self._backend().txn(compares, ops)
+            if not result.committed and member is not None:
+                own = result.results[-1]
+                assert isinstance(own, GotItem)
+                if (own.item.mod_revision if own.item is not None else 0) != member.revision:
+                    raise RendezvousError("this node is no longer a member of the round")
+            return result.committed
         except LeaseGone:
             return False
         except (Unavailable, OutcomeUnknown):

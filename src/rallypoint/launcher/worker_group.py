@@ -14,12 +14,15 @@ from pathlib import Path
 from rallypoint.launcher import worker_guardian
 from rallypoint.launcher.console import Console, Stream
 from rallypoint.launcher.environment import WORKER_MARK
+from rallypoint.launcher.failure import Evidence
 from rallypoint.launcher.logs import WorkerLogs
 
 GUARDIAN = str(Path(worker_guardian.__file__))
 DRAIN_S = 5.0
 """How long to wait for the last output of workers that have ended."""
 KILLED = 137
+MAX_EVIDENCE = 64 * 1024
+"""How much is read of an error file or a log file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,11 @@ class WorkerGroup:
         self._on_exit = on_exit
         self._on_empty = on_empty
         self._running = {worker.local_rank for worker in workers}
+        self._exits: dict[int, tuple[int, float]] = {}
+        """Local rank -> exit code and instant, of the workers that ended before they were told to."""
         self._open_streams = 0
+        self._stderr: dict[int, Stream] = {}
+        """Local rank -> its stderr, if the console reads it."""
         self._streams_ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._guardian: asyncio.subprocess.Process | None = None
@@ -101,7 +108,10 @@ class WorkerGroup:
             outputs[name] = writer
             tag = self._console.colour(f"[rank {worker.rank}]", worker.local_rank, stream)
             self._open_streams += 1
-            self._console.follow(Stream(reader, f"{tag} ".encode(), stream, file, self._stream_ended))
+            followed = Stream(reader, f"{tag} ".encode(), stream, file, self._stream_ended)
+            if stream == 2:
+                self._stderr[worker.local_rank] = followed
+            self._console.follow(followed)
         return {"argv": worker.argv, "env": worker.env, "local_rank": worker.local_rank, **outputs}
 
     def _stream_ended(self) -> None:
@@ -113,6 +123,38 @@ class WorkerGroup:
         self._open_streams -= 1
         if self._open_streams == 0:
             self._streams_ended.set()
+
+    # --- what a worker left behind ------------------------------------------------------------------------------------
+
+    async def evidence(self) -> list[Evidence]:
+        """What each worker has left behind. Ends soon, unless the console or the file system is stuck."""
+        return [await self._evidence_of(worker) for worker in self._workers]
+
+    async def _evidence_of(self, worker: Worker) -> Evidence:
+        local_rank = worker.local_rank
+        code, at = self._exits.get(local_rank, (None, 0.0))
+        recorded = await asyncio.to_thread(_end_of, Path(worker.env["TORCHELASTIC_ERROR_FILE"]))
+        stderr, stderr_s = await self._stderr_of(local_rank)
+        ended_s = self._loop.time() - at if code is not None else 0.0
+        return Evidence(worker.rank, local_rank, code, ended_s, recorded, stderr, stderr_s)
+
+    async def _stderr_of(self, local_rank: int) -> tuple[bytes, float | None]:
+        """The end of a worker's stderr, and its age; None: not known."""
+        if local_rank not in self._stderr:
+            path = self._logs.path(local_rank, 2)
+            return await asyncio.to_thread(_end_of, path) if path is not None else b"", None
+        read: asyncio.Future[tuple[bytes, float]] = self._loop.create_future()
+
+        def give(tail: bytes, age_s: float) -> None:
+            if not read.done():
+                read.set_result((tail, age_s))
+
+        def take(tail: bytes, age_s: float) -> None:  # on the console's thread
+            with suppress(RuntimeError):  # the launcher's loop is closed
+                self._loop.call_soon_threadsafe(give, tail, age_s)
+
+        self._console.read_tail(self._stderr[local_rank], take)
+        return await read
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
@@ -167,6 +209,8 @@ class WorkerGroup:
     def _ended(self, local_rank: int, code: int) -> None:
         if local_rank in self._running:
             self._running.discard(local_rank)
+            if self._kill_timer is None:
+                self._exits[local_rank] = code, self._loop.time()
             self._on_exit(local_rank, code)
 
     async def _kill_orphans(self) -> None:
@@ -177,3 +221,13 @@ class WorkerGroup:
             await asyncio.sleep(worker_guardian.KILL_AGAIN_S)
         for local_rank in sorted(self._running):
             self._ended(local_rank, KILLED)
+
+
+def _end_of(path: Path) -> bytes:
+    """The end of a file; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_EVIDENCE))
+            return file.read(MAX_EVIDENCE)
+    except OSError:
+        return b""
