@@ -8,7 +8,9 @@ from tests.tidy.sources import Import, imports, modules
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "shared definitions",
-        frozenset({"errors", "events", "_marks", "_plain", "_version", "options", "urls", "settings", "parameters"}),
+        frozenset(
+            {"errors", "events", "_alive", "_marks", "_plain", "_version", "options", "urls", "settings", "parameters"}
+        ),
     ),
     ("kv", frozenset({"kv"})),
     ("wire", frozenset({"wire"})),

@@ -97,6 +97,12 @@ FLAGS = (
     Flag("preflight-timeout", "The time limit of the preflight command.", "SECONDS", "300"),
     Flag("grace-period", "The time between SIGTERM and SIGKILL for workers.", "SECONDS", "15"),
     Flag(
+        "stall-timeout",
+        "Treat a worker as failed that has called rallypoint.alive() and then does not call it for so long. The stacks "
+        "of all workers are written first. Without it, no worker is judged.",
+        "SECONDS",
+    ),
+    Flag(
         "metrics",
         "Serve this node's metrics for Prometheus on this port, at /metrics; without ADDR on loopback. Needs "
         "rallypoint[dashboard].",
@@ -139,6 +145,9 @@ class Values:
 
     def seconds(self, name: str) -> float:
         return self._read(name, _seconds)
+
+    def positive_seconds(self, name: str) -> float:
+        return self._read(name, lambda text: _seconds(text, least=0.001))
 
     def _read(self, name: str, parse: Callable[[str], T]) -> T:
         text = self.text(name)
@@ -299,6 +308,7 @@ def job_of(values: Values, argv: tuple[str, ...]) -> Job:
         role=values.text("role") or "default",
         grace_s=values.seconds("grace-period"),
         exit_timeout_s=values.seconds("exit-timeout"),
+        stall_timeout_s=None if values.text("stall-timeout") is None else values.positive_seconds("stall-timeout"),
         preflight=values.text("preflight"),
         preflight_timeout_s=values.seconds("preflight-timeout"),
         log_dir=None if log_dir is None else Path(log_dir),
@@ -339,11 +349,11 @@ def _integer(text: str, least: int) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, least: float = 0.0) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 <= number < 1e9:
-        raise ValueError(f"{text!r} is not a number of seconds")
+    if not least <= number < 1e9:
+        raise ValueError(f"{text!r} is not a number of seconds" + (" above 0" if least else ""))
     return number

@@ -104,6 +104,15 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """A worker of the round has stalled, on this node or another, and the stacks of all nodes are written."""
+
+    round: int
+    rank: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """No process of the round's workers is left, including their children."""
 
@@ -167,6 +176,7 @@ Event: TypeAlias = (
     | JoinEnded
     | StartFailed
     | Exited
+    | Stalled
     | Stopped
     | RoundChanged
     | RestartDecided
@@ -299,6 +309,8 @@ class Policy:
         match event:
             case Exited():
                 return self._exited(event)
+            case Stalled():
+                return self._stalled(event)
             case StartFailed(why=why):
                 return self._stop(Join(), why) if self.phase is Phase.RUNNING else []
             case Stopped():
@@ -340,6 +352,12 @@ class Policy:
             return []
         self.phase = Phase.FINISHING
         return [Stop(self.round, FINISHED)]  # they may have left child processes behind
+
+    def _stalled(self, event: Stalled) -> list[Instruction]:
+        if self.phase is not Phase.RUNNING:
+            return []
+        self._is_spending = True
+        return [*self._stop(Join(), event.why), SpendRestart(self.round, event.why, BUDGET_USED_UP)]
 
     def _stopped(self) -> list[Instruction]:
         if not self._has_processes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 import signal
 import time
@@ -35,11 +36,14 @@ from rallypoint.errors import (
 )
 from rallypoint.launcher import policy, round_outcome, worker_guardian
 from rallypoint.launcher.console import Console
+from rallypoint.launcher.crash_backoff import CrashBackoff
 from rallypoint.launcher.environment import RoundContext, worker_environment
+from rallypoint.launcher.hang_watch import HangWatch
 from rallypoint.launcher.logs import NO_STREAMS, StreamChoice, WorkerLogs
 from rallypoint.launcher.outage import endpoint_is_down, wait_while_endpoint_is_down
 from rallypoint.launcher.policy import ChangeCause, JoinEndReason, RoundOutcome
-from rallypoint.launcher.preflight import wait_until_passed
+from rallypoint.launcher.preflight import wait_until_passed, write_note
+from rallypoint.launcher.program_check import find_missing
 from rallypoint.launcher.restart_budget import RestartBudget, Verdict
 from rallypoint.launcher.round_outcome import Proposal
 from rallypoint.launcher.worker_group import Worker, WorkerGroup
@@ -54,6 +58,8 @@ from rallypoint.static import handler_for
 LEAVE_S = 3.0
 """The time limit for leaving before the workers are stopped. Beyond it, the others notice when the lease ends."""
 LAST_PROPOSAL_S = 1.0
+MISSING_NOTE_S = 1.0
+"""The time limit for telling the run that this node lacks the program."""
 NAME_MISSING_S = 5.0
 """How often the nodes that are missing at the exit barrier are named."""
 MAX_NAMED = 5
@@ -70,6 +76,7 @@ class Job:
     role: str = "default"
     grace_s: float = 15.0
     exit_timeout_s: float = 1800.0
+    stall_timeout_s: float | None = None
     preflight: str | None = None
     preflight_timeout_s: float = 300.0
     log_dir: Path | None = None
@@ -101,6 +108,8 @@ class Supervisor:
         )
         self._world: AsyncWorld | None = None
         self._workers: WorkerGroup | None = None
+        self._hangs: HangWatch | None = None
+        self._crashes = CrashBackoff()
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._took_part = False
@@ -127,7 +136,13 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     async def _preflight(self) -> int | None:
-        """Run the preflight check. Returns the exit code if this node must not join."""
+        """Look for the program, and run the preflight check. Returns the exit code if this node must not join."""
+        if (missing := find_missing(self._job.argv)) is not None:
+            self._console.say(f"this node did not join: {missing.why}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MISSING_NOTE_S):
+                    await write_note(self._settings, self._name, missing.why)
+            return missing.code
         if self._job.preflight is None:
             return None
         env = {**os.environ, "RALLYPOINT_RUN_ID": self._settings.run_id, "RALLYPOINT_NODE": self._name}
@@ -173,6 +188,7 @@ class Supervisor:
             case policy.Stop(round=number, why=why, gently=gently):
                 await self._stop(number, why, gently)
             case policy.SpendRestart():
+                self._crashes.failed(self._now())
                 self._task(self._spend(instruction), "spend")
             case policy.Propose(round=number, outcome=outcome, why=why):
                 self._task(self._propose(number, Proposal(outcome=outcome, why=f"{self._name}: {why}")), "propose")
@@ -190,6 +206,10 @@ class Supervisor:
     async def _join(self) -> None:
         self._cancel_round()
         self._world = None
+        self._crashes.round_ended(self._now())
+        if pause_s := self._crashes.pause_s(random.random()):
+            self._console.say(self._crashes.why(pause_s))
+            await asyncio.sleep(pause_s)
         self._wait_for(f"an answer from {self._settings.where}")
         try:
             world = await self.handler.next_rendezvous()
@@ -249,12 +269,16 @@ class Supervisor:
         except (StoreError, BackendError, RendezvousError) as error:
             self._post(policy.StartFailed(number, str(error)))
             return
-        workers = self._workers = self._make_workers(world, plan)
         self._follow_outcome(world)
         try:
+            hangs = self._hangs = self._watch_hangs(world, plan)
+            workers = self._workers = self._make_workers(world, plan, hangs)
             await workers.start()
+            self._crashes.started(self._now())
+            self._task(hangs.run(), f"hangs in round {number}")
         except OSError as error:
             self._workers = None
+            self._close_hangs()
             self._console.say(f"no worker could be started: {error}")
             self._post(policy.Exited(number, 0, plan.ranks_of(world.rank).rank, worker_guardian.NOT_EXECUTABLE))
 
@@ -273,7 +297,28 @@ class Supervisor:
             )
         return plan
 
-    def _make_workers(self, world: AsyncWorld, plan: RankPlan) -> WorkerGroup:
+    def _watch_hangs(self, world: AsyncWorld, plan: RankPlan) -> HangWatch:
+        job, number = self._job, world.round
+        directory = None
+        if job.log_dir is not None:
+            run_id, name = quote(self._settings.run_id, safe=""), quote(self._name, safe="")
+            directory = job.log_dir / run_id / name / f"round_{number}"
+        return HangWatch(
+            world.store,
+            self._name,
+            plan.ranks_of(world.rank).rank,
+            job.workers,
+            limit_s=job.stall_timeout_s,
+            logs=directory,
+            console=self._console,
+            on_stall=lambda rank, why: self._post(policy.Stalled(number, rank, why)),
+        )
+
+    def _close_hangs(self) -> None:
+        if self._hangs is not None:
+            self._hangs.close()
+
+    def _make_workers(self, world: AsyncWorld, plan: RankPlan, hangs: HangWatch) -> WorkerGroup:
         settings, job, number = self._settings, self._job, world.round
         context = RoundContext(
             run_id=settings.run_id,
@@ -289,21 +334,19 @@ class Supervisor:
         )
         first = plan.ranks_of(world.rank).rank
         workers = [
-            Worker(local, first + local, job.argv, worker_environment(os.environ, context, local))
+            Worker(local, first + local, job.argv, worker_environment(os.environ, context, local) | hangs.environment())
             for local in range(job.workers)
         ]
         last = first + job.workers - 1
         ranks = f"rank {first}" if last == first else f"ranks {first} to {last}"
         self._console.say(f"round {number}: node {world.rank} of {world.world_size}, {ranks} of {plan.world_size}")
-        directory = None
-        if job.log_dir is not None:
-            directory = job.log_dir / quote(settings.run_id, safe="") / quote(self._name, safe="") / f"round_{number}"
         return WorkerGroup(
             workers,
             self._console,
-            WorkerLogs(directory, job.redirects, job.tee),
+            WorkerLogs(hangs.logs, job.redirects, job.tee),
             on_exit=lambda local, code: self._post(policy.Exited(number, local, first + local, code)),
             on_empty=lambda: self._emptied(number),
+            hangs=hangs,
         )
 
     def _emptied(self, number: int) -> None:
@@ -311,6 +354,8 @@ class Supervisor:
         self._post(policy.Stopped(number))
 
     async def _stop(self, number: int, why: str, gently: bool) -> None:
+        if self._hangs is not None:
+            self._hangs.stop()
         if self._workers is None and self._starting is not None:
             self._starting.cancel()
         if self._starting is not None:
@@ -398,6 +443,9 @@ class Supervisor:
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def _post(self, event: policy.Event) -> None:
         self._events.put_nowait(event)
 
@@ -467,6 +515,7 @@ class Supervisor:
         if self._workers is not None:
             self._workers.kill()
             await self._workers.wait_empty()
+        self._close_hangs()
         # Closing the handler of a node that hosts the run's server waits until the others have gone. After a signal,
         # the limit for that is shorter, and another signal ends it at once.
         limit_s = self._job.grace_s if self._was_signalled else self._settings.close_timeout_s + LEAVE_S
