@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.kit import HERE, Stage, loopback
 from tests.e2e.launching import Launcher, Run
+from tests.e2e.operating import until_said
 
 HANG_WORKER = str(HERE / "hang_worker.py")
 
@@ -99,3 +100,54 @@ def test_killed_launcher_leaves_no_directory_of_its_pipe(stage, endpoint, tmp_pa
     a.kill()
     run.nothing_is_left()
     assert not os.path.isdir(directory)
+
+
+def test_node_that_has_finished_waits_only_for_a_stated_time_for_a_lost_one(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "2", "--finished-timeout", "3")
+    a, b = run.start("a"), run.start("b")
+    a.workers(2)
+    b.workers(2)
+    run.say("finish-a")
+    a.wait_line("this node has finished; not finished yet: b", "gives up in", "(--exit-timeout)")
+    b.kill()
+    a.wait_line("waiting for", "1 of at least 2 nodes joined", "gives up in", "(--finished-timeout)")
+    assert a.wait_exit() == 82
+    a.wait_line("exiting with code 82: this node's workers finished in round 1", "no new round within 3 s")
+    run.nothing_is_left()
+
+
+def test_node_that_has_finished_takes_part_again_if_the_lost_one_comes_back_in_time(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "2", "--finished-timeout", "50")
+    a, b = run.start("a"), run.start("b")
+    a.workers(2)
+    b.workers(2)
+    run.say("finish-a")
+    a.wait_line("this node has finished; not finished yet: b")
+    b.kill()
+    a.wait_line("waiting for", "1 of at least 2 nodes joined", "gives up in", "(--finished-timeout)")
+    c = run.start("b")
+    c.workers(2)
+    run.finish(a, c)
+
+
+def test_script_that_does_not_exist_ends_each_node_at_once_and_the_run_says_so(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "2", "--max-restarts", "3")
+    a = run.start("a")
+    argv = [sys.executable, "-m", "rallypoint", "run", *run.flags, "--name", "b", str(tmp_path / "no-such.py")]
+    b = Launcher("b", argv)
+    stage.processes.append(b)
+    assert b.wait_exit() == 2
+    b.wait_line("this node did not join: the script", "no-such.py' does not exist")
+    until_said("why", run.url, parts=("no-such.py' does not exist",))
+    b = run.start("b")
+    assert {fact["TORCHELASTIC_RESTART_COUNT"] for fact in a.workers(2) + b.workers(2)} == {0}
+    run.finish(a, b)
+
+
+def test_workers_that_crash_at_their_start_are_started_again_later_each_time(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "1:1", "--max-restarts", "3")
+    a = Launcher("a", [sys.executable, "-m", "rallypoint", "run", *run.flags, "--", "sh", "-c", "exit 9"])
+    stage.processes.append(a)
+    assert a.wait_exit() == 80
+    a.wait_line("the workers failed 3 times within 2 s of their start: the next start is in")
+    assert sum("the next start is in" in line for line in a.errors) == 1

@@ -17,7 +17,7 @@ class RecordedConsole:
         self.waits: list[str | None] = []
         self.lines: list[str] = []
 
-    def wait_for(self, what: str | None) -> None:
+    def wait_for(self, what: str | None, limit: object = None) -> None:
         self.waits.append(what)
 
     def say(self, text: str) -> None:

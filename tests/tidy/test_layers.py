@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "_address",
                 "_world",
                 "_ending",
+                "_requested_rank",
             }
         ),
     ),

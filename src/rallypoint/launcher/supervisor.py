@@ -7,6 +7,7 @@ a task of its own and reports its result as an event, so that a signal or a loss
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import secrets
@@ -35,7 +36,7 @@ from rallypoint.errors import (
     StoreTimeoutError,
 )
 from rallypoint.launcher import policy, round_outcome, worker_guardian
-from rallypoint.launcher.console import Console
+from rallypoint.launcher.console import Console, Limit
 from rallypoint.launcher.crash_backoff import CrashBackoff
 from rallypoint.launcher.environment import RoundContext, worker_environment
 from rallypoint.launcher.hang_watch import HangWatch
@@ -54,6 +55,7 @@ from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.static import SCHEME as STATIC
 from rallypoint.static import handler_for
+from rallypoint.urls import DEFAULT_PORTS, parse_endpoint
 
 LEAVE_S = 3.0
 """The time limit for leaving before the workers are stopped. Beyond it, the others notice when the lease ends."""
@@ -76,6 +78,7 @@ class Job:
     role: str = "default"
     grace_s: float = 15.0
     exit_timeout_s: float = 1800.0
+    finished_timeout_s: float = 120.0
     stall_timeout_s: float | None = None
     preflight: str | None = None
     preflight_timeout_s: float = 300.0
@@ -110,6 +113,9 @@ class Supervisor:
         self._workers: WorkerGroup | None = None
         self._hangs: HangWatch | None = None
         self._crashes = CrashBackoff()
+        self._finished: int | None = None
+        """The round in which all workers of this node have finished, until it is a member of another round."""
+        self._join_until = math.inf
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._took_part = False
@@ -193,9 +199,12 @@ class Supervisor:
             case policy.Propose(round=number, outcome=outcome, why=why):
                 self._task(self._propose(number, Proposal(outcome=outcome, why=f"{self._name}: {why}")), "propose")
             case policy.AwaitOthers(round=number):
+                self._finished = number
                 self._task(self._await_others(number), "exit barrier")
             case policy.CloseFinished():
-                await self._within(self._settings.close_timeout_s, self._budget.finish(), "the run could not be closed")
+                limit_s = self._settings.close_timeout_s
+                self._wait_for("the run to be closed", Limit("close_timeout", limit_s))
+                await self._within(limit_s, self._budget.finish(), "the run could not be closed")
             case policy.Leave(why=why, early=early):
                 if early and self._world is not None:
                     await self._propose_restart(self._world, why)
@@ -210,15 +219,28 @@ class Supervisor:
         if pause_s := self._crashes.pause_s(random.random()):
             self._console.say(self._crashes.why(pause_s))
             await asyncio.sleep(pause_s)
-        self._wait_for(f"an answer from {self._settings.where}")
+        self._wait_for(f"an answer from {self._settings.where}", Limit("join_timeout", self._settings.join_timeout_s))
+        limit_s = None if self._finished is None else self._job.finished_timeout_s
+        self._join_until = math.inf if limit_s is None else self._now() + limit_s
+        limit = asyncio.timeout(limit_s)
         try:
-            world = await self.handler.next_rendezvous()
+            async with limit:
+                world = await self.handler.next_rendezvous()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            why = f"this node's workers finished in round {self._finished}, which then ended before all had finished; "
+            why += f"no new round within {limit_s:g} s (--finished-timeout): {self._waits_for}"
+            self._wait_for(None)
+            self._post(policy.JoinEnded(JoinEndReason.TIMED_OUT, why))
+            return
         except RendezvousError as error:
             self._wait_for(None)
             self._post(await self._join_ended(error))
             return
         self._wait_for(None)
         self._took_part = True
+        self._finished = None
         self._world = world
         self._post(policy.Entered(world.round, self._job.workers))
         world.changed.add_listener(lambda cause, why: self._changed(world.round, cause, why))
@@ -351,6 +373,7 @@ class Supervisor:
 
     def _emptied(self, number: int) -> None:
         self._workers = None
+        self._wait_for(None)
         self._post(policy.Stopped(number))
 
     async def _stop(self, number: int, why: str, gently: bool) -> None:
@@ -367,6 +390,7 @@ class Supervisor:
         elif gently:
             if why != policy.FINISHED:
                 self._console.say(f"stopping the workers: {why}")
+            self._wait_for("the workers to end", Limit("--grace-period", self._job.grace_s, "they are killed"))
             self._workers.stop(self._job.grace_s)
         else:
             self._workers.kill()
@@ -436,7 +460,8 @@ class Supervisor:
                     why = f"this node has finished; not finished within {limit_s:g} s: {missing or error}"
                     self._post(policy.OthersUnfinished(number, why))
                     return
-                self._wait_for(f"this node has finished; not finished yet: {missing or error}")
+                limit = Limit("--exit-timeout", deadline - loop.time())
+                self._wait_for(f"this node has finished; not finished yet: {missing or error}", limit)
             except StoreError as error:
                 self._post(policy.RoundChanged(number, ChangeCause.BROKEN, str(error)))
                 return
@@ -466,20 +491,36 @@ class Supervisor:
         match event:
             case events.WaitingFor(reason=reason):
                 self._took_part = True
-                self._wait_for(reason)
+                self._wait_for(reason + self._hint(), self._join_limit())
             case events.JoinFailed():
                 pass  # the exit message has the reason
             case events.BackendUnreachable():
                 self._console.wait_for(event.text())
             case events.BackendReachable():
-                self._console.wait_for(self._waits_for)
+                self._console.wait_for(self._waits_for, self._join_limit())
             case _ if event.level >= events.SessionLost.level:
                 self._console.say(event.text())
 
-    def _wait_for(self, reason: str | None) -> None:
+    def _hint(self) -> str:
+        """A likely mistake, as long as this node has not been in a round."""
+        scheme, host = self._settings.scheme, ""
+        if scheme in ("tcp", "static") and self._settings.max_nodes > 1 and self._policy.round == 0:
+            host, _ = parse_endpoint(self._settings.endpoints[0], DEFAULT_PORTS[scheme])
+        if host != "localhost" and not host.startswith("127.") and host != "::1":
+            return ""
+        return f" (the endpoint {host} is this machine: nodes on other machines need its name or address instead)"
+
+    def _join_limit(self) -> Limit | None:
+        """The deadline of the join that is running, if it has one."""
+        at = self.handler.gives_up_at
+        if self._join_until < (math.inf if at is None else at):
+            return Limit("--finished-timeout", self._join_until - self._now())
+        return None if at is None else Limit("join_timeout", at - self._now())
+
+    def _wait_for(self, reason: str | None, limit: Limit | None = None) -> None:
         """Show what the run waits for. During an outage, `_on_event` shows the outage instead."""
         self._waits_for = reason
-        self._console.wait_for(reason)
+        self._console.wait_for(reason, limit)
 
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -519,6 +560,8 @@ class Supervisor:
         # Closing the handler of a node that hosts the run's server waits until the others have gone. After a signal,
         # the limit for that is shorter, and another signal ends it at once.
         limit_s = self._job.grace_s if self._was_signalled else self._settings.close_timeout_s + LEAVE_S
+        limit_name = "--grace-period" if self._was_signalled else "close_timeout"
+        self._wait_for("the other nodes to leave the server of this node", Limit(limit_name, limit_s, "it ends"))
         closing = asyncio.create_task(self.handler.aclose(), name="close")
         signalled = asyncio.create_task(self._wait_signal(), name="signal")
         await asyncio.wait({closing, signalled}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -526,6 +569,7 @@ class Supervisor:
         closing.cancel()
         with suppress(asyncio.CancelledError):
             await closing
+        self._wait_for(None)
 
     async def _wait_signal(self) -> None:
         while not isinstance(await self._events.get(), policy.SignalReceived):
