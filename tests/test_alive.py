@@ -37,7 +37,7 @@ async def worker(signs: WorkerSigns, code: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(sys.executable, "-c", code, env=env, stdin=asyncio.subprocess.PIPE)
 
 
-CALLS = "import rallypoint, sys\nfor step in range(1, 1001): rallypoint.alive(step, 'x' * 300)\nsys.stdin.read()"
+CALLS = "import rallypoint, sys\nfor step in range(1, 101): rallypoint.alive(step, 'x' * 300)\nsys.stdin.read()"
 TORCH = """
 import os, sys
 from torch.distributed.elastic.timer import FileTimerClient
@@ -49,15 +49,13 @@ sys.stdin.read()
 """
 
 
-def test_last_step_arrives_and_the_stacks_of_the_process_can_be_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("rallypoint.launcher.stacks._py_spy", lambda pid: (None, "py-spy is not installed"))
-
+def test_last_step_arrives_and_the_stacks_of_the_process_can_be_asked_for(tmp_path):
     async def main() -> str:
         watch = StallWatch(0, 1, 10.0)
         signs = WorkerSigns(watch, lambda pid: None)
         process = await worker(signs, CALLS)
         try:
-            await until(lambda: watch.states(0.0)[0].step == 1000)
+            await until(lambda: watch.states(0.0)[0].step == 100)
             assert watch.states(0.0)[0].note == "x" * 200
             assert signs.pids == {0: [process.pid]}
             await write_stacks([Target(0, 0, (process.pid,))], signs.directory, tmp_path, "a test")
@@ -69,12 +67,10 @@ def test_last_step_arrives_and_the_stacks_of_the_process_can_be_asked_for(tmp_pa
 
     text = asyncio.run(main())
     assert "=== rank 0: a test" in text
-    assert 'File "<string>", line 3 in <module>' in text
+    assert 'File "<string>", line 3 in <module>' in text or "<module> (<string>:3)" in text, "faulthandler, or py-spy"
 
 
-def test_process_without_a_handler_gets_no_signal_and_the_file_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr("rallypoint.launcher.stacks._py_spy", lambda pid: (None, "py-spy is not installed"))
-
+def test_process_without_a_handler_gets_no_signal_and_the_file_says_why(tmp_path):
     async def main() -> str:
         process = await asyncio.create_subprocess_exec("sleep", "300")
         try:
@@ -86,8 +82,9 @@ def test_process_without_a_handler_gets_no_signal_and_the_file_says_why(tmp_path
         return (tmp_path / "0" / FILE).read_text()
 
     text = asyncio.run(main())
-    assert "no Python stack: py-spy is not installed; the process has not called rallypoint.alive()" in text
-    assert "(sleep): state S" in text
+    assert "no Python stack: py-spy" in text
+    assert "; the process has not called rallypoint.alive()" in text
+    assert "(sleep): state " in text
 
 
 def test_timers_of_torch_arrive_by_the_same_pipe():
@@ -104,5 +101,15 @@ def test_timers_of_torch_arrive_by_the_same_pipe():
             process.kill()
             await process.wait()
             signs.close()
+
+    asyncio.run(main())
+
+
+def test_reading_after_the_end_of_the_round_is_harmless():
+    async def main() -> None:
+        signs = WorkerSigns(StallWatch(0, 1, 10.0), lambda pid: None)
+        signs.close()
+        signs.read()
+        signs.close()
 
     asyncio.run(main())

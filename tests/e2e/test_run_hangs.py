@@ -39,7 +39,7 @@ def scratch_directories() -> set[Path]:
 
 @pytest.mark.parametrize(("mode", "frame"), [("loop", "hang_in_a_loop"), ("recv", "hang_in_recv"), ("stop", "main")])
 def test_worker_that_hangs_is_named_and_the_stacks_of_both_nodes_are_there(stage, endpoint, tmp_path, mode, frame):
-    run = Run(stage, endpoint, tmp_path, "2", "--stall-timeout", "1.5", "--max-restarts", "1")
+    run = Run(stage, endpoint, tmp_path, "2", "--stall-timeout", "3", "--max-restarts", "3")
     a, b = (start(run, name, mode, "--log-dir", str(tmp_path / "logs")) for name in ("a", "b"))
     first = a.workers(2, count=1) + b.workers(2, count=1)
     number = first[0]["RALLYPOINT_ROUND"]
@@ -60,7 +60,7 @@ def test_worker_that_hangs_is_named_and_the_stacks_of_both_nodes_are_there(stage
 
 
 def test_stall_without_a_restart_left_ends_all_nodes_with_one_code(stage, endpoint, tmp_path):
-    run = Run(stage, endpoint, tmp_path, "2", "--stall-timeout", "1.5")
+    run = Run(stage, endpoint, tmp_path, "2", "--stall-timeout", "2")
     a, b = (start(run, name, "recv", "--log-dir", str(tmp_path / "logs")) for name in ("a", "b"))
     assert (a.wait_exit(), b.wait_exit()) == (80, 80)
     run.nothing_is_left()

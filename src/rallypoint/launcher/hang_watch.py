@@ -99,24 +99,23 @@ class HangWatch:
 
     async def _judge(self, limit_s: float) -> None:
         every_s = min(1.0, limit_s / 10)
-        while not self._is_over:
+        while True:
             await asyncio.sleep(every_s)
+            if self._is_over:
+                return
             self._signs.read()  # what has arrived while this process was stopped counts
-            if self._watch.look(self._loop.time(), every_s):
-                break
-        if self._is_over or (own := self._own_verdict()) is None:
-            return
-        with suppress(StoreError):
-            await stall_reports.announce(self._store, own.why)
-            await asyncio.sleep(REPORTER_S)
-        self._end(own)
+            if not self._watch.look(self._loop.time(), every_s):
+                continue
+            with suppress(StoreError):
+                if (own := verdict([self._report()])) is not None:
+                    await stall_reports.announce(self._store, own.why)
+                    await asyncio.sleep(REPORTER_S)
+            if (own := verdict([self._report()])) is not None:  # else it goes on after all
+                self._end(own)
+                return
 
-    def _own_verdict(self) -> Verdict | None:
-        return verdict([self._report(None)])
-
-    def _report(self, directory: Path | None) -> NodeReport:
-        states = self._watch.states(self._loop.time())
-        return NodeReport(node=self._node, workers=states, stacks="" if directory is None else str(directory))
+    def _report(self) -> NodeReport:
+        return NodeReport(node=self._node, workers=self._watch.states(self._loop.time()))
 
     def _end(self, found: Verdict) -> None:
         if not self._is_over:
@@ -134,14 +133,14 @@ class HangWatch:
     async def _answer(self, notice: stall_reports.StallNotice) -> None:
         """Write the stacks of this node, and report; the reporter then ends the round."""
         stopped = {self._first + local for local in self.pids if any(is_stopped(pid) for pid in self._processes(local))}
-        states = self._report(None)  # before the stacks are written: that takes a while, and wakes stopped processes
+        report = self._report()  # before the stacks are written: that takes a while, and wakes stopped processes
         directory = await self.write_stacks(f"a worker of the round has stalled: {notice.why}", STACKS_S)
         where = f"the stacks of this node's workers are in {directory}" if directory else "no stacks could be written"
         self._console.say(f"a worker has stalled: {notice.why}; {where}")
         workers = [
-            msgspec.structs.replace(one, is_stopped=True) if one.rank in stopped else one for one in states.workers
+            msgspec.structs.replace(one, is_stopped=True) if one.rank in stopped else one for one in report.workers
         ]
-        own = NodeReport(node=self._node, workers=tuple(workers), stacks=str(directory or ""))
+        own = msgspec.structs.replace(report, workers=tuple(workers), stacks=str(directory or ""))
         reports, missing = [own], list[int]()
         with suppress(StoreError, RendezvousError):
             await stall_reports.report(self._store, own)
@@ -149,7 +148,7 @@ class HangWatch:
                 reports, missing = await stall_reports.collect(self._store, STACKS_S + 1)
         if notice.node_rank != self._store.rank:
             return
-        places = [f"{one.node}: {one.stacks}" for one in reports if one.stacks and one is not own]
+        places = [f"{one.node}: {one.stacks}" for one in reports if one.stacks]
         absent = f"; no report from node {listed([str(rank) for rank in missing])}" if missing else ""
         self._console.say(f"stacks of all nodes: {listed(places)}{absent}")
         if (found := verdict(reports)) is not None:

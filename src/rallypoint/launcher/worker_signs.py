@@ -61,7 +61,9 @@ class WorkerSigns:
         return found
 
     def read(self) -> None:
-        """Take in what has arrived."""
+        """Take in what has arrived. Does nothing after `close`."""
+        if self._fd < 0:
+            return
         with suppress(BlockingIOError):
             *lines, self._rest = (self._rest + os.read(self._fd, READ_BYTES)).split(b"\n")
             self._rest = self._rest[-READ_BYTES:]
