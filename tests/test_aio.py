@@ -19,7 +19,7 @@ from rallypoint.errors import (
     StoreError,
     Unavailable,
 )
-from rallypoint.events import NodeLeft, RunClosed, ShutdownFailed, WaitingFor
+from rallypoint.events import NodeLeft, RankNotGiven, RunClosed, ShutdownFailed, WaitingFor
 from rallypoint.parameters import RendezvousParameters
 from rallypoint.rendezvous.membership import Cause
 from rallypoint.settings import Settings
@@ -559,3 +559,32 @@ def test_unknown_options_and_schemes_are_refused_with_the_known_ones():
         aio.create_handler("carrier://pigeon/run?min_nodes=1")
     with pytest.raises(SettingsError, match="min_nodes"):
         aio.create_handler("memory:///run")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wanted", "words"),
+    [
+        ((1, 1), {1: (0, "b asked for rank 1, too, and joined earlier. Give each node its own node_rank")}, "too"),
+        ((0, 7), {7: (1, "the round has 2 nodes, whose ranks are given in the order of what they asked for")}, "order"),
+        ((1, 0), {}, "each has its own"),
+    ],
+)
+def test_node_that_does_not_get_the_rank_it_asked_for_is_told_why(ranks, wanted, words):
+    async def main():
+        told = []
+        url = place()
+        options = {"min_nodes": 2, "ranks": "node_rank", "sinks": [told.append]}
+        first = aio.create_handler(url, name="b", node_rank=ranks[0], **options)
+        second = aio.create_handler(url, name="a", node_rank=ranks[1], **options)
+        try:
+            joining = asyncio.create_task(first.next_rendezvous())
+            await asyncio.sleep(1)
+            await second.next_rendezvous()
+            await joining
+        finally:
+            await second.aclose()
+            await first.aclose()
+        return [event for event in told if isinstance(event, RankNotGiven)]
+
+    found = {event.requested: (event.rank, event.reason) for event in virtual(main)}
+    assert found == wanted, words

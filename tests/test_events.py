@@ -60,6 +60,7 @@ def test_levels_of_all_events():
         "NodeHeldBack",
         "NodeLost",
         "NodeRefused",
+        "RankNotGiven",
         "RecordUnreadable",
         "RenewalMissed",
         "SecurityNotice",

@@ -72,7 +72,28 @@ def test_two_nodes_with_the_same_rank_get_an_error(made):
     results = call_all([made(url_of(port, rank, min_nodes=2, name=f"n{i}")) for i, rank in enumerate((0, 0))])
     errors = [result for result in results if isinstance(result, rallypoint.RendezvousError)]
     assert len(errors) == 1
-    assert "rank 0 of run 'run' was requested by two nodes" in str(errors[0])
+    assert "rank 0 of run 'run' was requested by two nodes and given to n" in str(errors[0])
+
+
+QUICK = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 2}
+
+
+def test_further_node_with_a_taken_rank_is_told_who_has_it(made):
+    port = free_port()
+    call_all([made(url_of(port, rank, name=f"n{rank}", **QUICK)) for rank in range(3)])
+    (error,) = call_all([made(url_of(port, 1, name="late", **QUICK))])
+    assert isinstance(error, rallypoint.RendezvousError)
+    assert "rank 1 of run 'run' is taken: n1 (" in str(error)
+    assert "stop that node first" in str(error)
+
+
+def test_replacement_of_a_lost_node_gets_its_rank(made):
+    port = free_port()
+    handlers = [made(url_of(port, rank, name=f"n{rank}", **QUICK)) for rank in range(3)]
+    call_all(handlers)
+    handlers[2].close()
+    worlds = call_all([*handlers[:2], made(url_of(port, 2, name="n2", **QUICK))])
+    assert [world.rank for world in worlds] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rallypoint._version import __version__
 
 if TYPE_CHECKING:
+    from rallypoint._alive import alive
     from rallypoint.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
     from rallypoint.backends.schemes import register_backend
     from rallypoint.errors import (
@@ -93,6 +94,7 @@ __all__ = [
     "Unavailable",
     "World",
     "__version__",
+    "alive",
     "create_handler",
     "join",
     "register_backend",
@@ -100,6 +102,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "rallypoint._alive": ("alive",),
     "rallypoint.api": ("RendezvousHandler", "RendezvousInfo", "RendezvousStoreInfo"),
     "rallypoint.backends.schemes": ("register_backend",),
     "rallypoint.errors": (

@@ -18,17 +18,20 @@ import socket
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from rallypoint._address import own_address
 from rallypoint._ending import drop, end, signal_left
+from rallypoint._requested_rank import why_not_given
 from rallypoint._world import RETRY_S, AsyncChanged
 from rallypoint._world import AsyncWorld as AsyncWorld
 from rallypoint.api import free_port
 from rallypoint.backends.contract import Backend
 from rallypoint.backends.schemes import BackendOpener, backend_opener, register_backend
 from rallypoint.errors import (
+    BackendError,
     ForkedProcessError,
     OutcomeUnknown,
     Rejected,
@@ -37,7 +40,7 @@ from rallypoint.errors import (
     RendezvousGracefulExitError,
     Unavailable,
 )
-from rallypoint.events import Emitter, NodeLeft, ShutdownFailed, Sink
+from rallypoint.events import Emitter, NodeLeft, RankNotGiven, ShutdownFailed, Sink
 from rallypoint.parameters import RendezvousParameters
 from rallypoint.rendezvous.membership import Bootstrap, Identity, Joined
 from rallypoint.rendezvous.node import Node
@@ -56,6 +59,8 @@ async def _open_tcp(settings: Settings) -> Backend:
 for _scheme in ("tcp", "static"):
     register_backend(_scheme, _open_tcp)
 
+EXPLAIN_S = 2.0
+"""The time limit for finding out why a node did not get the rank it asked for."""
 BootstrapMaker: TypeAlias = Callable[[Identity], Bootstrap]
 """Creates the `Bootstrap` of a node from its identity."""
 
@@ -114,7 +119,27 @@ class AsyncHandler:
         world = AsyncWorld(node, joined, store)
         self.changed = world.changed
         node.listen(world.changed.set)
+        wanted = self.settings.node_rank
+        if wanted is not None and wanted != world.rank and self.settings.ranks == "node_rank":
+            await self._explain_rank(node, world, wanted)
         return world
+
+    async def _explain_rank(self, node: Node, world: AsyncWorld, wanted: int) -> None:
+        """Say why this node does not have the rank it asked for."""
+        reason = "it could not be read why"
+        with suppress(RendezvousError, BackendError, TimeoutError):
+            async with asyncio.timeout(EXPLAIN_S):
+                reason = await why_not_given(node, await world.members(), wanted)
+        self._emit(
+            RankNotGiven(
+                run_id=self.settings.run_id,
+                by=self.name,
+                round=world.round,
+                requested=wanted,
+                rank=world.rank,
+                reason=reason,
+            )
+        )
 
     async def _join(self, cause: LeaveCause | None) -> tuple[Joined, Node]:
         if self._joining is not None:
@@ -141,6 +166,11 @@ class AsyncHandler:
         """From the last pushed state: never raises, never blocks. 0 before the first `observe` or `next_rendezvous`."""
         node = self._node
         return node.waiting_count() if node is not None else 0
+
+    @property
+    def gives_up_at(self) -> float | None:
+        """When the running `next_rendezvous` gives up, on the loop's clock; None: never, as for a spare."""
+        return self._node.gives_up_at if self._node is not None else None
 
     async def observe(self) -> None:
         """Start watching the run without joining it. Returns when it has been read, or after `read_timeout`."""

@@ -80,6 +80,19 @@ class RoundEntered(Event, frozen=True, kw_only=True):
         return f"is in round {self.round} as rank {self.rank} of {self.world_size}"
 
 
+class RankNotGiven(Event, frozen=True, kw_only=True):
+    """The node asked for a rank (`node_rank`) and is in a round with another one."""
+
+    level = logging.WARNING
+    round: int
+    requested: int
+    rank: int
+    reason: str
+
+    def text(self) -> str:
+        return f"asked for rank {self.requested} and has rank {self.rank} in round {self.round}: {self.reason}"
+
+
 class WorldChanged(Event, frozen=True, kw_only=True):
     """A member was told of a change of its round."""
 

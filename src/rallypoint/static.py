@@ -6,18 +6,24 @@ node gets exactly its requested rank, no node is waiting or spare, and the run m
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 
+from rallypoint._requested_rank import member_with_request
 from rallypoint.aio import AsyncHandler, AsyncWorld, BootstrapMaker
 from rallypoint.backends.schemes import BackendOpener
 from rallypoint.errors import RendezvousError, SettingsError
 from rallypoint.events import Sink
+from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.records import LeaveCause
 from rallypoint.settings import Settings
 
 SCHEME = "static"
+LOOK_S = 1.0
+"""How often a node that is not in the active round looks for the node that has its rank."""
 
 
 class StaticHandler(AsyncHandler):
@@ -38,15 +44,52 @@ class StaticHandler(AsyncHandler):
 
     async def next_rendezvous(self, *, cause: LeaveCause | None = None) -> AsyncWorld:
         """Wait until all ranks have joined. RendezvousError if another node has this node's rank."""
-        world = await super().next_rendezvous(cause=cause)
-        if world.rank != self.settings.node_rank:
-            rank = self.settings.node_rank
+        rank = self.settings.node_rank
+        assert rank is not None
+        joining = asyncio.create_task(super().next_rendezvous(cause=cause), name="static join")
+        looking = asyncio.create_task(self._wait_until_taken(rank), name="taken rank")
+        try:
+            await asyncio.wait({joining, looking}, return_when=asyncio.FIRST_COMPLETED)
+            if not joining.done():
+                await self.leave(looking.result())
+                raise RendezvousError(looking.result())
+            world = joining.result()
+        finally:
+            looking.cancel()
+            joining.cancel()
+            await asyncio.gather(looking, joining, return_exceptions=True)
+        if world.rank != rank:
+            holder = "the other one"
+            with suppress(RendezvousError):
+                holder = (await world.members())[rank].name
             await self.leave(f"rank {rank} was requested twice")
             raise RendezvousError(
-                f"rank {rank} of run {self.settings.run_id!r} was requested by two nodes and given to the other one: "
+                f"rank {rank} of run {self.settings.run_id!r} was requested by two nodes and given to {holder}: "
                 f"give each node of a static run its own node_rank"
             )
         return world
+
+    async def _explain_rank(self, node: Node, world: AsyncWorld, wanted: int) -> None:
+        """Nothing: `next_rendezvous` raises an error that explains it."""
+
+    async def _wait_until_taken(self, rank: int) -> str:
+        """Wait until it is certain that another node has the rank. Returns the sentence about it.
+
+        A member of a round may be dead, and this node its replacement: that is known once its session would have ended.
+        """
+        loop = asyncio.get_running_loop()
+        seen_id, seen_at = "", 0.0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            other = None if self._node is None else await member_with_request(self._node, rank)
+            if other is None or other.id != seen_id:
+                seen_id, seen_at = ("" if other is None else other.id), loop.time()
+            elif loop.time() - seen_at > self.settings.session_ttl_s + LOOK_S:
+                return (
+                    f"rank {rank} of run {self.settings.run_id!r} is taken: {other.name} ({other.addr}, process "
+                    f"{other.pid}) is a member with that rank. Give each node of a static run its own node_rank, or "
+                    f"stop that node first"
+                )
 
     def num_nodes_waiting(self) -> int:
         return 0

@@ -166,3 +166,34 @@ def test_gpus_are_counted_as_workers_see_them(tmp_path, monkeypatch):
     with pytest.raises(SettingsError, match="no visible NVIDIA GPU"):
         job_of(values(nproc_per_node="gpu"), ("x",))
     assert job_of(values(nproc_per_node="cpu"), ("x",)).workers >= 1
+
+
+def test_token_file_is_a_flag_and_its_variable_is_ignored_by_runs_that_have_no_token(tmp_path):
+    (path := tmp_path / "token").write_text("secret")
+    variable = {"RALLYPOINT_TOKEN_FILE": str(path)}
+    run = {"rdzv_endpoint": "head", "rdzv_id": "x"}
+    assert settings(token_file=str(path), **run).token_file == str(path)
+    assert settings(variable, **run).token_file == str(path)
+    assert settings(variable, rdzv_conf="token_file=/other", **run).token_file == "/other"
+    assert settings(variable, url="tcp://head/x?min_nodes=1&token_file=/other").token_file == "/other"
+    assert settings(variable, url="tcp://head/x?min_nodes=1").token_file == str(path)
+    assert settings(variable, url="etcd://head/x?min_nodes=1").token_file is None
+    assert settings(variable, standalone="true").token_file is None
+    assert "token_file is for tcp://" in refused("--standalone", "--token-file", str(path), "--", "true")
+
+
+def test_flags_override_the_variable_with_a_url():
+    variable = {"RALLYPOINT_URL": "tcp://head:1/from-variable?min_nodes=1"}
+    assert settings(variable).run_id == "from-variable"
+    found = settings(variable, rdzv_endpoint="other:2", rdzv_id="from-flags")
+    assert (found.run_id, found.where) == ("from-flags", "tcp://other:2")
+
+
+def test_time_outs_of_a_job_are_taken_from_their_flags():
+    job = job_of(values(standalone="true", stall_timeout="60", finished_timeout="5"), ("true",))
+    assert (job.stall_timeout_s, job.finished_timeout_s) == (60.0, 5.0)
+    job = job_of(values(standalone="true"), ("true",))
+    assert (job.stall_timeout_s, job.finished_timeout_s) == (None, 120.0)
+    with pytest.raises(SettingsError) as error:
+        job_of(values(standalone="true", stall_timeout="0"), ("true",))
+    assert "stall-timeout='0' (from flag): '0' is not a number of seconds above 0" in str(error.value)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rallypoint.launcher.console import Console, Stream
+from rallypoint.launcher.console import Console, Limit, Stream
 from tests.patience import PATIENCE_S, until
 
 
@@ -166,3 +166,17 @@ def test_launcher_with_closed_standard_streams_runs_its_workers(tmp_path):
     launch = f"exec {sys.executable} -m rallypoint run --standalone -- sh -c '{talk}' <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", launch], timeout=PATIENCE_S, check=False).returncode == 0
     assert (tmp_path / "done").exists()
+
+
+def test_deadline_of_a_wait_is_named_with_the_time_that_is_left(ends):
+    now = [100.0]
+    console = Console(ends.fds[1], ends.fds[2], clock=lambda: now[0])
+    console.wait_for("the others", Limit("--exit-timeout", 60.0))
+    now[0] += 1.0
+    until(lambda: b"waiting for 1 s: the others; gives up in 59 s (--exit-timeout)\n" in ends.said[2], "with its limit")
+    console.wait_for("the workers to end", Limit("--grace-period", 15.0, "they are killed"))
+    now[0] += 5.0
+    until(lambda: b"the workers to end; they are killed in 10 s (--grace-period)\n" in ends.said[2], "and what follows")
+    now[0] += 70.0
+    until(lambda: b"waiting for 76 s: the workers to end\n" in ends.said[2], "no longer, once it has passed")
+    console.close()

@@ -3,7 +3,10 @@
 import asyncio
 import signal
 
+import pytest
+
 from rallypoint import events
+from rallypoint.launcher import policy
 from rallypoint.launcher import supervisor as module
 from rallypoint.launcher.supervisor import Job, Supervisor
 from rallypoint.settings import Settings
@@ -17,7 +20,7 @@ class RecordedConsole:
         self.waits: list[str | None] = []
         self.lines: list[str] = []
 
-    def wait_for(self, what: str | None) -> None:
+    def wait_for(self, what: str | None, limit: object = None) -> None:
         self.waits.append(what)
 
     def say(self, text: str) -> None:
@@ -74,3 +77,29 @@ def test_second_signal_while_the_launcher_leaves_the_run_ends_it_at_once(monkeyp
 def test_nodes_whose_names_are_not_known_are_named_by_their_rank():
     assert module._named(["a", "b"], 1) == "b (node 1)"
     assert module._named([], 1) == "node 1"
+
+
+@pytest.mark.parametrize(
+    ("url", "is_hinted"),
+    [
+        ("tcp://localhost:29400/r?min_nodes=2", True),
+        ("tcp://127.0.0.1/r?min_nodes=1&max_nodes=4", True),
+        ("static://localhost/r?min_nodes=2&node_rank=0", True),
+        ("tcp://localhost:29400/r?min_nodes=1", False),
+        ("tcp://head:29400/r?min_nodes=2", False),
+        ("etcd://localhost/r?min_nodes=2", False),
+    ],
+)
+def test_node_that_waits_at_an_endpoint_of_loopback_gets_a_hint(url, is_hinted):
+    console = RecordedConsole()
+
+    async def main() -> None:
+        launcher = Supervisor(Settings.from_url(url), Job(("true",), 1, 0), console)
+        launcher._on_event(events.WaitingFor(run_id="r", by="n", reason="1 more node"))
+        launcher._policy.handle(policy.Entered(1, 1))
+        launcher._on_event(events.WaitingFor(run_id="r", by="n", reason="1 more node"))
+
+    asyncio.run(main())
+    assert [wait != "1 more node" for wait in console.waits] == [is_hinted, False]
+    if is_hinted:
+        assert "is this machine: nodes on other machines need its name or address" in str(console.waits[0])

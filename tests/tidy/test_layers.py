@@ -13,6 +13,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "errors",
                 "sentences",
                 "events",
+                "_alive",
                 "_marks",
                 "_plain",
                 "_version",
@@ -42,6 +43,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "_address",
                 "_world",
                 "_ending",
+                "_requested_rank",
             }
         ),
     ),

@@ -26,6 +26,7 @@ WALL_CLOCK_ALLOWED: dict[str, str] = {
     "rallypoint.observe.sinks:JsonLines.__init__": "when an event happened, in a file that people read",
     "rallypoint.aio:AsyncHandler._open": "times in records that people read; nothing compares them",
     "rallypoint.launcher.preflight:write_note": "a time in a note that people read",
+    "rallypoint.launcher.worker_signs:WorkerSigns._take": "torch's timers expire at a wall-clock time of this machine",
     "rallypoint.launcher.supervisor:Supervisor.__init__": "when a run was closed, for people",
     "rallypoint.server.server:Server.__init__": "times in records that people read, and the first revision",
     "rallypoint.server.server:first_revision": "a first revision that no earlier life of the server has reached; if a "

@@ -76,6 +76,7 @@ FLAGS = (
     Flag("rdzv-id", "The id of the run: the same on all its nodes, and different from all other runs.", "ID"),
     Flag("rdzv-conf", "Further options of the run, as in a URL: join_timeout=900,last_call_timeout=5.", "K=V,...", ""),
     Flag("url", "Backend, endpoint, id and options as a URL: tcp://head:29400/my-run?min_nodes=2&max_nodes=4.", "URL"),
+    Flag("token-file", "The file with the server's token; the same as --rdzv-conf token_file=FILE.", "FILE"),
     Flag("standalone", "Run on this node only, without an endpoint and an id."),
     Flag("max-restarts", "How many restarts after failed workers the whole run has.", "N", "0"),
     Flag("monitor-interval", "Ignored: the end of a worker is noticed at once, without polling.", "SECONDS", "0.1"),
@@ -100,6 +101,12 @@ FLAGS = (
     Flag("preflight-timeout", "The time limit of the preflight command.", "SECONDS", "300"),
     Flag("grace-period", "The time between SIGTERM and SIGKILL for workers.", "SECONDS", "15"),
     Flag(
+        "stall-timeout",
+        "Treat a worker as failed that has called rallypoint.alive() and then does not call it for so long. The stacks "
+        "of all workers are written first. Without it, no worker is judged.",
+        "SECONDS",
+    ),
+    Flag(
         "metrics",
         "Serve this node's metrics for Prometheus on this port, at /metrics; without ADDR on loopback. Needs "
         "rallypoint[dashboard].",
@@ -107,6 +114,12 @@ FLAGS = (
     ),
     Flag("events", "Write every event of this node to this file, one JSON object a line. It is rotated.", "FILE"),
     Flag("exit-timeout", "How long a node that has finished waits for the others.", "SECONDS", "1800"),
+    Flag(
+        "finished-timeout",
+        "How long a node that has finished waits for a new round, if another node was lost before it finished.",
+        "SECONDS",
+        "120",
+    ),
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
@@ -142,6 +155,9 @@ class Values:
 
     def seconds(self, name: str) -> float:
         return self._read(name, _seconds)
+
+    def positive_seconds(self, name: str) -> float:
+        return self._read(name, lambda text: _seconds(text, least=0.001))
 
     def _read(self, name: str, parse: Callable[[str], T]) -> T:
         text = self.text(name)
@@ -189,17 +205,22 @@ def settings_of(values: Values) -> Settings:
     if values.is_on("standalone"):
         return _standalone(values, options)
     url = values.text("url")
+    flags = [name for name in ("rdzv-backend", "rdzv-endpoint", "rdzv-id") if values.found[name].source == "flag"]
+    if flags and values.found["url"].source != "flag":
+        url = None  # RALLYPOINT_URL is for all commands, and flags are more than variables
     if url is not None:
         parts = parse_url(url)
-        for name in ("rdzv-backend", "rdzv-endpoint", "rdzv-id"):
-            if values.found[name].source == "flag":
-                raise SettingsError(f"--url and --{name} exclude each other: omit one of them", option=name)
+        for name in flags:
+            raise SettingsError(f"--url and --{name} exclude each other: omit one of them", option=name)
         _set_sizes(values, options, given_by_url="min_nodes" in parts.query or "min_workers" in parts.query)
+        if "token_file" not in parts.query or values.found["token-file"].source == "flag":
+            _set_token(values, options, parts.scheme)
         return Settings.from_url(url, **options)
     _set_sizes(values, options)
     scheme, endpoint = _scheme_and_endpoint(values, options)
     if scheme == "memory":
         return _standalone(values, options)
+    _set_token(values, options, scheme)
     run_id = values.text("rdzv-id")
     if run_id is None:
         if scheme != "static":
@@ -228,6 +249,13 @@ def _options(values: Values) -> dict[str, object]:
         options["node_rank"] = values.integer("node-rank", 0)
         options.setdefault("ranks", "node_rank")
     return options
+
+
+def _set_token(values: Values, options: dict[str, object], scheme: str) -> None:
+    """`--token-file`. The variable is for all runs of this user: it is ignored where there is no token."""
+    source = values.found["token-file"].source
+    if source == "flag" or (source != "default" and scheme in ("tcp", "static") and "token_file" not in options):
+        options["token_file"] = values.text("token-file")
 
 
 def _set_sizes(values: Values, options: dict[str, object], given_by_url: bool = False) -> None:
@@ -273,6 +301,7 @@ def _standalone(values: Values, options: dict[str, object]) -> Settings:
     """The settings of a run within this process: no port, no address, and a unique id."""
     from rallypoint.settings import Settings
 
+    _set_token(values, options, "memory")
     nnodes = values.text("nnodes")
     if nnodes not in ("1", "1:1"):
         raise SettingsError(f"{values.source('nnodes')}: --standalone runs on one node only", option="nnodes")
@@ -302,6 +331,8 @@ def job_of(values: Values, argv: tuple[str, ...]) -> Job:
         role=values.text("role") or "default",
         grace_s=values.seconds("grace-period"),
         exit_timeout_s=values.seconds("exit-timeout"),
+        finished_timeout_s=values.seconds("finished-timeout"),
+        stall_timeout_s=None if values.text("stall-timeout") is None else values.positive_seconds("stall-timeout"),
         preflight=values.text("preflight"),
         preflight_timeout_s=values.seconds("preflight-timeout"),
         log_dir=None if log_dir is None else Path(log_dir),
@@ -350,11 +381,11 @@ def _integer(text: str, least: int) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, least: float = 0.0) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 <= number < 1e9:
-        raise ValueError(f"{text!r} is not a number of seconds")
+    if not least <= number < 1e9:
+        raise ValueError(f"{text!r} is not a number of seconds" + (" above 0" if least else ""))
     return number

@@ -52,6 +52,15 @@ class Stream:
     has_ended: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A deadline of a wait: the setting that it comes from, how long it still has, and what follows."""
+
+    name: str
+    left_s: float
+    then: str = "gives up"
+
+
 class Console:
     """The launcher's output. Every method may be called from any thread. `close` it after the last stream has ended."""
 
@@ -64,6 +73,8 @@ class Console:
         os.set_blocking(self._wake_writer, False)
         self._jobs: deque[Callable[[], None]] = deque()
         self._waits_for: str | None = None
+        self._limit: tuple[Limit, float] | None = None
+        """The limit of the current wait, and when it is reached."""
         self._waits_since = 0.0
         self._printed_at = float("-inf")
         self._is_printed = True
@@ -83,10 +94,10 @@ class Console:
         """Print a line of the launcher itself."""
         self._do(lambda: self._write(2, f"{OWN_PREFIX}{one_line(text)}\n".encode(errors="replace")))
 
-    def wait_for(self, reason: str | None) -> None:
+    def wait_for(self, reason: str | None, limit: Limit | None = None) -> None:
         """Show what the launcher waits for, in one line, which is redrawn on a terminal. None: it no longer waits."""
         at, line = self._clock(), None if reason is None else one_line(reason)
-        self._do(lambda: self._set_wait(line, at))
+        self._do(lambda: self._set_wait(line, at, limit))
 
     def follow(self, stream: Stream) -> None:
         """Copy a pipe until it ends, then close it and its file."""
@@ -179,7 +190,8 @@ class Console:
 
     # --- the line about the current wait ------------------------------------------------------------------------------
 
-    def _set_wait(self, reason: str | None, at: float) -> None:
+    def _set_wait(self, reason: str | None, at: float, limit: Limit | None = None) -> None:
+        self._limit = None if limit is None else (limit, at + limit.left_s)
         if reason is None:
             self._erase()
         elif self._waits_for is None:
@@ -193,13 +205,19 @@ class Console:
         if self._waits_for is None or self._is_closing:
             return
         now = self._clock()
-        line = f"{OWN_PREFIX}waiting for {now - self._waits_since:.0f} s: {self._waits_for}"
+        line = f"{OWN_PREFIX}waiting for {now - self._waits_since:.0f} s: {self._waits_for}{self._limit_text(now)}"
         if self._is_terminal[2]:
             if now - self._waits_since >= SHOW_WAIT_S or self._is_drawn:
                 self._draw(line)
         elif now - self._printed_at >= (REPEAT_S if self._is_printed else CHANGE_S):
             self._printed_at, self._is_printed = now, True
             self._write(2, line.encode(errors="replace") + b"\n")
+
+    def _limit_text(self, now: float) -> str:
+        if self._limit is None or now >= self._limit[1]:
+            return ""
+        limit, at = self._limit
+        return f"; {limit.then} in {at - now:.0f} s ({limit.name})"
 
     def _draw(self, line: str) -> None:
         with suppress(OSError):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rallypoint.rendezvous.records import LeaveKind
+
 MAX_MESSAGE = 300
 MAX_LINES = 30
 MAX_LINE = 200
@@ -71,15 +73,26 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     trace: tuple[str, ...] = ()
     """The traceback, or the last lines of stderr."""
+    stalled: str = ""
+    """Of a worker that stalled, and was stopped for it: the sentence about it."""
+
+    @property
+    def kind(self) -> LeaveKind:
+        """What it means for the round."""
+        return LeaveKind.STALLED if self.stalled else LeaveKind.WORKER_FAILED
 
     @property
     def sentence(self) -> str:
         """The failure in one sentence, as all launchers of the run say it."""
+        if self.stalled:
+            return self.stalled
         return f"{worker_name(self.rank, self.node)} {ended(self.code)}" + (f": {self.message}" if self.message else "")
 
     @property
     def may_be_echo(self) -> bool:
         """Whether it may be the echo of another failure: its last words are about a connection or a peer."""
+        if self.stalled:
+            return False
         return self.code not in _CRASHES and _OF_A_PEER.search(self.message or "\n".join(self.trace)) is not None
 
 

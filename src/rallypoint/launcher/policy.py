@@ -106,6 +106,16 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """A worker of the round has stalled, on this node or another, and the stacks of all nodes are written."""
+
+    round: int
+    rank: int
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """No process of the round's workers is left, including their children."""
 
@@ -181,6 +191,7 @@ Event: TypeAlias = (
     | JoinEnded
     | StartFailed
     | Exited
+    | Stalled
     | Stopped
     | RoundChanged
     | SignalsSettled
@@ -232,6 +243,8 @@ class Report:
     local_rank: int
     rank: int
     code: int
+    stalled: Stalled | None = None
+    """The stall that counts as the failure; None: the worker has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +398,8 @@ class Policy:
         match event:
             case Exited():
                 return self._exited(event)
+            case Stalled():
+                return self._stalled(event)
             case StartFailed(why=why):
                 cause = LeaveCause(kind=LeaveKind.ROUND_OVER, why=why, round=self.round)
                 return self._stop(Join(cause), why) if self.phase is Phase.RUNNING else []
@@ -429,6 +444,12 @@ class Policy:
             return []
         self.phase = Phase.FINISHING
         return self._stop_workers(FINISHED)  # they may have left child processes behind
+
+    def _stalled(self, event: Stalled) -> list[Instruction]:
+        if self.phase is not Phase.RUNNING:
+            return []
+        self.phase, self._failed_worker = Phase.ATTRIBUTING, worker_name(event.rank, event.node)
+        return [*self._stop_workers(event.why), Report(self.round, 0, event.rank, BUDGET_USED_UP, event)]
 
     def _stopped(self) -> list[Instruction]:
         if not self._has_processes:
@@ -529,7 +550,7 @@ class Policy:
 
     def _join_because(self, cause: LeaveCause) -> list[Instruction]:
         """Stop and join again. Any other cause than a failure explains the failure that is being attributed."""
-        if self.phase is not Phase.ATTRIBUTING or cause.kind is LeaveKind.WORKER_FAILED:
+        if self.phase is not Phase.ATTRIBUTING or cause.kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED):
             return self._stop(Join(cause), cause.why)
         why = f"{cause.why}; the failure of {self._failed_worker} is taken for its echo, and no restart is counted"
         cause = LeaveCause(kind=cause.kind, why=why, round=self.round)

@@ -20,7 +20,7 @@ import msgspec
 from rallypoint.backends.schemes import backend_opener
 from rallypoint.errors import BackendError, RendezvousError
 from rallypoint.launcher import worker_guardian
-from rallypoint.launcher.console import Console
+from rallypoint.launcher.console import Console, Limit
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
@@ -78,13 +78,18 @@ async def wait_until_passed(
     """Repeat the check until it passes; then returns None. Returns the reason if the join time-out ends first."""
     deadline = asyncio.get_running_loop().time() + settings.join_timeout_s
     pause_s = settings.hold_back_s
-    while (why := await check(command, env, timeout_s)) is not None:
+    while True:
+        console.wait_for(f"the preflight check {command!r}", Limit("--preflight-timeout", timeout_s))
+        if (why := await check(command, env, timeout_s)) is None:
+            break
         left_s = deadline - asyncio.get_running_loop().time()
         await write_note(settings, name, why)
         if left_s <= pause_s:
             return why
         console.say(f"this node is held back: {why}. The next check is in {pause_s:g} s")
-        console.wait_for(f"the preflight check of this node: {why}")
+        console.wait_for(
+            f"the preflight check of this node to succeed: {why}", Limit("join_timeout", left_s, "this node gives up")
+        )
         await asyncio.sleep(pause_s)
         pause_s = max(1.0, pause_s * 2)
     console.wait_for(None)

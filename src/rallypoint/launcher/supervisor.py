@@ -7,7 +7,9 @@ a task of its own and reports its result as an event, so that a signal or a loss
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import random
 import secrets
 import signal
 import time
@@ -37,13 +39,16 @@ from rallypoint.errors import (
 )
 from rallypoint.kv.types import ModRevisionIs
 from rallypoint.launcher import policy, round_outcome, worker_guardian
-from rallypoint.launcher.console import Console
+from rallypoint.launcher.console import Console, Limit
+from rallypoint.launcher.crash_backoff import CrashBackoff
 from rallypoint.launcher.environment import RoundContext, worker_environment
 from rallypoint.launcher.failure import Evidence, Failure, describe, worker_name
+from rallypoint.launcher.hang_watch import HangWatch
 from rallypoint.launcher.logs import NO_STREAMS, PrivateDirectory, StreamChoice, WorkerLogs
 from rallypoint.launcher.outage import endpoint_is_down, wait_while_endpoint_is_down
 from rallypoint.launcher.policy import JoinEndReason, Phase, RoundOutcome
-from rallypoint.launcher.preflight import wait_until_passed
+from rallypoint.launcher.preflight import wait_until_passed, write_note
+from rallypoint.launcher.program_check import find_missing
 from rallypoint.launcher.restart_budget import RestartBudget
 from rallypoint.launcher.round_outcome import Proposal
 from rallypoint.launcher.worker_group import Worker, WorkerGroup
@@ -55,11 +60,14 @@ from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.static import SCHEME as STATIC
 from rallypoint.static import handler_for
+from rallypoint.urls import DEFAULT_PORTS, parse_endpoint
 
 LEAVE_S = 3.0
 """The time limit for leaving before the workers are stopped. Beyond it, the others notice when the lease ends."""
 LAST_PROPOSAL_S = 1.0
 READ_OUTCOME_S = 1.0
+MISSING_NOTE_S = 1.0
+"""The time limit for telling the run that this node lacks the program."""
 NAME_MISSING_S = 5.0
 """How often the nodes that are missing at the exit barrier are named."""
 ECHO_S = 0.2
@@ -85,6 +93,8 @@ class Job:
     role: str = "default"
     grace_s: float = 15.0
     exit_timeout_s: float = 1800.0
+    finished_timeout_s: float = 120.0
+    stall_timeout_s: float | None = None
     preflight: str | None = None
     preflight_timeout_s: float = 300.0
     log_dir: Path | None = None
@@ -126,6 +136,11 @@ class Supervisor:
         """Why no worker of the current round could be started."""
         self._explained_round = 0
         """The last round whose root cause was shown."""
+        self._hangs: HangWatch | None = None
+        self._crashes = CrashBackoff()
+        self._finished: int | None = None
+        """The round in which all workers of this node have finished, until it is a member of another round."""
+        self._join_until = math.inf
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._took_part = False
@@ -152,7 +167,13 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     async def _preflight(self) -> int | None:
-        """Run the preflight check. Returns the exit code if this node must not join."""
+        """Look for the program, and run the preflight check. Returns the exit code if this node must not join."""
+        if (missing := find_missing(self._job.argv)) is not None:
+            self._console.say(f"this node did not join: {missing.why}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MISSING_NOTE_S):
+                    await write_note(self._settings, self._name, missing.why)
+            return missing.code
         if self._job.preflight is None:
             return None
         env = {**os.environ, "RALLYPOINT_RUN_ID": self._settings.run_id, "RALLYPOINT_NODE": self._name}
@@ -210,9 +231,12 @@ class Supervisor:
             case policy.Propose(round=number, outcome=outcome, cause=cause):
                 self._task(self._propose(number, outcome, cause), "propose")
             case policy.AwaitOthers(round=number):
+                self._finished = number
                 self._task(self._await_others(number), "exit barrier")
             case policy.CloseFinished():
-                await self._within(self._settings.close_timeout_s, self._budget.finish(), "the run could not be closed")
+                limit_s = self._settings.close_timeout_s
+                self._wait_for("the run to be closed", Limit("close_timeout", limit_s))
+                await self._within(limit_s, self._budget.finish(), "the run could not be closed")
             case policy.Leave(why=why, kind=kind, early=early):
                 if early and self._world is not None:
                     await self._propose_restart(self._world, why)
@@ -226,15 +250,32 @@ class Supervisor:
     async def _join(self, cause: LeaveCause | None) -> None:
         self._cancel_round()
         self._world = self._failure = None
-        self._wait_for(f"an answer from {self._settings.where}")
+        self._crashes.round_ended(self._now())
+        if pause_s := self._crashes.pause_s(random.random()):
+            self._console.say(self._crashes.why(pause_s))
+            await asyncio.sleep(pause_s)
+        self._wait_for(f"an answer from {self._settings.where}", Limit("join_timeout", self._settings.join_timeout_s))
+        limit_s = None if self._finished is None else self._job.finished_timeout_s
+        self._join_until = math.inf if limit_s is None else self._now() + limit_s
+        limit = asyncio.timeout(limit_s)
         try:
-            world = await self.handler.next_rendezvous(cause=cause)
+            async with limit:
+                world = await self.handler.next_rendezvous(cause=cause)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            why = f"this node's workers finished in round {self._finished}, which then ended before all had finished; "
+            why += f"no new round within {limit_s:g} s (--finished-timeout): {self._waits_for}"
+            self._wait_for(None)
+            self._post(policy.JoinEnded(JoinEndReason.TIMED_OUT, why))
+            return
         except RendezvousError as error:
             self._wait_for(None)
             self._post(self._join_ended(error))
             return
         self._wait_for(None)
         self._took_part = True
+        self._finished = None
         self._world = world
         self._post(policy.Entered(world.round, self._job.workers))
         world.changed.add_listener(lambda cause, why: self._changed(world.round, cause, why))
@@ -315,11 +356,15 @@ class Supervisor:
             self._post(policy.StartFailed(number, str(error)))
             return
         try:
-            workers = self._workers = self._last_workers = self._make_workers(world, plan)
+            hangs = self._hangs = self._watch_hangs(world, plan)
+            workers = self._workers = self._last_workers = self._make_workers(world, plan, hangs)
             await workers.start()
+            self._crashes.started(self._now())
+            self._task(hangs.run(), f"hangs in round {number}")
         except OSError as error:
             self._workers = self._last_workers = None
             self._start_error = str(error)
+            self._close_hangs()
             self._console.say(f"no worker could be started: {error}")
             self._post(policy.Exited(number, 0, plan.ranks_of(world.rank).rank, worker_guardian.NOT_EXECUTABLE))
 
@@ -338,7 +383,28 @@ class Supervisor:
             )
         return plan
 
-    def _make_workers(self, world: AsyncWorld, plan: RankPlan) -> WorkerGroup:
+    def _watch_hangs(self, world: AsyncWorld, plan: RankPlan) -> HangWatch:
+        job, number = self._job, world.round
+        directory = None
+        if job.log_dir is not None:
+            run_id, name = quote(self._settings.run_id, safe=""), quote(self._name, safe="")
+            directory = job.log_dir / run_id / name / f"round_{number}"
+        return HangWatch(
+            world.store,
+            self._name,
+            plan.ranks_of(world.rank).rank,
+            job.workers,
+            limit_s=job.stall_timeout_s,
+            logs=directory,
+            console=self._console,
+            on_stall=lambda found: self._post(policy.Stalled(number, found.rank, found.node, found.why)),
+        )
+
+    def _close_hangs(self) -> None:
+        if self._hangs is not None:
+            self._hangs.close()
+
+    def _make_workers(self, world: AsyncWorld, plan: RankPlan, hangs: HangWatch) -> WorkerGroup:
         settings, job, number = self._settings, self._job, world.round
         context = RoundContext(
             run_id=settings.run_id,
@@ -356,16 +422,13 @@ class Supervisor:
         last = first + job.workers - 1
         ranks = f"rank {first}" if last == first else f"ranks {first} to {last}"
         self._console.say(f"round {number}: node {world.rank} of {world.world_size}, {ranks} of {plan.world_size}")
-        directory = None
-        if job.log_dir is not None:
-            directory = job.log_dir / quote(settings.run_id, safe="") / quote(self._name, safe="") / f"round_{number}"
-        logs = WorkerLogs(directory, job.redirects, job.tee, self._private)
+        logs = WorkerLogs(hangs.logs, job.redirects, job.tee, self._private)
         workers = [
             Worker(
                 local,
                 first + local,
                 job.argv,
-                worker_environment(os.environ, context, local, logs.error_file(number, local)),
+                worker_environment(os.environ, context, local, logs.error_file(number, local)) | hangs.environment(),
             )
             for local in range(job.workers)
         ]
@@ -375,13 +438,17 @@ class Supervisor:
             logs,
             on_exit=lambda local, code: self._post(policy.Exited(number, local, first + local, code)),
             on_empty=lambda: self._emptied(number),
+            hangs=hangs,
         )
 
     def _emptied(self, number: int) -> None:
         self._workers = None
+        self._wait_for(None)
         self._post(policy.Stopped(number))
 
     async def _stop(self, number: int, why: str, gently: bool) -> None:
+        if self._hangs is not None:
+            self._hangs.stop()
         if self._workers is None and self._starting is not None:
             self._starting.cancel()
         if self._starting is not None:
@@ -393,6 +460,7 @@ class Supervisor:
         elif gently:
             if why != policy.FINISHED:
                 self._console.say(f"stopping the workers: {why}")
+            self._wait_for("the workers to end", Limit("--grace-period", self._job.grace_s, "they are killed"))
             self._workers.stop(self._job.grace_s)
         else:
             self._workers.kill()
@@ -414,6 +482,7 @@ class Supervisor:
             self._failure = held
         if failure is not None and held.outcome is not RoundOutcome.FAILURE and self._explained_round != world.round:
             self._explained_round = world.round
+            self._crashes.failed(self._now())
             self._wait_for(None)
             self._console.say(f"root cause of the end of round {world.round}: {held.cause.why}")
             for line in failure.trace:
@@ -450,11 +519,11 @@ class Supervisor:
         """Report the failure. Without a server: once there is one, or until this node's own session is lost."""
         world = self._world
         assert world is not None
-        failure = await self._describe(report)
+        failure = self._stalled(report) or await self._describe(report)
         if failure.may_be_echo and (world.world_size > 1 or self._job.workers > 1):
             await asyncio.sleep(ECHO_S)
             failure = await self._describe(report)
-        cause = LeaveCause(kind=LeaveKind.WORKER_FAILED, why=failure.sentence, round=world.round, rank=failure.rank)
+        cause = LeaveCause(kind=failure.kind, why=failure.sentence, round=world.round, rank=failure.rank)
         proposal = Proposal(
             outcome=RoundOutcome.FAILURE, cause=cause, by=world.rank, code=failure.code, failure=failure
         )
@@ -472,6 +541,14 @@ class Supervisor:
             return
         self._wait_for(None)
         self._decided(world, held)
+
+    @staticmethod
+    def _stalled(report: policy.Report) -> Failure | None:
+        stalled = report.stalled
+        if stalled is None:
+            return None
+        code = policy.BUDGET_USED_UP
+        return Failure(rank=stalled.rank, local_rank=0, node=stalled.node, code=code, stalled=stalled.why)
 
     async def _describe(self, report: policy.Report) -> Failure:
         """The first failure of this node's workers that is no echo, from what they left behind; else the reported one.
@@ -573,12 +650,16 @@ class Supervisor:
                     why = f"this node has finished; not finished within {limit_s:g} s: {missing or error}"
                     self._post(policy.OthersUnfinished(number, why))
                     return
-                self._wait_for(f"this node has finished; not finished yet: {missing or error}")
+                limit = Limit("--exit-timeout", deadline - loop.time())
+                self._wait_for(f"this node has finished; not finished yet: {missing or error}", limit)
             except StoreError as error:
                 self._post(policy.RoundChanged(number, Cause.ROUND_OVER, str(error)))
                 return
 
     # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _post(self, event: policy.Event) -> None:
         self._events.put_nowait(event)
@@ -600,20 +681,36 @@ class Supervisor:
         match event:
             case events.WaitingFor(reason=reason):
                 self._took_part = True
-                self._wait_for(reason)
+                self._wait_for(reason + self._hint(), self._join_limit())
             case events.JoinFailed():
                 pass  # the exit message has the reason
             case events.BackendUnreachable():
                 self._console.wait_for(event.text())
             case events.BackendReachable():
-                self._console.wait_for(self._waits_for)
+                self._console.wait_for(self._waits_for, self._join_limit())
             case _ if event.level >= events.SessionLost.level:
                 self._console.say(event.text())
 
-    def _wait_for(self, reason: str | None) -> None:
+    def _hint(self) -> str:
+        """A likely mistake, as long as this node has not been in a round."""
+        scheme, host = self._settings.scheme, ""
+        if scheme in ("tcp", "static") and self._settings.max_nodes > 1 and self._policy.round == 0:
+            host, _ = parse_endpoint(self._settings.endpoints[0], DEFAULT_PORTS[scheme])
+        if host != "localhost" and not host.startswith("127.") and host != "::1":
+            return ""
+        return f" (the endpoint {host} is this machine: nodes on other machines need its name or address instead)"
+
+    def _join_limit(self) -> Limit | None:
+        """The deadline of the join that is running, if it has one."""
+        at = self.handler.gives_up_at
+        if self._join_until < (math.inf if at is None else at):
+            return Limit("--finished-timeout", self._join_until - self._now())
+        return None if at is None else Limit("join_timeout", at - self._now())
+
+    def _wait_for(self, reason: str | None, limit: Limit | None = None) -> None:
         """Show what the run waits for. During an outage, `_on_event` shows the outage instead."""
         self._waits_for = reason
-        self._console.wait_for(reason)
+        self._console.wait_for(reason, limit)
 
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -650,9 +747,12 @@ class Supervisor:
             self._workers.kill()
             await self._workers.wait_empty()
         self._private.remove()
+        self._close_hangs()
         # If the run is not closed, closing the handler of a node that hosts its server waits until the others have
         # gone. After a signal, the limit for that is shorter, and another signal ends it at once.
         limit_s = self._job.grace_s if self._was_signalled else self._settings.close_timeout_s + LEAVE_S
+        limit_name = "--grace-period" if self._was_signalled else "close_timeout"
+        self._wait_for("the other nodes to leave the server of this node", Limit(limit_name, limit_s, "it ends"))
         closing = asyncio.create_task(self.handler.aclose(), name="close")
         signalled = asyncio.create_task(self._wait_signal(), name="signal")
         await asyncio.wait({closing, signalled}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -660,6 +760,7 @@ class Supervisor:
         closing.cancel()
         with suppress(asyncio.CancelledError):
             await closing
+        self._wait_for(None)
 
     async def _wait_signal(self) -> None:
         while not isinstance(await self._events.get(), policy.SignalReceived):

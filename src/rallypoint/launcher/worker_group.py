@@ -15,6 +15,7 @@ from rallypoint.launcher import worker_guardian
 from rallypoint.launcher.console import Console, Stream
 from rallypoint.launcher.environment import WORKER_MARK
 from rallypoint.launcher.failure import Evidence
+from rallypoint.launcher.hang_watch import HangWatch
 from rallypoint.launcher.logs import WorkerLogs
 
 GUARDIAN = str(Path(worker_guardian.__file__))
@@ -46,12 +47,14 @@ class WorkerGroup:
         *,
         on_exit: Callable[[int, int], None],
         on_empty: Callable[[], None],
+        hangs: HangWatch | None = None,
     ) -> None:
         self._workers = workers
         self._console = console
         self._logs = logs
         self._on_exit = on_exit
         self._on_empty = on_empty
+        self._hangs = hangs
         self._running = {worker.local_rank for worker in workers}
         self._exits: dict[int, tuple[int, float]] = {}
         """Local rank -> exit code and instant, of the workers that ended before they were told to."""
@@ -62,9 +65,7 @@ class WorkerGroup:
         self._loop = asyncio.get_running_loop()
         self._guardian: asyncio.subprocess.Process | None = None
         self._following: asyncio.Task[None] | None = None
-        self._kill_timer: asyncio.TimerHandle | None = None
-        self.pids: dict[int, int] = {}
-        """Local rank -> process id."""
+        self._stopping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start all workers. OSError if no process can be started.
@@ -79,6 +80,7 @@ class WorkerGroup:
                 "-I",
                 "-S",
                 GUARDIAN,
+                *([] if self._hangs is None else [str(self._hangs.scratch)]),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=fds,
@@ -160,9 +162,15 @@ class WorkerGroup:
 
     def stop(self, grace_s: float) -> None:
         """Ask the workers to end, and kill all processes that are left after the grace period."""
-        if self._kill_timer is None:
+        if self._stopping is None:
             self._command(b"t\n")
-            self._kill_timer = self._loop.call_later(grace_s, self.kill)
+            self._stopping = asyncio.create_task(self._kill_after(grace_s), name="grace period")
+
+    async def _kill_after(self, grace_s: float) -> None:
+        await asyncio.sleep(grace_s)
+        if self._hangs is not None:
+            await self._hangs.before_kill(grace_s)
+        self.kill()
 
     def kill(self) -> None:
         """Kill all processes that are left."""
@@ -188,7 +196,8 @@ class WorkerGroup:
         async for line in process.stdout:
             match line.decode().split():
                 case ["started", rank, pid]:
-                    self.pids[int(rank)] = int(pid)
+                    if self._hangs is not None:
+                        self._hangs.pids[int(rank)] = int(pid)
                 case ["exited", rank, code]:
                     self._ended(int(rank), int(code))
                 case ["left", *pids]:
@@ -198,8 +207,10 @@ class WorkerGroup:
         await process.wait()
         if not is_empty:
             await self._kill_orphans()
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
+        if self._stopping is not None:
+            self._stopping.cancel()
+        if self._hangs is not None:
+            self._hangs.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 if self._open_streams:
@@ -209,8 +220,10 @@ class WorkerGroup:
     def _ended(self, local_rank: int, code: int) -> None:
         if local_rank in self._running:
             self._running.discard(local_rank)
-            if self._kill_timer is None:
+            if self._stopping is None:
                 self._exits[local_rank] = code, self._loop.time()
+            if self._hangs is not None:
+                self._hangs.ended(local_rank)
             self._on_exit(local_rank, code)
 
     async def _kill_orphans(self) -> None:

@@ -7,7 +7,8 @@ worker in a session of its own, and reports on its standard output, one line eac
     started RANK PID     exited RANK STATUS     left PID...     empty
 
 The line `t` on its input asks the workers to end (SIGTERM to their process groups); the line `k` kills everything. The
-end of its input means that the launcher has ended, for whatever reason, and also kills everything. The guardian is a
+end of its input means that the launcher has ended, for whatever reason, and also kills everything; the directory that
+is its argument is then removed. The guardian is a
 subreaper, so it becomes the parent of orphaned descendants of a worker and finds also those that started a session of
 their own. It ends when no descendant is left.
 
@@ -43,6 +44,15 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; None if /proc does not show the process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def descendants(of: int) -> list[int]:
     """The descendants of a process that /proc shows, children first."""
     children: dict[int, list[int]] = {}
@@ -51,13 +61,9 @@ def descendants(of: int) -> list[int]:
     except OSError:
         return []
     for pid in found:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                stat = file.read()
-        except OSError:
-            continue  # it has ended in the meantime
-        parent = int(stat.rpartition(b")")[2].split()[1])
-        children.setdefault(parent, []).append(pid)
+        parent = parent_of(pid)
+        if parent is not None:  # else it has ended in the meantime
+            children.setdefault(parent, []).append(pid)
     below = list(children.get(of, ()))
     for pid in below:  # the list grows while it is read
         below += children.get(pid, ())
@@ -83,7 +89,8 @@ def reap_all(pids: list[int]) -> None:
 class Guardian:
     """Starts the workers, reports on them and kills their descendants."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: str = "") -> None:
+        self.scratch = scratch
         self.running: dict[int, int] = {}
         """pid -> local rank."""
         self.starting: dict[int, int] = {}
@@ -134,6 +141,7 @@ class Guardian:
     def _terminate(self, pid: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGTERM)
+            os.killpg(pid, signal.SIGCONT)  # a stopped process would not receive it
 
     def reap(self) -> bool:
         """Reap all children that have ended, and report the workers among them. Returns whether any child is left."""
@@ -193,6 +201,8 @@ class Guardian:
                     self.terminate()
             elif self.is_killing:
                 self.kill()
+        if not launcher_is_there:
+            remove_directory(self.scratch)
         self.report("empty")
 
 
@@ -216,6 +226,14 @@ def become_worker(guardian: int, argv: list[str], env: dict[str, str], out: int,
         os._exit(1)
 
 
+def remove_directory(path: str) -> None:
+    """Remove a directory and the files in it: otherwise the launcher does, which has ended."""
+    with suppress(OSError):
+        for name in os.listdir(path or os.devnull):
+            os.unlink(os.path.join(path, name))
+        os.rmdir(path)
+
+
 def read_line(fd: int) -> bytes:
     """Read one line, and no byte beyond it."""
     parts: list[bytes] = []
@@ -237,7 +255,7 @@ def main() -> None:
         if not part:
             return
         text += part
-    Guardian().run(json.loads(text), 0)
+    Guardian(*sys.argv[1:]).run(json.loads(text), 0)
 
 
 if __name__ == "__main__":

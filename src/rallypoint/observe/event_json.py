@@ -44,6 +44,7 @@ FIELDS = {
     "rank": "the rank of the node in that round",
     "reason": "the reason, in a sentence",
     "replayed": "the number of changes replayed from the log after the snapshot",
+    "requested": "the rank that the node asked for",
     "round": "the number of the round or attempt; 0: none",
     "size": "the number of members of the round",
     "status": "the exit status",

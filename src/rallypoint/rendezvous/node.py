@@ -139,6 +139,8 @@ class Node:
         self._node_tasks.on_elected = self._wake.set
         self._reported_cause: Cause | None = None
         self._reported_reason = ""
+        self.gives_up_at: float | None = None
+        """The deadline of the running call of `next_round`; None: it has none, as for a spare."""
         self.is_joining = False
         self._rewritten_for = 0
         self.left_because: str | None = None
@@ -392,6 +394,7 @@ class Node:
                 continue  # something changed meanwhile, most often to active
             is_spare, in_attempt = self.view.standing(self._node_session.record)
             deadline.update(is_spare=is_spare, in_attempt=in_attempt)
+            self.gives_up_at = deadline.scope.when()
             self._node_events.waiting(self.view.reason())
             self.view.raise_if_unreadable()  # again: `state/waiting` is decoded only by the lines above
             await self._wake.wait()
