@@ -42,7 +42,7 @@ from rallypoint.errors import (
 )
 from rallypoint.events import Emitter, NodeLeft, RankNotGiven, ShutdownFailed, Sink
 from rallypoint.parameters import RendezvousParameters
-from rallypoint.rendezvous.membership import Bootstrap, Identity, Joined
+from rallypoint.rendezvous.membership import Bootstrap, Cause, Identity, Joined
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.records import ClosedRecord, LeaveCause, LeaveKind, one_line
 from rallypoint.settings import Settings
@@ -118,7 +118,7 @@ class AsyncHandler:
         self._stores = [*(ref for ref in self._stores if ref() is not None), weakref.ref(store)]
         world = AsyncWorld(node, joined, store)
         self.changed = world.changed
-        node.listen(world.changed.set)
+        node.listen(_listener(world.changed, node, weakref.ref(store)))
         wanted = self.settings.node_rank
         if wanted is not None and wanted != world.rank and self.settings.ranks == "node_rank":
             await self._explain_rank(node, world, wanted)
@@ -517,6 +517,17 @@ def settings_of(target: str | RendezvousParameters | Settings, options: dict[str
     if isinstance(target, RendezvousParameters):
         return Settings.from_parameters(target, target.backend)
     return target
+
+
+def _listener(changed: AsyncChanged, node: Node, store: weakref.ref[AsyncStore]) -> Callable[[Cause, str], None]:
+    """Tell `changed`. In a closed run, waits of the store end with the session: no server will answer them."""
+
+    def told(cause: Cause, why: str) -> None:
+        changed.set(cause, why)
+        if cause is Cause.SESSION_LOST and node.view.mark is not None and (kept := store()) is not None:
+            kept.leave(f"the run is closed, and its server has gone: {why}")
+
+    return told
 
 
 def _weakly(told: Callable[[ClosedRecord], None]) -> Callable[[ClosedRecord], None]:

@@ -390,4 +390,4 @@ def test_row_30_closed_run_does_not_come_back_when_its_host_goes(row: Recorder, 
             max(end.others_s for end in ends),
         )
         if (face, how) == ("handler", "shutdown"):
-            row("the longest `shutdown()` of the host", max(end.host_s for end in ends), 1.0)
+            row("the longest `shutdown()` of the host", max(end.host_s for end in ends), 2.0)
