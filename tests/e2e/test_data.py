@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.crash import campaign
 from tests.e2e.kit import PATIENCE_S, Node, Stage, loopback, members_agree
+from tests.e2e.operating import ask
 from tests.patience import until
 
 QUICK = "last_call_timeout=0.3&local_addr=127.0.0.1&join_timeout=60"
@@ -57,6 +58,30 @@ def test_scenario_08_members_of_a_server_that_is_killed_and_restarted_with_its_d
     second = [node.round(above=first[0]["round"], size=4) for node in (*nodes, late)]
     members_agree(*second)  # the coordinator of the last life goes on, too
     assert "Traceback" not in "\n".join(server.errors)
+
+
+def test_what_happened_survives_the_server(stage: Stage, tmp_path):
+    """A loss from before the restart is told afterwards, once; and the numbers of what happens later go on."""
+    bind, data = loopback(), ("--data", str(tmp_path / "data"))
+    server = stage.serve(bind, *data)
+    url = f"tcp://{bind}/told"
+    a, b, c = stage.nodes(f"{url}?min_nodes=2&max_nodes=3&{PATIENT}", "a", "b", "c")
+    first = [node.round(size=3) for node in (a, b, c)]
+    c.kill()
+    members_agree(*(node.round(above=first[0]["round"], size=2) for node in (a, b)))
+    lost = "c (member of round 1) is lost: its session ended"
+    until(lambda: lost in ask("events", url), "the loss is told")
+    before = ask("events", url).splitlines()
+    server.kill()
+    a.event("BackendUnreachable")
+    server = stage.serve(bind, *data)
+    server.wait_line("continues with the data in")
+    b.kill()
+    until(lambda: "b (member of round 2) is lost" in ask("events", url), "the later loss is told, too")
+    after = ask("events", url)
+    assert after.splitlines()[: len(before)] == before
+    assert after.count(lost) == 1
+    assert ask("events", url, "--since", "0").strip() == ""
 
 
 def test_member_that_dies_with_the_server_is_lost_one_time_to_live_after_the_restart(stage: Stage, tmp_path):
