@@ -125,7 +125,7 @@ def test_lost_member_is_named_with_the_reason(place):
     said = until_said("why", url, parts=("lost: b (member of round 1",))
     assert "round 1 is active with 1 of 2 members" in said
     assert "its session ended" in said
-    assert "Start 1 more node with the same URL. Member a has to re-join" in said
+    assert "Start 1 more node with the same URL. The next round forms when member a has re-joined" in said
     report = ask_json("status", url)
     gone = [node for node in report["nodes"] if node["standing"] == "gone"]
     assert [node["name"] for node in gone] == ["b"]
@@ -147,7 +147,7 @@ def test_held_back_node_is_named_with_why(place):
     assert "held back for 600 s: b" in said
     assert "a node is held back for a limited time" in ask("why", url)
     assert "freed b: it may join again" in ask("free", url, "b")
-    said = until_said("status", url, parts=("1 waiting",))
+    said = until_said("status", url, parts=("nodes: 2 members",))
     assert "held back" not in said
     assert "holds no node 'b' back; held back: none" in ask("free", url, "b", code=3)
 
@@ -203,7 +203,7 @@ def test_control_characters_in_names_and_reasons_do_not_reach_the_terminal(place
 def test_observing_a_run_that_does_not_exist_does_not_create_it(place):
     said = ask("why", place.run("never"), code=3)
     assert "There is no run 'never' on" in said
-    assert f"`rallypoint ls {place.root}` shows the runs there" in said
+    assert f"`rallypoint ls {place.root}` shows the runs" in said
     assert "there is no run 'never'" in ask("status", place.run("never"), code=3)
     assert "there is no run 'never'" in ask("close", place.run("never"), code=3)
     assert "never" not in ask("ls", place.root), "observing creates no run"

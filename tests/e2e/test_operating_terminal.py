@@ -161,6 +161,25 @@ def test_close_asks_for_confirmation_on_a_terminal_unless_told_not_to(terminal):
         assert ask_json("status", url)["closing"]["why"] == "enough"
 
 
+def test_drain_below_the_minimum_warns_and_asks_on_a_terminal(terminal):
+    with Stage() as stage:
+        endpoint = loopback()
+        stage.serve(endpoint)
+        url = f"tcp://{endpoint}/small"
+        node = stage.node(f"{url}?min_nodes=1", "a", "hand")
+        node.ask("next")
+        node.round()
+        terminal.resize(200, 30)
+        terminal.command("drain", url, "a", "--yes")
+        terminal.until("Warning: without a, run 'small' has 0 of at least 1 nodes", "Ask a to leave", "[y/N]")
+        terminal.type("n")
+        terminal.until("Aborted!")
+        assert ask_json("status", url)["nodes"][0]["drain"] is None
+        terminal.type("clear")
+        terminal.command("drain", url, "a", "--force")
+        terminal.until("asked a to go", absent=("[y/N]",))
+
+
 def test_watch_shows_changes_and_an_outage(terminal):
     with Stage() as stage:
         endpoint = loopback()

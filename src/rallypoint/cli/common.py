@@ -200,10 +200,10 @@ async def within(limit_s: float, work: Coroutine[Any, Any, T], where: str) -> T:
         async with asyncio.timeout(limit_s):
             return await work
     except TimeoutError:
-        raise Unavailable(
-            f"no answer from {where} within {limit_s:g} s: it is paused or overloaded, it is a different kind of "
-            f"server, or the network drops packets"
-        ) from None
+        causes = "it is paused or overloaded, it is a different kind of server, or the network drops packets"
+        if where.startswith("file:"):
+            causes = "the directory is missing or cannot be written, or its file system hangs"
+        raise Unavailable(f"no answer from {where} within {limit_s:g} s: {causes}") from None
 
 
 def print_json(value: object) -> None:

@@ -65,9 +65,12 @@ def explain(report: Report, now: float | None, given: Mapping[str, int | str] | 
 
 def absent_sentence(run_id: str, where: str) -> str:
     """That there is no such run, and how to find out whether it has another id."""
+    where_to_look = (
+        "Each file there is a run" if where.startswith("file:") else f"`rallypoint ls {where}` shows the runs"
+    )
     return (
         f"there is no run {run_id!r} on {where}: no node has joined it, or all have gone for longer than reopen_after. "
-        f"`rallypoint ls {where}` shows the runs there"
+        f"{where_to_look}"
     )
 
 
@@ -217,7 +220,7 @@ def _advice(report: Report, refused: list[Refusal]) -> tuple[list[str], list[str
             return _below_minimum(report, refused)
         case Phase.GATHERING:
             return [
-                f"{NO_ACTION}: the round forms by itself, at the latest when the last call is over",
+                f"{NO_ACTION}: the round forms by itself",
                 *_about_refused(refused),
             ], []
         case Phase.FORMING:
@@ -316,8 +319,9 @@ def _rejoin(report: Report) -> str:
     members = report.standing(Standing.MEMBER)
     is_one = len(members) == 1
     return (
-        f"{'Member' if is_one else 'Members'} {_listed([node.name for node in members])} {'has' if is_one else 'have'} "
-        f"to re-join: {'it has' if is_one else 'they have'} been notified (`world.changed`, `num_nodes_waiting()`)"
+        f"The next round forms when {'member' if is_one else 'members'} {_listed([node.name for node in members])} "
+        f"{'has' if is_one else 'have'} re-joined: {'it has' if is_one else 'they have'} been notified "
+        f"(`world.changed`, `num_nodes_waiting()`)"
     )
 
 
