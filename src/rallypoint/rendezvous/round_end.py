@@ -11,8 +11,8 @@ echo. The root cause, gravest first:
 5. members that only say that others had left or were lost
 
 Within a class the lowest revision decides: what was committed first, in whatever order it arrives here. A coordinator
-that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told. What
-a member writes about itself when it comes back replaces both.
+that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told, if
+that knew it. A member that comes back and says why it left is no longer one that was gone.
 """
 
 from __future__ import annotations
@@ -58,20 +58,14 @@ class Leavings:
         """By node id."""
         self._first: dict[int, Leaving] = {}
         """By class: the first of the others."""
-        self._explained: dict[str, str] = {}
-        """Members that wrote why they left, if not because of a lost session: id -> name."""
         self._vanished: dict[str, str] = {}
         """Members of which this process only knows that they are gone: id -> name."""
-        self._inherited: RoundEnd | None = None
-        """A loss that an earlier coordinator had told of."""
 
     def clear(self) -> None:
         """Another round is active."""
         self._losses.clear()
         self._first.clear()
-        self._explained.clear()
         self._vanished.clear()
-        self._inherited = None
 
     def note(self, node_id: str, leaving: Leaving) -> None:
         """A member wrote why it left. If it was seen as lost before, that its session was lost is its explanation."""
@@ -82,11 +76,7 @@ class Leavings:
             revision = min(leaving.revision, seen.revision if seen is not None else leaving.revision)
             self._losses[node_id] = msgspec.structs.replace(leaving, revision=revision)
             return
-        self._explained[node_id] = leaving.name
         self._vanished.pop(node_id, None)
-        self._note_first(leaving)
-
-    def _note_first(self, leaving: Leaving) -> None:
         number = _CLASSES[leaving.kind]
         first = self._first.get(number)
         if first is None or (leaving.revision, leaving.name) < (first.revision, first.name):
@@ -105,22 +95,16 @@ class Leavings:
         self._vanished = dict(names)
 
     def inherit(self, end: RoundEnd) -> None:
-        """What an earlier coordinator had composed. It knows of members that are gone without a trace."""
+        """What an earlier coordinator had composed: it has seen members go of which no trace is left."""
+        if end.unseen:
+            mark("round_end.unseen")
+            return  # it knew no more than this process does
         mark("round_end.inherited")
+        leaving = Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
         if end.kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
-            self._inherited = end
+            self._losses[""] = leaving
         else:
-            self._note_first(_told_before(end))
-
-    def _known_losses(self) -> list[Leaving]:
-        """The losses, the first one first. The inherited one ends when a member that it names says that it had left."""
-        losses, end = list(self._losses.values()), self._inherited
-        if end is not None:
-            if set(end.nodes).isdisjoint(self._explained.values()):
-                losses.append(_told_before(end))
-            else:
-                mark("round_end.corrected")
-        return sorted(losses, key=lambda one: (one.revision, one.name))
+            self.note("", leaving)
 
     def root(self, number: int, waiting: Sequence[str] = ()) -> RoundEnd | None:
         """The root cause of the end of round `number`; None if nothing is known of any leaving.
@@ -128,8 +112,8 @@ class Leavings:
         `waiting`: nodes that wait to be admitted.
         """
         failure = self._first.get(_FAILURE)
-        if losses := self._known_losses():
-            loss = _loss(number, losses)
+        if self._losses:
+            loss = _loss(number, sorted(self._losses.values(), key=lambda one: (one.revision, one.name)))
             if failure is None or failure.why in loss.why:
                 return loss
             mark("round_end.loss_and_failure")
@@ -161,10 +145,6 @@ def unknown(number: int) -> RoundEnd:
     return RoundEnd(round=number, kind=LeaveKind.ROUND_OVER, why="its members have gone")
 
 
-def _told_before(end: RoundEnd) -> Leaving:
-    return Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
-
-
 def _loss(number: int, losses: Sequence[Leaving]) -> RoundEnd:
     """`losses`: the members that were lost, the first one first. One that came back has explained its loss itself."""
     first, names = losses[0], [one.name for one in losses if one.name]
@@ -181,4 +161,4 @@ def _loss(number: int, losses: Sequence[Leaving]) -> RoundEnd:
 def _vanished(number: int, names: Sequence[str]) -> RoundEnd:
     verb, went = ("are", "they went") if len(names) > 1 else ("is", "it went")
     why = f"{listed(names)} {verb} gone ({went} before this coordinator took over)"
-    return RoundEnd(round=number, kind=LeaveKind.MEMBER_LOST, why=why, nodes=tuple(names[:FEW]))
+    return RoundEnd(round=number, kind=LeaveKind.MEMBER_LOST, why=why, nodes=tuple(names[:FEW]), unseen=True)
