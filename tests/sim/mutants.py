@@ -114,11 +114,6 @@ MUTANTS = (
         (Edit(Leavings, "note", "self._vanished.pop(node_id, None)", "pass"),),
     ),
     Mutant(
-        "a coordinator takes members for lost that the one before had not seen go",
-        ("Cause",),
-        (Edit(Leavings, "inherit", "if end.unseen:", "if False:"),),
-    ),
-    Mutant(
         "the last failure in a round is reported as its cause",
         ("Cause",),
         (Edit(Leavings, "note", "< (first.revision, first.name)", "> (first.revision, first.name)"),),
