@@ -11,12 +11,13 @@ echo. The root cause, gravest first:
 5. members that only say that others had left or were lost
 
 Within a class the lowest revision decides: what was committed first, in whatever order it arrives here. A coordinator
-that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told.
+that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told, if
+that knew it. A member that comes back and says why it left is no longer one that was gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -57,7 +58,8 @@ class Leavings:
         """By node id."""
         self._first: dict[int, Leaving] = {}
         """By class: the first of the others."""
-        self._vanished: list[str] = []
+        self._vanished: dict[str, str] = {}
+        """Members of which this process only knows that they are gone: id -> name."""
 
     def clear(self) -> None:
         """Another round is active."""
@@ -74,6 +76,7 @@ class Leavings:
             revision = min(leaving.revision, seen.revision if seen is not None else leaving.revision)
             self._losses[node_id] = msgspec.structs.replace(leaving, revision=revision)
             return
+        self._vanished.pop(node_id, None)
         number = _CLASSES[leaving.kind]
         first = self._first.get(number)
         if first is None or (leaving.revision, leaving.name) < (first.revision, first.name):
@@ -87,12 +90,15 @@ class Leavings:
         else:
             self._losses[node_id] = msgspec.structs.replace(explained, revision=min(revision, explained.revision))
 
-    def note_vanished(self, names: Sequence[str]) -> None:
-        """These members were gone before this process looked: it does not know how they went."""
-        self._vanished = list(names)
+    def note_vanished(self, names: Mapping[str, str]) -> None:
+        """These members (id -> name) were gone before this process looked: it does not know how they went."""
+        self._vanished = dict(names)
 
     def inherit(self, end: RoundEnd) -> None:
-        """What an earlier coordinator had composed. It knows of members that are gone without a trace."""
+        """What an earlier coordinator had composed: it has seen members go of which no trace is left."""
+        if end.unseen:
+            mark("round_end.unseen")
+            return  # it knew no more than this process does
         mark("round_end.inherited")
         leaving = Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
         if end.kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
@@ -115,7 +121,7 @@ class Leavings:
         first = min(self._first, default=_NOTHING)
         if self._vanished and first > _MEMBER:
             mark("round_end.vanished")
-            return _vanished(number, self._vanished)
+            return _vanished(number, list(self._vanished.values()))
         if first == _NOTHING:
             return None
         root = self._first[first]
@@ -123,7 +129,7 @@ class Leavings:
             case LeaveKind.ADMISSION:
                 return admission(number, waiting, root.why)
             case LeaveKind.MEMBER_LOST | LeaveKind.ROUND_OVER:  # it is about others than the member that wrote it
-                nodes = tuple(self._vanished[:FEW])
+                nodes: tuple[str, ...] = ()
             case _:
                 nodes = (root.name,)
         return RoundEnd(round=number, kind=root.kind, why=root.why, nodes=nodes)
@@ -155,4 +161,4 @@ def _loss(number: int, losses: Sequence[Leaving]) -> RoundEnd:
 def _vanished(number: int, names: Sequence[str]) -> RoundEnd:
     verb, went = ("are", "they went") if len(names) > 1 else ("is", "it went")
     why = f"{listed(names)} {verb} gone ({went} before this coordinator took over)"
-    return RoundEnd(round=number, kind=LeaveKind.MEMBER_LOST, why=why, nodes=tuple(names[:FEW]))
+    return RoundEnd(round=number, kind=LeaveKind.MEMBER_LOST, why=why, nodes=tuple(names[:FEW]), unseen=True)
