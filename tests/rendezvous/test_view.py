@@ -364,6 +364,12 @@ def many_leaving(size: int) -> FakeRun:
     return run
 
 
+def many_losses(size: int) -> FakeRun:
+    run = many_members(2 * size)
+    run.lose(*list(run.view.members)[size:])
+    return run
+
+
 def many_confirming(size: int) -> FakeRun:
     run = FakeRun(min_nodes=2, max_nodes=size + 20)
     names = [f"node{index:06d}" for index in range(size)]
@@ -387,6 +393,7 @@ def many_confirming(size: int) -> FakeRun:
         (many_members, lambda run: run.join("node000005", join=2)),
         (many_leaving, lambda run: run.join("node000005", join=2)),
         (many_leaving, lambda run: run.lose("node000005")),
+        (many_losses, lambda run: run.lose("node000005")),
         (many_confirming, lambda run: run.confirm(1, "node000005")),
         (many_confirming, lambda run: run.lose("node000005")),
         (many_confirming, lambda run: run.join("late")),
