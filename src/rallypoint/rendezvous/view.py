@@ -45,7 +45,7 @@ from rallypoint.rendezvous.records import (
 from rallypoint.rendezvous.returning_nodes import ReturningNodes
 from rallypoint.rendezvous.round_end import Leaving, Leavings
 from rallypoint.rendezvous.rules import Rules
-from rallypoint.sentences import FEW as FEW
+from rallypoint.sentences import FEW
 
 R = TypeVar("R", bound=Record)
 
