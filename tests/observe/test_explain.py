@@ -164,6 +164,7 @@ def test_restarts_are_told_with_the_reason_of_the_last_one():
 
     assert f"1 of 3 restarts used, 2 left: {OOM}." in explain(report_of(LED, budget(why=OOM))).facts
     assert "restart" not in explain(report_of(LED, budget(used=0))).paragraph
+    assert "restart" not in explain(report_of(LED, budget(outcome=0, why="all workers have finished"))).paragraph
     assert report_of(LED, budget(incarnation="an earlier one")).restarts is None
     damaged = Item(KEYS.budget, b"damaged", 1, 1, 1)
     builder = ReportBuilder(KEYS, "tcp://head:29400", 0.0)

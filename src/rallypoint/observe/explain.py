@@ -127,7 +127,7 @@ def _further_facts(report: Report) -> list[str]:
         facts.append(f"{node.name}: {drain_sentence(DrainRecord(by=node.drain.by, why=node.drain.why))}")
     if report.last_end is not None and report.last_end.ended not in report.reason:
         facts.append(end_sentence(report.last_end).replace("round", "Round", 1))
-    if report.restarts is not None and report.restarts.used:
+    if report.restarts is not None and report.restarts.used and report.restarts.why:
         facts.append(f"{restarts_sentence(report.restarts)}: {report.restarts.why}")
     return facts
 

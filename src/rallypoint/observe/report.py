@@ -131,7 +131,7 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
-    """The restarts that `rallypoint run` counts. `why`: of the last one, or of the end of the run."""
+    """The restarts that `rallypoint run` counts. `why`: of the last one; empty after the run's end."""
 
     used: int
     limit: int

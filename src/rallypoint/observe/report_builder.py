@@ -449,7 +449,10 @@ class ReportBuilder:
 
     def _restarts(self) -> Restarts | None:
         budget = self.view.budget
-        return None if budget is None else Restarts(used=budget.used, limit=budget.limit, why=budget.why)
+        if budget is None:
+            return None
+        why = budget.why if budget.outcome is None else ""  # `closing` says why the run has ended
+        return Restarts(used=budget.used, limit=budget.limit, why=why)
 
     def _refused(self) -> tuple[Refusal, ...]:
         """Refusals under the current config of nodes that have not joined since."""
