@@ -204,6 +204,8 @@ def _advice(report: Report, refused: list[Refusal]) -> tuple[list[str], list[str
             "its election. If none comes, look at the logs of the nodes: they cannot reach the backend, or hang"
         ], []
     match report.phase:
+        case Phase.CLOSED if report.closing is not None and report.closing.outcome == 0:
+            return [f"{NO_ACTION}: the job has finished. For another one, use another run id"], []
         case Phase.CLOSED:
             return [
                 f"The run is closed: reopen it with `rallypoint reopen {run_url(report)}`, or use another run id"

@@ -128,6 +128,8 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     why: str
     changed_at: float | None
+    outcome: int | None = None
+    """The exit code of the run, if its launchers closed it because it has ended."""
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):

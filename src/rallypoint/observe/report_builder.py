@@ -429,7 +429,10 @@ class ReportBuilder:
         closed = self.view.closed
         if closed is None or not (closed.closed or closed.by):
             return None
-        return Closing(is_closed=closed.closed, by=closed.by, why=closed.why, changed_at=closed.at or None)
+        changed_at = closed.at or None
+        return Closing(
+            is_closed=closed.closed, by=closed.by, why=closed.why, changed_at=changed_at, outcome=closed.outcome
+        )
 
     def _missing(self) -> tuple[str, ...]:
         record = self.view.round
