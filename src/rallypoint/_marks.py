@@ -22,6 +22,7 @@ MARKS = {
     "round_end.loss_and_failure": "a round lost a member, and a worker of another one failed",
     "round_end.explained": "a lost member came back before the round was over, and said why its session was lost",
     "round_end.vanished": "a round ended because members were gone before the coordinator had taken over",
+    "round_end.corrected": "a member that an earlier coordinator had told of as lost came back, and said why it left",
     "round_end.inherited": "a coordinator took over the cause that its predecessor had composed",
     "end.worker_failed": "a round ended because a worker had failed",
     "end.stalled": "a round ended because a worker had stalled",

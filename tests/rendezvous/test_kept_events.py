@@ -178,6 +178,33 @@ def test_later_coordinator_continues_the_numbers_and_repeats_no_round() -> None:
     assert [(past.number, past.event) for past in second.past[-2:]] == [(6, over(2)), (7, joined("d"))]
 
 
+def test_later_coordinator_repeats_no_round_whose_event_is_not_kept_any_more() -> None:
+    first = Kept()
+    first.note(active(1))
+    first.write()
+    for join in range(KEPT + 1):
+        first.note(joined("a", join))
+        first.write()
+    assert not [event for event in first.events if not isinstance(event, JoinStarted)]
+    second = Kept(first.items)
+    second.note(active(1), active(2))
+    second.write()
+    assert [event for event in second.events if not isinstance(event, JoinStarted)] == [active(2)]
+
+
+def test_events_of_another_incarnation_are_dropped_also_after_a_failed_write() -> None:
+    one = Kept()
+    one.kept.begin("one")
+    one.note(active(5))
+    one.write(answered=False)
+    one.items.clear()  # it was not executed
+    one.kept.settle(None, 0.0)
+    one.kept.begin("two")
+    one.note(active(1))
+    one.write()
+    assert one.events == [active(1)]
+
+
 def test_events_of_a_later_version_and_damaged_records_are_left_out() -> None:
     one = Kept()
     one.note(joined("a"))

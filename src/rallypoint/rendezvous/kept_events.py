@@ -80,6 +80,8 @@ class EventsRecord(Record, frozen=True, kw_only=True):
 
     first: int
     incarnation: str = ""
+    active: int = 0
+    """The last round that is noted as active so far: its event may be older than those that are kept."""
     events: tuple[KeptEvent, ...]
 
 
@@ -186,6 +188,7 @@ class KeptEvents:
     def begin(self, incarnation: str) -> None:
         """The run has this incarnation now. What was noted of another one is dropped, as its data was."""
         if self.incarnation:
+            self._frozen.clear()
             self._pending.clear()
             self._tallies.clear()
             self._noted_at = None
@@ -200,15 +203,19 @@ class KeptEvents:
             try:
                 record = decode(EventsRecord, item)
                 count = len(record.events)
-                past = read_events(item, self._keys.run_id) if record.incarnation == self.incarnation else []
+                if record.incarnation == self.incarnation:
+                    self._continue(record, item)
             except RendezvousStateError:
-                past, count = [], 1
+                count = 1
             self._batches.append((first, count, len(item.value) + KEY_BYTES))
             self._next = first + count
-            for one in past:
-                self._saw(one.event, one.nodes)
         if self._batches:
             mark("kept_events.continued")
+
+    def _continue(self, record: EventsRecord, item: Item) -> None:
+        for one in read_events(item, self._keys.run_id):
+            self._saw(one.event, one.nodes)
+        self.last_active = record.active
 
     def _saw(self, event: Event, nodes: Sequence[str]) -> None:
         match event:
@@ -278,7 +285,12 @@ class KeptEvents:
                 self._frozen.append(_kept(*one))
         self._pending.clear()
         self._tallies.clear()
-        record = EventsRecord(first=self._next, incarnation=self.incarnation, events=tuple(self._frozen))
+        record = EventsRecord(
+            first=self._next,
+            incarnation=self.incarnation,
+            active=self.last_active,
+            events=tuple(self._frozen),
+        )
         value = encode(record)
         size = len(value) + KEY_BYTES
         ops: list[BranchOp] = [Put(self._keys.kept_events(self._next), value, lease)]

@@ -11,13 +11,14 @@ echo. The root cause, gravest first:
 5. members that only say that others had left or were lost
 
 Within a class the lowest revision decides: what was committed first, in whatever order it arrives here. A coordinator
-that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told.
+that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told. What
+a member writes about itself when it comes back replaces both.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -60,14 +61,21 @@ class Leavings:
         """(revision, name, node id) of the losses, sorted: thousands may come one by one."""
         self._first: dict[int, Leaving] = {}
         """By class: the first of the others."""
-        self._vanished: list[str] = []
+        self._explained: set[str] = set()
+        """The names of members that wrote why they left, if not because of a lost session."""
+        self._vanished: dict[str, str] = {}
+        """Members of which this process only knows that they are gone: id -> name."""
+        self._inherited: RoundEnd | None = None
+        """A loss that an earlier coordinator had told of."""
 
     def clear(self) -> None:
         """Another round is active."""
         self._losses.clear()
         self._order.clear()
         self._first.clear()
+        self._explained.clear()
         self._vanished.clear()
+        self._inherited = None
 
     def note(self, node_id: str, leaving: Leaving) -> None:
         """A member wrote why it left. If it was seen as lost before, that its session was lost is its explanation."""
@@ -78,6 +86,11 @@ class Leavings:
             revision = min(leaving.revision, seen.revision if seen is not None else leaving.revision)
             self._set_loss(node_id, msgspec.structs.replace(leaving, revision=revision))
             return
+        self._explained.add(leaving.name)
+        self._vanished.pop(node_id, None)
+        self._note_first(leaving)
+
+    def _note_first(self, leaving: Leaving) -> None:
         number = _CLASSES[leaving.kind]
         first = self._first.get(number)
         if first is None or (leaving.revision, leaving.name) < (first.revision, first.name):
@@ -98,18 +111,27 @@ class Leavings:
         insort(self._order, (loss.revision, loss.name, node_id))
         self._losses[node_id] = loss
 
-    def note_vanished(self, names: Sequence[str]) -> None:
-        """These members were gone before this process looked: it does not know how they went."""
-        self._vanished = list(names)
+    def note_vanished(self, names: Mapping[str, str]) -> None:
+        """These members (id -> name) were gone before this process looked: it does not know how they went."""
+        self._vanished = dict(names)
 
     def inherit(self, end: RoundEnd) -> None:
         """What an earlier coordinator had composed. It knows of members that are gone without a trace."""
         mark("round_end.inherited")
-        leaving = Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
         if end.kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
-            self._set_loss("", leaving)
+            self._inherited = end
         else:
-            self.note("", leaving)
+            self._note_first(_told_before(end))
+
+    def _inherited_loss(self) -> list[Leaving]:
+        """The loss that was told before, until a member that it names says that it had left."""
+        end = self._inherited
+        if end is None:
+            return []
+        if self._explained.isdisjoint(end.nodes):
+            return [_told_before(end)]
+        mark("round_end.corrected")
+        return []
 
     def root(self, number: int, waiting: Sequence[str] = ()) -> RoundEnd | None:
         """The root cause of the end of round `number`; None if nothing is known of any leaving.
@@ -117,9 +139,10 @@ class Leavings:
         `waiting`: nodes that wait to be admitted.
         """
         failure = self._first.get(_FAILURE)
-        if self._losses:
-            first_few = [self._losses[node_id] for _, _, node_id in self._order[: FEW + 1]]
-            loss = _loss(number, first_few, len(self._losses))
+        told = self._inherited_loss()
+        if told or self._losses:
+            first_few = told + [self._losses[node_id] for _, _, node_id in self._order[: FEW + 1]]
+            loss = _loss(number, first_few, len(told) + len(self._losses))
             if failure is None or failure.why in loss.why:
                 return loss
             mark("round_end.loss_and_failure")
@@ -127,7 +150,7 @@ class Leavings:
         first = min(self._first, default=_NOTHING)
         if self._vanished and first > _MEMBER:
             mark("round_end.vanished")
-            return _vanished(number, self._vanished)
+            return _vanished(number, list(self._vanished.values()))
         if first == _NOTHING:
             return None
         root = self._first[first]
@@ -135,7 +158,7 @@ class Leavings:
             case LeaveKind.ADMISSION:
                 return admission(number, waiting, root.why)
             case LeaveKind.MEMBER_LOST | LeaveKind.ROUND_OVER:  # it is about others than the member that wrote it
-                nodes = tuple(self._vanished[:FEW])
+                nodes: tuple[str, ...] = ()
             case _:
                 nodes = (root.name,)
         return RoundEnd(round=number, kind=root.kind, why=root.why, nodes=nodes)
@@ -149,6 +172,10 @@ def admission(number: int, waiting: Sequence[str], why: str = "to admit waiting 
 def unknown(number: int) -> RoundEnd:
     """The end of a round of which nothing is known."""
     return RoundEnd(round=number, kind=LeaveKind.ROUND_OVER, why="its members have gone")
+
+
+def _told_before(end: RoundEnd) -> Leaving:
+    return Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
 
 
 def _loss(number: int, losses: Sequence[Leaving], total: int) -> RoundEnd:

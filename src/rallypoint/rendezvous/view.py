@@ -14,7 +14,7 @@ Every node with a readable key is in exactly one group:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
@@ -435,7 +435,7 @@ class View:
         for rank, member in enumerate(members):
             self.last_ranks.setdefault(member.name, (rank, member.id))
         if self.is_active:
-            self._note_absent([member.name for member in members if member.id not in self.nodes], number)
+            self._note_absent({member.id: member.name for member in members if member.id not in self.nodes}, number)
         self._compare_with_roster()
 
     def note_predecessor(self, name: str) -> None:
@@ -460,14 +460,15 @@ class View:
         """The first few candidates that are not of the active round."""
         return [self.nodes[node_id].record.name for node_id in islice(self.arrived, FEW + 1)]
 
-    def _note_absent(self, names: Sequence[str], number: int) -> None:
-        """Members of the round that were gone before this coordinator's scan: how they went is unknown."""
-        gone = [Departure(name, 0.0, None, number, None, "it went before this coordinator took over") for name in names]
+    def _note_absent(self, absent: Mapping[str, str], number: int) -> None:
+        """Members (id -> name) that were gone before this coordinator's scan: how they went is unknown."""
+        names, why = set(absent.values()), "it went before this coordinator took over"
+        gone = [Departure(name, 0.0, None, number, None, why) for name in absent.values()]
         self.departures = deque([*(known for known in self.departures if known.name not in names), *gone], FEW)
         reported = self.waiting.lost if self.waiting is not None and self.waiting.number == number else 0
         if len(gone) > reported:  # else an earlier coordinator has reported them all
             self.facts.extend(gone)
-        self.leavings.note_vanished(names)
+        self.leavings.note_vanished(absent)
 
     def start_plan(self, plan: Plan) -> None:
         """This coordinator's attempt was committed."""
