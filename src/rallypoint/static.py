@@ -17,6 +17,7 @@ from rallypoint.aio import AsyncHandler, AsyncWorld, BootstrapMaker
 from rallypoint.backends.schemes import BackendOpener
 from rallypoint.errors import RendezvousError, SettingsError
 from rallypoint.events import Sink
+from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.node import Node
 from rallypoint.rendezvous.records import LeaveCause, NodeRecord
 from rallypoint.settings import Settings
@@ -72,7 +73,7 @@ class StaticHandler(AsyncHandler):
             )
         return world
 
-    async def _explain_rank(self, node: Node, world: AsyncWorld, wanted: int) -> None:
+    async def _explain_rank(self, node: Node, joined: Joined, wanted: int) -> None:
         """Nothing: `next_rendezvous` raises an error that explains it."""
 
     async def _wait_until_taken(self, rank: int) -> str:
