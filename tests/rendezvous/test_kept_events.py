@@ -130,6 +130,17 @@ def test_thousands_of_nodes_are_one_event_with_the_first_names() -> None:
     assert sum(len(item.value) for item in one.items.values()) < 1500
 
 
+def test_many_members_that_are_gone_leave_room_for_what_follows() -> None:
+    one = Kept()
+    names = [f"n{number}" for number in range(2 * KEPT)]
+    one.note(*(NodeGone(run_id="run", by="server", node=name, round=3, reason="it went before") for name in names))
+    one.note(RoundOver(run_id="run", by="server", round=3, kind="member lost", reason="n0 is gone"))
+    one.write()
+    gone, over = one.events
+    assert gone.text() == "400 members of round 3 are gone (it went before): n0, n1, n2, n3, n4 and 395 more"
+    assert isinstance(over, RoundOver)
+
+
 def test_joins_before_and_after_a_round_are_not_one_event() -> None:
     one = Kept()
     one.note(joined("a"), active(1), joined("a", 2))

@@ -240,7 +240,8 @@ class Supervisor:
             case policy.Leave(why=why, kind=kind, early=early):
                 if early and self._world is not None:
                     await self._propose_restart(self._world, why)
-                cause = LeaveCause(kind=kind, why=why)
+                is_named = kind not in (LeaveKind.DRAIN, LeaveKind.STOPPED)
+                cause = LeaveCause(kind=kind, why=why if is_named else f"{self._name} was {why}")
                 await self._within(LEAVE_S, self.handler.leave(why, cause=cause), "leaving the run failed")
             case policy.Tell(text=text):
                 self._console.say(text)

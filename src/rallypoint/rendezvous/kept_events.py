@@ -24,6 +24,7 @@ from rallypoint.events import (
     CoordinatorElected,
     Event,
     JoinStarted,
+    ManyGone,
     ManyJoined,
     ManyLeft,
     ManyLost,
@@ -40,7 +41,7 @@ from rallypoint.events import (
 from rallypoint.kv.types import BranchOp, Compare, Delete, Item, ModRevisionIs, Put
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import Record, decode, encode
-from rallypoint.rendezvous.view import FEW
+from rallypoint.sentences import FEW
 
 KEPT = 200
 """Events kept per run."""
@@ -58,11 +59,11 @@ SETTLE_S = 0.25
 """They wait so long for others, and for a write that takes them along."""
 
 KINDS: tuple[type[Event], ...] = (
-    *(JoinStarted, NodeLeft, NodeLost, NodeGone, NodeHeldBack, ManyJoined, ManyLeft, ManyLost),
+    *(JoinStarted, NodeLeft, NodeLost, NodeGone, NodeHeldBack, ManyJoined, ManyLeft, ManyLost, ManyGone),
     *(RoundForming, RoundActive, RoundGivenUp, RoundOver, CoordinatorElected, RecordUnreadable),
 )
 """What is kept. Closing, drains and refusals have records of their own."""
-Counted: TypeAlias = JoinStarted | NodeLeft | NodeLost
+Counted: TypeAlias = JoinStarted | NodeLeft | NodeLost | NodeGone
 """Events that thousands of nodes may have at once."""
 
 
@@ -130,7 +131,7 @@ class _Tally:
         if len(self.first) < FEW:
             self.first.append(event)
         if len(self.names) < MOST_NAMES:
-            self.names.append(event.node if isinstance(event, NodeLost) else event.by)
+            self.names.append(event.node if isinstance(event, NodeLost | NodeGone) else event.by)
 
     def events(self, by: str) -> Sequence[Event]:
         """One for each node, or one for all of them."""
@@ -142,6 +143,8 @@ class _Tally:
                 return [ManyJoined(run_id=run, by=by, nodes=names, count=count)]
             case NodeLost(round=number, reason=why):
                 return [ManyLost(run_id=run, by=by, nodes=names, count=count, round=number, reason=why)]
+            case NodeGone(round=number, reason=why):
+                return [ManyGone(run_id=run, by=by, nodes=names, count=count, round=number, reason=why)]
             case NodeLeft(reason=why):
                 return [ManyLeft(run_id=run, by=by, nodes=names, count=count, reason=why)]
 

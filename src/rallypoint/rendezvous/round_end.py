@@ -17,6 +17,7 @@ that knew it. A member that comes back and says why it left is no longer one tha
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -56,6 +57,8 @@ class Leavings:
     def __init__(self) -> None:
         self._losses: dict[str, Leaving] = {}
         """By node id."""
+        self._order: list[tuple[int, str, str]] = []
+        """(revision, name, node id) of the losses, sorted: thousands may come one by one."""
         self._first: dict[int, Leaving] = {}
         """By class: the first of the others."""
         self._vanished: dict[str, str] = {}
@@ -64,6 +67,7 @@ class Leavings:
     def clear(self) -> None:
         """Another round is active."""
         self._losses.clear()
+        self._order.clear()
         self._first.clear()
         self._vanished.clear()
 
@@ -74,7 +78,7 @@ class Leavings:
             if seen is not None:
                 mark("round_end.explained")
             revision = min(leaving.revision, seen.revision if seen is not None else leaving.revision)
-            self._losses[node_id] = msgspec.structs.replace(leaving, revision=revision)
+            self._set_loss(node_id, msgspec.structs.replace(leaving, revision=revision))
             return
         self._vanished.pop(node_id, None)
         number = _CLASSES[leaving.kind]
@@ -86,9 +90,16 @@ class Leavings:
         """The session of a member ended, and the member had not left."""
         explained = self._losses.get(node_id)
         if explained is None:
-            self._losses[node_id] = Leaving(revision, name, LeaveKind.MEMBER_LOST, "")
+            self._set_loss(node_id, Leaving(revision, name, LeaveKind.MEMBER_LOST, ""))
         else:
-            self._losses[node_id] = msgspec.structs.replace(explained, revision=min(revision, explained.revision))
+            revision = min(revision, explained.revision)
+            self._set_loss(node_id, msgspec.structs.replace(explained, revision=revision))
+
+    def _set_loss(self, node_id: str, loss: Leaving) -> None:
+        if (known := self._losses.get(node_id)) is not None:
+            del self._order[bisect_left(self._order, (known.revision, known.name, node_id))]
+        insort(self._order, (loss.revision, loss.name, node_id))
+        self._losses[node_id] = loss
 
     def note_vanished(self, names: Mapping[str, str]) -> None:
         """These members (id -> name) were gone before this process looked: it does not know how they went."""
@@ -102,7 +113,7 @@ class Leavings:
         mark("round_end.inherited")
         leaving = Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
         if end.kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
-            self._losses[""] = leaving
+            self._set_loss("", leaving)
         else:
             self.note("", leaving)
 
@@ -113,7 +124,8 @@ class Leavings:
         """
         failure = self._first.get(_FAILURE)
         if self._losses:
-            loss = _loss(number, sorted(self._losses.values(), key=lambda one: (one.revision, one.name)))
+            first_few = [self._losses[node_id] for _, _, node_id in self._order[: FEW + 1]]
+            loss = _loss(number, first_few, len(self._losses))
             if failure is None or failure.why in loss.why:
                 return loss
             mark("round_end.loss_and_failure")
@@ -145,14 +157,14 @@ def unknown(number: int) -> RoundEnd:
     return RoundEnd(round=number, kind=LeaveKind.ROUND_OVER, why="its members have gone")
 
 
-def _loss(number: int, losses: Sequence[Leaving]) -> RoundEnd:
-    """`losses`: the members that were lost, the first one first. One that came back has explained its loss itself."""
+def _loss(number: int, losses: Sequence[Leaving], total: int) -> RoundEnd:
+    """`losses`: the first few of `total` lost members, in order. One that came back has explained its loss itself."""
     first, names = losses[0], [one.name for one in losses if one.name]
     if first.why:
         others = names[1:] if first.name else names
-        why = first.why + (f"; also lost: {listed(others)}" if others else "")
-    elif len(names) > 1:
-        why = f"{listed(names)} were lost (their sessions ended)"
+        why = first.why + (f"; also lost: {listed(others, total - 1)}" if others else "")
+    elif total > 1:
+        why = f"{listed(names, total)} were lost (their sessions ended)"
     else:
         why = f"{first.name} was lost (its session ended)"
     return RoundEnd(round=number, kind=first.kind, why=why, nodes=tuple(names[:FEW]))
