@@ -171,6 +171,21 @@ def test_failure_while_no_server_runs_ends_nothing_and_is_explained_by_lost_sess
     goes_on(run, launchers, number)
 
 
+def test_node_whose_worker_has_failed_waits_for_a_server_only_until_the_join_timeout(stage, tmp_path):
+    bind = loopback()
+    server = stage.serve(bind)
+    run = Run(
+        stage, bind, tmp_path, "2", conf="keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=3,is_host=no"
+    )
+    a, b = (run.start(name, program=RING) for name in "ab")
+    assert a.workers(2)
+    assert b.workers(2)
+    server.kill()
+    run.say("do-1", "exit 3")
+    assert (a.wait_exit(), b.wait_exit()) == (4, 4)
+    run.nothing_is_left()
+
+
 @pytest.mark.slow
 def test_kill_of_a_launcher_on_etcd_ends_no_job_and_costs_no_restart(stage, tmp_path):
     directory = tmp_path / "etcd"

@@ -19,9 +19,10 @@ from rallypoint.errors import RendezvousError, StoreError
 from rallypoint.launcher import stall_reports
 from rallypoint.launcher.console import Console
 from rallypoint.launcher.stacks import FILE, Target, is_stopped, write_stacks
-from rallypoint.launcher.stall import NodeReport, StallWatch, Verdict, listed, verdict
+from rallypoint.launcher.stall import NodeReport, StallWatch, Verdict, verdict
 from rallypoint.launcher.worker_guardian import descendants, parent_of
 from rallypoint.launcher.worker_signs import WorkerSigns
+from rallypoint.sentences import listed
 from rallypoint.store import AsyncStore
 
 STACKS_S = 10.0

@@ -39,11 +39,6 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: int = 0
     failure: Failure | None = None
 
-    @property
-    def failure_node(self) -> str:
-        """The node that reported the failure."""
-        return self.failure.node if self.failure is not None else ""
-
 
 async def propose(store: AsyncStore, proposal: Proposal) -> Proposal:
     """Write the proposal unless there is one already. Returns the one in force."""
