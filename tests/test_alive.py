@@ -52,7 +52,7 @@ sys.stdin.read()
 def test_last_step_arrives_and_the_stacks_of_the_process_can_be_asked_for(tmp_path):
     async def main() -> str:
         watch = StallWatch(0, 1, 10.0)
-        signs = WorkerSigns(watch, lambda pid: None)
+        signs = WorkerSigns(tmp_path, watch, lambda pid: None)
         process = await worker(signs, CALLS)
         try:
             await until(lambda: watch.states(0.0)[0].step == 100)
@@ -87,12 +87,12 @@ def test_process_without_a_handler_gets_no_signal_and_the_file_says_why(tmp_path
     assert "(sleep): state " in text
 
 
-def test_timers_of_torch_arrive_by_the_same_pipe():
+def test_timers_of_torch_arrive_by_the_same_pipe(tmp_path):
     pytest.importorskip("torch")
 
     async def main() -> None:
         watch = StallWatch(0, 1, 10.0)
-        signs = WorkerSigns(watch, lambda pid: 0)
+        signs = WorkerSigns(tmp_path, watch, lambda pid: 0)
         process = await worker(signs, TORCH)
         try:
             await until(lambda: len(watch.timers(0)) == 1)
@@ -105,9 +105,9 @@ def test_timers_of_torch_arrive_by_the_same_pipe():
     asyncio.run(main())
 
 
-def test_reading_after_the_end_of_the_round_is_harmless():
+def test_reading_after_the_end_of_the_round_is_harmless(tmp_path):
     async def main() -> None:
-        signs = WorkerSigns(StallWatch(0, 1, 10.0), lambda pid: None)
+        signs = WorkerSigns(tmp_path, StallWatch(0, 1, 10.0), lambda pid: None)
         signs.close()
         signs.read()
         signs.close()

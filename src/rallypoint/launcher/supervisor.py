@@ -232,6 +232,7 @@ class Supervisor:
                 self._task(self._propose(number, outcome, cause), "propose")
             case policy.AwaitOthers(round=number):
                 self._finished = number
+                self._private.remove()  # the guardian, which would do it after a kill of this process, has ended
                 self._task(self._await_others(number), "exit barrier")
             case policy.CloseFinished():
                 limit_s = self._settings.close_timeout_s
@@ -249,6 +250,7 @@ class Supervisor:
 
     async def _join(self, cause: LeaveCause | None) -> None:
         self._cancel_round()
+        self._private.remove()
         self._world = self._failure = None
         self._crashes.round_ended(self._now())
         if pause_s := self._crashes.pause_s(random.random()):
@@ -397,6 +399,7 @@ class Supervisor:
             directory = job.log_dir / run_id / name / f"round_{number}"
         return HangWatch(
             world.store,
+            self._private.path,
             self._name,
             plan.ranks_of(world.rank).rank,
             job.workers,
@@ -434,7 +437,7 @@ class Supervisor:
                 local,
                 first + local,
                 job.argv,
-                worker_environment(os.environ, context, local, logs.error_file(number, local)) | hangs.environment(),
+                worker_environment(os.environ, context, local, logs.error_file(local)) | hangs.environment(),
             )
             for local in range(job.workers)
         ]
@@ -445,6 +448,7 @@ class Supervisor:
             on_exit=lambda local, code: self._post(policy.Exited(number, local, first + local, code)),
             on_empty=lambda: self._emptied(number),
             hangs=hangs,
+            private=str(self._private.path),
         )
 
     def _emptied(self, number: int) -> None:
@@ -747,8 +751,8 @@ class Supervisor:
         if self._workers is not None:
             self._workers.kill()
             await self._workers.wait_empty()
-        self._private.remove()
         self._close_hangs()
+        self._private.remove()
         # If the run is not closed, closing the handler of a node that hosts its server waits until the others have
         # gone. After a signal, the limit for that is shorter, and another signal ends it at once.
         limit_s = self._job.grace_s if self._was_signalled else self._settings.close_timeout_s + LEAVE_S

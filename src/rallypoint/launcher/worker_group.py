@@ -37,7 +37,9 @@ class Worker:
 
 
 class WorkerGroup:
-    """Start it once. Calls `on_exit(local_rank, code)` for each worker, then `on_empty()` once no process is left."""
+    """Start it once. If this process is killed, the directory `private` is removed.
+
+    Calls `on_exit(local_rank, code)` for each worker, then `on_empty()` once no process is left."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class WorkerGroup:
         on_exit: Callable[[int, int], None],
         on_empty: Callable[[], None],
         hangs: HangWatch | None = None,
+        private: str = "",
     ) -> None:
         self._workers = workers
         self._console = console
@@ -55,6 +58,7 @@ class WorkerGroup:
         self._on_exit = on_exit
         self._on_empty = on_empty
         self._hangs = hangs
+        self._private = private
         self._running = {worker.local_rank for worker in workers}
         self._exits: dict[int, tuple[int, float]] = {}
         """Local rank -> exit code and instant, of the workers that ended before they were told to."""
@@ -80,7 +84,7 @@ class WorkerGroup:
                 "-I",
                 "-S",
                 GUARDIAN,
-                *([] if self._hangs is None else [str(self._hangs.scratch)]),
+                self._private,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=fds,
