@@ -88,8 +88,8 @@ def test_launcher_that_alone_is_stopped_beyond_its_time_to_live_ends_no_job(stag
 @pytest.mark.parametrize(
     ("what", "code", "how"),
     [
-        ("exit 1", 1, "exited with 1"),
-        ("exit 3", 3, "exited with 3"),
+        ("exit 1", 1, "exited with 1: cannot go on"),
+        ("exit 3", 3, "exited with 3: cannot go on"),
         ("signal SIGSEGV", 139, "was killed by SIGSEGV"),
         ("signal SIGKILL", 137, "was killed by SIGKILL, perhaps for want of memory"),
         ("raise CUDA out of memory", 1, "exited with 1: RuntimeError: CUDA out of memory"),
