@@ -39,6 +39,8 @@ WORKS_S = 0.5
 """The three work for so long before the next loss."""
 WORLD_S = 90.0
 """The limit for a new world: sessions live for 15 s, and a busy machine starts torch slowly."""
+WRITTEN_S = 10.0
+"""The limit for the coordinator to keep an event: it writes them in batches."""
 TICK_S = 0.01
 NAMED = re.compile(r"rank \d+ on \S+ .+")
 """The sentence that names a failed worker, in a launcher's line."""
@@ -184,7 +186,9 @@ class Job:
                 codes = {one.popen.returncode for one in self._launchers}
                 figures.counted += len(codes) > 1 or codes <= {0, None}
                 used = number
-            missing = self._missing(victim, said)
+            deadline = time.monotonic() + WRITTEN_S
+            while (missing := self._missing(victim, said)) and time.monotonic() < deadline:
+                yield
             self.unnamed += [f"failure {number} ({how}): {text}" for text in missing]
             self._say(
                 f"{number:3}/{count} {how:14.14} rank {rank}, counted {used}; {'; '.join(missing) or 'named by all'}"
