@@ -70,6 +70,25 @@ def test_last_step_arrives_and_the_stacks_of_the_process_can_be_asked_for(tmp_pa
     assert 'File "<string>", line 3 in <module>' in text or "<module> (<string>:3)" in text, "faulthandler, or py-spy"
 
 
+@pytest.mark.parametrize("within_s", ["1e300", "float('inf')"])
+def test_call_that_allows_any_time_until_the_next_arrives(tmp_path, within_s):
+    async def main() -> bool:
+        watch = StallWatch(0, 1, 10.0)
+        signs = WorkerSigns(tmp_path, watch, lambda pid: None)
+        process = await worker(
+            signs, f"import rallypoint, sys\nrallypoint.alive(1, within_s={within_s})\nsys.stdin.read()"
+        )
+        try:
+            await until(lambda: signs.pids)
+            return watch.look(asyncio.get_running_loop().time() + 1000.0, 1000.0)
+        finally:
+            process.kill()
+            await process.wait()
+            signs.close()
+
+    assert not asyncio.run(main())
+
+
 def test_process_without_a_handler_gets_no_signal_and_the_file_says_why(tmp_path):
     async def main() -> str:
         process = await asyncio.create_subprocess_exec("sleep", "300")

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from rallypoint.backends.resolver_threads import run_in_thread
 from rallypoint.launcher import worker_guardian
 from rallypoint.launcher.console import Console, Stream
 from rallypoint.launcher.environment import WORKER_MARK
@@ -139,7 +141,7 @@ class WorkerGroup:
     async def _evidence_of(self, worker: Worker) -> Evidence:
         local_rank = worker.local_rank
         code, at = self._exits.get(local_rank, (None, 0.0))
-        recorded = await asyncio.to_thread(_end_of, Path(worker.env["TORCHELASTIC_ERROR_FILE"]))
+        recorded = await _read_end(Path(worker.env["TORCHELASTIC_ERROR_FILE"]))
         stderr, stderr_s = await self._stderr_of(local_rank)
         ended_s = self._loop.time() - at if code is not None else 0.0
         return Evidence(worker.rank, local_rank, code, ended_s, recorded, stderr, stderr_s)
@@ -148,7 +150,7 @@ class WorkerGroup:
         """The end of a worker's stderr, and its age; None: not known."""
         if local_rank not in self._stderr:
             path = self._logs.path(local_rank, 2)
-            return await asyncio.to_thread(_end_of, path) if path is not None else b"", None
+            return await _read_end(path) if path is not None else b"", None
         read: asyncio.Future[tuple[bytes, float]] = self._loop.create_future()
 
         def give(tail: bytes, age_s: float) -> None:
@@ -238,6 +240,11 @@ class WorkerGroup:
             await asyncio.sleep(worker_guardian.KILL_AGAIN_S)
         for local_rank in sorted(self._running):
             self._ended(local_rank, KILLED)
+
+
+def _read_end(path: Path) -> asyncio.Future[bytes]:
+    """`_end_of`, on a daemon thread: a file system that does not answer must not keep the launcher from ending."""
+    return run_in_thread(partial(_end_of, path), "evidence")
 
 
 def _end_of(path: Path) -> bytes:
