@@ -52,7 +52,7 @@ sys.stdin.read()
 def test_last_step_arrives_and_the_stacks_of_the_process_can_be_asked_for(tmp_path):
     async def main() -> str:
         watch = StallWatch(0, 1, 10.0)
-        signs = WorkerSigns(watch, lambda pid: None)
+        signs = WorkerSigns(tmp_path, watch, lambda pid: None)
         process = await worker(signs, CALLS)
         try:
             await until(lambda: watch.states(0.0)[0].step == 100)
@@ -68,6 +68,25 @@ def test_last_step_arrives_and_the_stacks_of_the_process_can_be_asked_for(tmp_pa
     text = asyncio.run(main())
     assert "=== rank 0: a test" in text
     assert 'File "<string>", line 3 in <module>' in text or "<module> (<string>:3)" in text, "faulthandler, or py-spy"
+
+
+@pytest.mark.parametrize("within_s", ["1e300", "float('inf')"])
+def test_call_that_allows_any_time_until_the_next_arrives(tmp_path, within_s):
+    async def main() -> bool:
+        watch = StallWatch(0, 1, 10.0)
+        signs = WorkerSigns(tmp_path, watch, lambda pid: None)
+        process = await worker(
+            signs, f"import rallypoint, sys\nrallypoint.alive(1, within_s={within_s})\nsys.stdin.read()"
+        )
+        try:
+            await until(lambda: signs.pids)
+            return watch.look(asyncio.get_running_loop().time() + 1000.0, 1000.0)
+        finally:
+            process.kill()
+            await process.wait()
+            signs.close()
+
+    assert not asyncio.run(main())
 
 
 def test_process_without_a_handler_gets_no_signal_and_the_file_says_why(tmp_path):
@@ -87,12 +106,12 @@ def test_process_without_a_handler_gets_no_signal_and_the_file_says_why(tmp_path
     assert "(sleep): state " in text
 
 
-def test_timers_of_torch_arrive_by_the_same_pipe():
+def test_timers_of_torch_arrive_by_the_same_pipe(tmp_path):
     pytest.importorskip("torch")
 
     async def main() -> None:
         watch = StallWatch(0, 1, 10.0)
-        signs = WorkerSigns(watch, lambda pid: 0)
+        signs = WorkerSigns(tmp_path, watch, lambda pid: 0)
         process = await worker(signs, TORCH)
         try:
             await until(lambda: len(watch.timers(0)) == 1)
@@ -105,9 +124,9 @@ def test_timers_of_torch_arrive_by_the_same_pipe():
     asyncio.run(main())
 
 
-def test_reading_after_the_end_of_the_round_is_harmless():
+def test_reading_after_the_end_of_the_round_is_harmless(tmp_path):
     async def main() -> None:
-        signs = WorkerSigns(StallWatch(0, 1, 10.0), lambda pid: None)
+        signs = WorkerSigns(tmp_path, StallWatch(0, 1, 10.0), lambda pid: None)
         signs.close()
         signs.read()
         signs.close()

@@ -25,6 +25,8 @@ STACK_SIGNAL = signal.SIGRTMIN + 8 if sys.platform == "linux" else 0
 LEAST_S = 0.1
 """How often an unchanged step and note are written: a tight loop may call this, too. A change is written at once."""
 MAX_NOTE = 200
+MOST_S = 1e9
+"""JSON has no infinity."""
 
 
 def stack_file(directory: str, pid: int) -> str:
@@ -71,7 +73,8 @@ def alive(step: int | None = None, note: str = "", *, within_s: float | None = N
     """
     global _reporter, _given_up_by
     pid = os.getpid()
-    message = (None if step is None else int(step), str(note)[:MAX_NOTE], None if within_s is None else float(within_s))
+    limit_s = None if within_s is None else min(float(within_s), MOST_S)
+    message = (None if step is None else int(step), str(note)[:MAX_NOTE], limit_s)
     if _given_up_by == pid:
         return
     try:

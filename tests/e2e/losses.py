@@ -32,13 +32,15 @@ from tests.e2e.kit import HERE, PATIENCE_S, PORT, Machine, Process, Stage, _teth
 from tests.e2e.launching import marked
 
 SIZE = 3
-WORKERS = {"ring": HERE / "losses_ring.py", "ddp": HERE / "losses_ddp.py"}
-HOW = ("exit", "signal", "exception")
+WORKERS = {"ring": HERE / "ring_worker.py", "ddp": HERE / "ddp_worker.py"}
+HOW = ("exit 1", "signal SIGSEGV", "raise CUDA out of memory. Tried to allocate 20.00 GiB")
 KINDS = ("kill", "stop", "cut")
 WORKS_S = 0.5
 """The three work for so long before the next loss."""
 WORLD_S = 90.0
 """The limit for a new world: sessions live for 15 s, and a busy machine starts torch slowly."""
+WRITTEN_S = 10.0
+"""The limit for the coordinator to keep an event: it writes them in batches."""
 TICK_S = 0.01
 NAMED = re.compile(r"rank \d+ on \S+ .+")
 """The sentence that names a failed worker, in a launcher's line."""
@@ -172,8 +174,8 @@ class Job:
             victim = next(one for one in self._launchers if one.last["rank"] == rank)
             said = {launcher: len(launcher.lines) for launcher in self._launchers}
             before, at = self._round, time.monotonic()
-            (self._directory / f"fail-{rank}.new").write_text(how)
-            (self._directory / f"fail-{rank}.new").rename(self._directory / f"fail-{rank}")
+            (self._directory / "order.new").write_text(how)
+            (self._directory / "order.new").rename(self._directory / f"do-{rank}")
             if number < count:
                 yield from self._world(self._launchers, above=before, since=at, figures=figures)
                 used = self._used()
@@ -184,9 +186,13 @@ class Job:
                 codes = {one.popen.returncode for one in self._launchers}
                 figures.counted += len(codes) > 1 or codes <= {0, None}
                 used = number
-            missing = self._missing(victim, said)
+            deadline = time.monotonic() + WRITTEN_S
+            while (missing := self._missing(victim, said)) and time.monotonic() < deadline:
+                yield
             self.unnamed += [f"failure {number} ({how}): {text}" for text in missing]
-            self._say(f"{number:3}/{count} {how:9} rank {rank}, counted {used}; {'; '.join(missing) or 'named by all'}")
+            self._say(
+                f"{number:3}/{count} {how:14.14} rank {rank}, counted {used}; {'; '.join(missing) or 'named by all'}"
+            )
             yield from self._works()
         self.end()
 
@@ -292,7 +298,9 @@ class Job:
     def _start(self, machine: Machine) -> Launcher:
         self._started += 1
         name = f"n{self._machines.index(machine)}-{self._started}"
-        argv = [sys.executable, "-m", "rallypoint", "run", "--name", name, "--local-addr", machine.address]
+        # The machine's host name is no address of its namespace, and gloo would take it.
+        argv = ["env", "GLOO_SOCKET_IFNAME=eth0", sys.executable, "-m", "rallypoint", "run", "--name", name]
+        argv += ["--local-addr", machine.address]
         argv += ["--url", f"{self._url}?min_nodes=1&max_nodes={SIZE}", "--max-restarts", str(self._restarts)]
         launcher = Launcher(name, [*argv, str(WORKERS[self._worker]), str(self._directory)], machine)
         self._stage.processes.append(launcher)

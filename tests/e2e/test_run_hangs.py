@@ -1,6 +1,5 @@
 """Workers that hang: with `--stall-timeout` they are found, and the stacks of all nodes are written before a kill."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -90,16 +89,20 @@ def test_worker_that_ignores_sigterm_leaves_its_stacks_before_it_is_killed(stage
     assert scratch_directories() <= before
 
 
-def test_killed_launcher_leaves_no_directory_of_its_pipe(stage, endpoint, tmp_path):
+def test_killed_launcher_leaves_no_temporary_directory(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:1")
     a = start(run, "a", "none")
     (worker,) = a.workers(1)
-    environ = Path(f"/proc/{worker['pid']}/environ").read_bytes().split(b"\0")
-    (directory,) = [part.partition(b"=")[2] for part in environ if part.startswith(b"RALLYPOINT_ALIVE=")]
-    assert os.path.isdir(directory)
+    environ = Path(f"/proc/{worker['pid']}/environ").read_text().split("\0")
+    found = dict(part.split("=", 1) for part in environ if part)
+    directory = Path(found["RALLYPOINT_ALIVE"])
+    errors = Path(found["TORCHELASTIC_ERROR_FILE"])
+    errors.write_text("{}")
+    assert (directory / "pipe").exists()
     a.kill()
     run.nothing_is_left()
-    assert not os.path.isdir(directory)
+    assert not directory.exists()
+    assert not errors.parents[1].exists()
 
 
 def test_node_that_has_finished_waits_only_for_a_stated_time_for_a_lost_one(stage, endpoint, tmp_path):

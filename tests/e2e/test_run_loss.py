@@ -88,8 +88,8 @@ def test_launcher_that_alone_is_stopped_beyond_its_time_to_live_ends_no_job(stag
 @pytest.mark.parametrize(
     ("what", "code", "how"),
     [
-        ("exit 1", 1, "exited with 1"),
-        ("exit 3", 3, "exited with 3"),
+        ("exit 1", 1, "exited with 1: cannot go on"),
+        ("exit 3", 3, "exited with 3: cannot go on"),
         ("signal SIGSEGV", 139, "was killed by SIGSEGV"),
         ("signal SIGKILL", 137, "was killed by SIGKILL, perhaps for want of memory"),
         ("raise CUDA out of memory", 1, "exited with 1: RuntimeError: CUDA out of memory"),
@@ -169,6 +169,21 @@ def test_failure_while_no_server_runs_ends_nothing_and_is_explained_by_lost_sess
         one.wait_line("lost its session")
     stage.serve(bind, "--data", data)
     goes_on(run, launchers, number)
+
+
+def test_node_whose_worker_has_failed_waits_for_a_server_only_until_the_join_timeout(stage, tmp_path):
+    bind = loopback()
+    server = stage.serve(bind)
+    run = Run(
+        stage, bind, tmp_path, "2", conf="keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=3,is_host=no"
+    )
+    a, b = (run.start(name, program=RING) for name in "ab")
+    assert a.workers(2)
+    assert b.workers(2)
+    server.kill()
+    run.say("do-1", "exit 3")
+    assert (a.wait_exit(), b.wait_exit()) == (4, 4)
+    run.nothing_is_left()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.launcher.policy import (
+    BUDGET_USED_UP,
     AllAnswered,
     AllFinished,
     Answer,
@@ -41,6 +42,7 @@ from rallypoint.launcher.policy import (
     SignalReceived,
     SignalsSettled,
     SpendRestart,
+    Stalled,
     Stop,
     Stopped,
 )
@@ -48,7 +50,7 @@ from rallypoint.rendezvous.membership import Cause
 from rallypoint.rendezvous.records import LeaveCause, LeaveKind
 
 PRECEDENCE = [RoundOutcome.FINISH, RoundOutcome.FAILURE, RoundOutcome.RESTART, RoundOutcome.FAILED]
-FAULTS = ("fail", "kill", "cut", "leave", "preempt", "finish")
+FAULTS = ("fail", "stall", "kill", "cut", "leave", "preempt", "finish")
 Step = tuple[object, ...]
 
 
@@ -150,7 +152,7 @@ class World:
             if one.result is not None:
                 continue
             if self.faults:
-                found += [(fault, at) for fault in FAULTS if fault not in ("fail", "finish") or one.is_working]
+                found += [(fault, at) for fault in FAULTS if fault not in ("fail", "stall", "finish") or one.is_working]
             if some_worker_is_gone and one.is_working:
                 found.append(("echo", at))
             if self.outcome is not None and one.seen is not self.outcome.outcome and not one.is_cut:
@@ -163,7 +165,9 @@ class World:
         match what:
             case SettleSignals():
                 return not one.must_leave
-            case Report(code=1):  # held back: by then a launcher has noticed that its own worker was told to go
+            case Report(
+                failed=Exited(code=1)
+            ):  # held back: by then a launcher has noticed that its own worker was told to go
                 return not one.is_cut and not any(other.is_unaware for other in self.launchers)
             case Report():
                 return not one.is_cut
@@ -200,6 +204,9 @@ class World:
             case "fail":
                 one.worker_is_gone = self.has_failed = True
                 one.pending.append(Exited(1, 0, 0, 1))
+            case "stall":
+                self.has_failed = True
+                self._tell(at, Stalled(1, 0, "", "rank 0 said nothing"))
             case "finish":
                 one.has_finished = True
                 self._tell(at, Exited(1, 0, 0, 0))
@@ -236,7 +243,8 @@ class World:
                 self._tell(at, SignalsSettled(1))
             case _ if one.is_lost:
                 self._tell(at, RoundChanged(1, Cause.ROUND_OVER, "no longer a member"))
-            case Report(rank=rank, code=code):
+            case Report(failed=failed):
+                rank, code = failed.rank, BUDGET_USED_UP if isinstance(failed, Stalled) else failed.code
                 cause = LeaveCause(kind=LeaveKind.WORKER_FAILED, why=f"rank {rank}", rank=rank)
                 self._write(at, OutcomeDecided(1, RoundOutcome.FAILURE, cause, code, f"rank {rank}"))
                 self._see(at)
@@ -276,7 +284,10 @@ class World:
         self.outcome = proposal
         if proposal.outcome is RoundOutcome.FAILURE:
             self.launchers[at].is_owner = True
-            self.is_explained = any(one.is_silent or one.is_lost or one.is_told_to_go for one in self.launchers)
+            is_stall = proposal.code == BUDGET_USED_UP  # it has lasted for long before a signal came
+            self.is_explained = any(
+                one.is_silent or one.is_lost or (one.is_told_to_go and not is_stall) for one in self.launchers
+            )
 
     def _see(self, at: int) -> None:
         assert self.outcome is not None
@@ -321,10 +332,10 @@ class World:
         worked_on = self.happened <= {"finish"}
         for one in self.launchers:
             assert one.is_dead or one.result is not None or worked_on, f"{one.policy.name} waits forever"
-        if "fail" in self.happened <= {"fail", "finish"}:
+        if self.has_failed and self.happened <= {"fail", "stall", "finish"}:
             assert self.spent == 1, "a worker's own failure was not counted"
             assert len({one.result for one in self.launchers}) == 1, "all launchers go on for the same reason"
-        if "fail" not in self.happened:
+        if not self.has_failed:
             assert self.spent == 0
 
 
@@ -378,7 +389,7 @@ class Unsettled(Policy):
     def _failed_here(self, event):
         found = super()._failed_here(event)
         self._is_settling = False
-        return [Report(1, 0, 0, event.code) if isinstance(one, SettleSignals) else one for one in found]
+        return [Report(1, event) if isinstance(one, SettleSignals) else one for one in found]
 
 
 class Rash(Policy):

@@ -41,6 +41,25 @@ def test_round_that_ended_for_another_reason_begins_anew():
     assert backoff.pause_s(0.5) == 0
 
 
+def test_failure_counts_however_long_the_other_workers_take_to_stop():
+    backoff = CrashBackoff()
+    for start in (0.0, 100.0, 200.0):
+        backoff.started(start)
+        backoff.failed(start + 0.5)
+        backoff.round_ended(start + 15.5)
+    assert backoff.pause_s(0.5) == FIRST_S
+
+
+def test_round_in_which_no_worker_could_be_started_counts():
+    backoff = CrashBackoff()
+    backoff.started(0.0)
+    backoff.round_ended(100.0)
+    for now in (200.0, 300.0, 400.0):
+        backoff.failed(now)
+        backoff.round_ended(now)
+    assert backoff.pause_s(0.5) == FIRST_S
+
+
 def test_pause_is_jittered_and_the_sentence_has_it():
     assert (pauses([0.3] * 3, 0.0)[-1], pauses([0.3] * 3, 1.0)[-1]) == (3, 5)
     backoff = CrashBackoff()

@@ -31,11 +31,11 @@ def test_redirected_output_is_not_shown_and_teed_output_is(tmp_path):
 
 
 def test_error_file_is_in_the_log_directory_or_in_a_private_one_that_is_removed(tmp_path):
-    assert WorkerLogs(tmp_path).error_file(7, 1) == str(tmp_path / "1" / "error.json")
+    assert WorkerLogs(tmp_path).error_file(1) == str(tmp_path / "1" / "error.json")
     private = PrivateDirectory()
-    file = Path(WorkerLogs(None, private=private).error_file(7, 1))
+    file = Path(WorkerLogs(None, private=private).error_file(1))
     file.write_text("{}")
-    assert file.parts[-3:] == ("round_7", "1", "error.json")
+    assert file == private.path / "1" / "error.json"
     assert private.path.stat().st_mode & 0o077 == 0, "nobody else can read it"
     private.remove()
     assert not file.exists()

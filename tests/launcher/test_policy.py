@@ -37,6 +37,7 @@ from rallypoint.launcher.policy import (
     SignalReceived,
     SignalsSettled,
     SpendRestart,
+    Stalled,
     Start,
     StartFailed,
     Stop,
@@ -51,7 +52,7 @@ TERM = SignalReceived(15, "SIGTERM")
 
 FINISHED = LeaveCause(kind=LeaveKind.FINISHED, why="its workers have finished", round=1)
 LEFT = LeaveCause(kind=LeaveKind.ROUND_OVER, why="b leaves")
-ADMISSION = LeaveCause(kind=LeaveKind.ADMISSION, why="c waits")
+ADMISSION = LeaveCause(kind=LeaveKind.ADMISSION, why="to admit waiting nodes")
 FAILURE = LeaveCause(kind=LeaveKind.WORKER_FAILED, why="rank 5 on a exited with 3", rank=5)
 OWN = OutcomeDecided(1, RoundOutcome.FAILURE, FAILURE, 3, "rank 5 on a", is_own=True)
 OTHER = OutcomeDecided(1, RoundOutcome.FAILURE, FAILURE, 3, "rank 5 on a")
@@ -92,7 +93,7 @@ def joined(instructions: list[Instruction]) -> LeaveCause:
 
 def test_failed_worker_is_reported_and_counted_once_all_launchers_have_answered():
     policy = running()
-    assert policy.handle(Exited(1, 1, 5, 3)) == [Stop(1, "rank 5 on a exited with 3"), Report(1, 1, 5, 3)]
+    assert policy.handle(Exited(1, 1, 5, 3)) == [Stop(1, "rank 5 on a exited with 3"), Report(1, Exited(1, 1, 5, 3))]
     assert policy.handle(Exited(1, 0, 4, 143)) == [], "this worker was stopped: one failure costs one restart"
     assert policy.handle(Stopped(1)) == [], "it is not known yet whose failure it is"
     assert policy.handle(OWN) == [AwaitAnswers(1)]
@@ -142,11 +143,33 @@ def test_failure_that_something_else_explains_costs_nothing(change, kind):
     assert policy.handle(AllAnswered(1)) == []
 
 
-def test_loss_that_comes_while_the_restart_is_counted_is_not_waited_for():
+def test_loss_that_comes_while_the_restart_is_counted_neither_is_waited_for_nor_explains_the_failure():
     policy = attributing()
     policy.handle(Stopped(1))
     policy.handle(AllAnswered(1))
-    assert joined(policy.handle(RoundChanged(1, Cause.LOSS, "lost: c"))).kind is LeaveKind.MEMBER_LOST
+    (join,) = policy.handle(RoundChanged(1, Cause.LOSS, "lost: c"))
+    assert joined([join]) == LeaveCause(kind=LeaveKind.MEMBER_LOST, why="lost: c")
+
+
+def test_stall_is_reported_and_counted_once_as_a_failed_worker_is():
+    policy, stall = running(), Stalled(1, 5, "b", "rank 5 on b said nothing for 60 s")
+    assert policy.handle(stall) == [Stop(1, stall.why), Report(1, stall)]
+    assert policy.handle(stall) == []
+    assert policy.handle(Exited(1, 0, 4, 143)) == [], "stopped because of the stall"
+    assert policy.handle(OWN) == [AwaitAnswers(1)]
+    assert policy.handle(AllAnswered(1)) == [SpendRestart(1)]
+    policy.handle(Stopped(1))
+    stalled = LeaveCause(kind=LeaveKind.STALLED, why=stall.why, rank=5)
+    assert joined(policy.handle(OutcomeDecided(1, RoundOutcome.RESTART, stalled))) == stalled
+
+
+def test_stall_of_another_round_or_of_workers_that_are_being_stopped_is_ignored():
+    policy = running(number=2)
+    assert policy.handle(Stalled(1, 5, "b", "why")) == []
+    policy.handle(Exited(2, 0, 2, 1))
+    assert policy.handle(Stalled(2, 5, "b", "why")) == [], "a failure is being attributed"
+    policy.handle(TERM)
+    assert policy.handle(Stalled(2, 5, "b", "why")) == []
 
 
 @pytest.mark.parametrize("code", [129, 130, 143])
@@ -161,7 +184,7 @@ def test_worker_that_was_told_to_go_is_not_reported_before_a_signal_would_have_c
 def test_worker_that_was_ended_alone_by_a_signal_has_failed():
     policy = running()
     policy.handle(Exited(1, 1, 5, 143))
-    assert policy.handle(SignalsSettled(1)) == [Report(1, 1, 5, 143)]
+    assert policy.handle(SignalsSettled(1)) == [Report(1, Exited(1, 1, 5, 143))]
     policy = running()
     policy.handle(Exited(1, 1, 5, 143))
     policy.handle(OTHER)
@@ -190,7 +213,7 @@ def test_growth_is_agreed_on_before_anything_stops():
     policy = running()
     assert policy.handle(RoundChanged(1, Cause.WAITING, "c waits")) == [Propose(1, RoundOutcome.RESTART, ADMISSION)]
     assert policy.phase is Phase.RUNNING
-    assert policy.handle(OutcomeDecided(1, RoundOutcome.RESTART, ADMISSION)) == [Stop(1, "c waits")]
+    assert policy.handle(OutcomeDecided(1, RoundOutcome.RESTART, ADMISSION)) == [Stop(1, ADMISSION.why)]
     assert joined(policy.handle(Stopped(1))) == ADMISSION
 
 

@@ -2,17 +2,6 @@
 
 import pytest
 
-from rallypoint.launcher.policy import (
-    BUDGET_USED_UP,
-    Entered,
-    Exited,
-    Policy,
-    RestartDecided,
-    SignalReceived,
-    SpendRestart,
-    Stalled,
-    Stop,
-)
 from rallypoint.launcher.stall import NodeReport, StallWatch, WorkerState, verdict
 
 EVERY_S = 1.0
@@ -132,27 +121,3 @@ def test_rank_that_holds_the_others_up_is_named(a, b, rank, why):
 
 def test_without_a_stalled_worker_nobody_is_named():
     assert verdict([NodeReport(node="a", workers=(WorkerState(rank=0, silent_s=1.0),))]) is None
-
-
-def running() -> Policy:
-    policy = Policy()
-    policy.begin()
-    policy.handle(Entered(1, 2))
-    return policy
-
-
-def test_stall_costs_one_restart_as_a_failed_worker_does():
-    policy = running()
-    assert policy.handle(Stalled(1, 3, "why")) == [Stop(1, "why"), SpendRestart(1, "why", BUDGET_USED_UP)]
-    assert policy.handle(Stalled(1, 3, "again")) == []
-    assert policy.handle(Exited(1, 0, 2, 143)) == [], "stopped because of the stall: counted once"
-
-
-def test_stall_of_another_round_or_of_workers_that_are_being_stopped_is_ignored():
-    policy = running()
-    assert policy.handle(Stalled(2, 3, "why")) == []
-    policy.handle(Exited(1, 0, 2, 1))
-    assert policy.handle(Stalled(1, 3, "why")) == []
-    policy.handle(RestartDecided(1, True, 0, ""))
-    policy.handle(SignalReceived(15, "SIGTERM"))
-    assert policy.handle(Stalled(1, 3, "why")) == []

@@ -93,18 +93,15 @@ def test_member_that_vanished_and_comes_back_says_itself_why_it_left() -> None:
     assert told(lost) == ("session lost", "c lost its session: no answer for 15 s")
 
 
-@pytest.mark.parametrize("comes_back_first", [False, True])
-def test_member_that_a_predecessor_told_of_as_gone_comes_back_and_says_why_it_left(comes_back_first: bool) -> None:
-    why = "c is gone (it went before this coordinator took over)"
-    end = RoundEnd(round=2, kind=LeaveKind.MEMBER_LOST, why=why, nodes=("c",))
-    leavings = noted(left(5, "a", LeaveKind.ROUND_OVER))
-    if not comes_back_first:
-        leavings.inherit(end)
-        assert told(leavings) == ("member lost", why)
-    leavings.note("c", left(9, "c", LeaveKind.DRAIN, "c was drained by ops"))
-    if comes_back_first:
-        leavings.inherit(end)
-    assert told(leavings) == ("drain", "c was drained by ops")
+def test_members_that_a_predecessor_had_not_seen_go_are_no_losses() -> None:
+    end = noted(vanished=["c"]).root(2)
+    assert end is not None
+    leavings = noted(left(9, "a", LeaveKind.WORKER_FAILED, OOM), vanished=["c"])
+    leavings.inherit(end)
+    assert told(leavings) == ("worker failed", OOM)
+    leavings = noted(left(9, "c", LeaveKind.ADMISSION, "to admit e"), left(11, "a", LeaveKind.ROUND_OVER))
+    leavings.inherit(end)
+    assert told(leavings) == ("admission", "to admit e")
 
 
 def test_successor_knows_what_its_predecessor_had_composed() -> None:

@@ -20,6 +20,7 @@ class CrashBackoff:
 
     def __init__(self) -> None:
         self._started_at: float | None = None
+        """None: no worker could be started in this round, or its end has been judged."""
         self._failures = 0
 
     def started(self, now: float) -> None:
@@ -30,11 +31,13 @@ class CrashBackoff:
         """A worker has failed. Called once a round."""
         is_quick = self._started_at is None or now - self._started_at <= QUICK_S
         self._failures = self._failures + 1 if is_quick else 0
+        self._started_at = None
 
     def round_ended(self, now: float) -> None:
-        """The round is over, for whatever reason: workers that worked for longer begin anew."""
+        """The round is over, and its workers have ended. If none had failed and they worked for longer, begin anew."""
         if self._started_at is not None and now - self._started_at > QUICK_S:
             self._failures = 0
+        self._started_at = None
 
     def pause_s(self, fraction: float) -> float:
         """How long to wait before the next start; `fraction` is a random number from 0 to 1."""

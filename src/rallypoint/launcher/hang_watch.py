@@ -7,7 +7,6 @@ calls `stop()` before the workers are stopped, from when on silence means nothin
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,9 +18,10 @@ from rallypoint.errors import RendezvousError, StoreError
 from rallypoint.launcher import stall_reports
 from rallypoint.launcher.console import Console
 from rallypoint.launcher.stacks import FILE, Target, is_stopped, write_stacks
-from rallypoint.launcher.stall import NodeReport, StallWatch, Verdict, listed, verdict
+from rallypoint.launcher.stall import NodeReport, StallWatch, Verdict, verdict
 from rallypoint.launcher.worker_guardian import descendants, parent_of
 from rallypoint.launcher.worker_signs import WorkerSigns
+from rallypoint.sentences import listed
 from rallypoint.store import AsyncStore
 
 STACKS_S = 10.0
@@ -41,6 +41,7 @@ class HangWatch:
     def __init__(
         self,
         store: AsyncStore,
+        private: Path,
         node: str,
         first: int,
         count: int,
@@ -58,16 +59,11 @@ class HangWatch:
         self._console = console
         self._on_stall = on_stall
         self._watch = StallWatch(first, count, limit_s)
-        self._signs = WorkerSigns(self._watch, self._owner_of)
+        self._signs = WorkerSigns(private, self._watch, self._owner_of)
         self._loop = asyncio.get_running_loop()
         self._is_over = False
         self.pids: dict[int, int] = {}
         """Local rank -> process id, of the workers that run."""
-
-    @property
-    def scratch(self) -> Path:
-        """The directory of the pipe. If this process is killed, the guardian removes it."""
-        return self._signs.directory
 
     def environment(self) -> dict[str, str]:
         """Further variables for the workers."""
@@ -83,10 +79,9 @@ class HangWatch:
         self._is_over = True
 
     def close(self) -> None:
-        """No process is left: remove the pipe. Idempotent."""
+        """No process is left: stop reading the pipe. Idempotent."""
         self._is_over = True
         self._signs.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
 
     async def run(self) -> None:
         """Watch until the round is over. Ends after a stall."""
@@ -163,7 +158,7 @@ class HangWatch:
             if self.logs is None:  # kept, so that somebody can read it
                 self.logs = Path(tempfile.mkdtemp(prefix="rallypoint-stacks-"))
             async with asyncio.timeout(limit_s):
-                await write_stacks(targets, self.scratch, self.logs, why)
+                await write_stacks(targets, self._signs.directory, self.logs, why)
         except (OSError, TimeoutError) as error:
             self._console.say(f"stacks could not be written: {str(error) or f'not done within {limit_s:g} s'}")
             return None

@@ -63,7 +63,7 @@ def _std(text: str) -> Std:
 
 
 class PrivateDirectory:
-    """A temporary directory of this launcher, made at its first use."""
+    """A temporary directory of this launcher, made at its first use. It may be removed and then used again."""
 
     def __init__(self) -> None:
         self._made: Path | None = None
@@ -96,9 +96,9 @@ class WorkerLogs:
             return None
         return self.directory / str(local_rank) / ("stdout.log" if stream == 1 else "stderr.log")
 
-    def error_file(self, number: int, local_rank: int) -> str:
-        """The file that torch's `@record` writes when a worker fails in this round. Its directory is made."""
-        directory = self.directory or self.private.path / f"round_{number}"
+    def error_file(self, local_rank: int) -> str:
+        """The file that torch's `@record` writes when a worker fails. Its directory is made."""
+        directory = self.directory or self.private.path
         path = directory.absolute() / str(local_rank) / "error.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         return str(path)

@@ -240,11 +240,7 @@ class Report:
     """Report a worker's failure to the launchers of the round. `OutcomeDecided` follows, with the outcome in force."""
 
     round: int
-    local_rank: int
-    rank: int
-    code: int
-    stalled: Stalled | None = None
-    """The stall that counts as the failure; None: the worker has ended."""
+    failed: Exited | Stalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,7 +445,7 @@ class Policy:
         if self.phase is not Phase.RUNNING:
             return []
         self.phase, self._failed_worker = Phase.ATTRIBUTING, worker_name(event.rank, event.node)
-        return [*self._stop_workers(event.why), Report(self.round, 0, event.rank, BUDGET_USED_UP, event)]
+        return [*self._stop_workers(event.why), Report(self.round, event)]
 
     def _stopped(self) -> list[Instruction]:
         if not self._has_processes:
@@ -505,7 +501,7 @@ class Policy:
         self.phase, self._failed, self._failed_worker = Phase.ATTRIBUTING, event, worker_name(event.rank, self.name)
         stop = self._stop_workers(f"{self._failed_worker} {ended(event.code)}")
         if event.code not in TERMINATED:
-            return [*stop, *self._report(event)]
+            return [*stop, Report(self.round, event)]
         self._is_settling = True
         return [*stop, SettleSignals(self.round)]
 
@@ -513,10 +509,7 @@ class Policy:
         if self.phase is not Phase.ATTRIBUTING or not self._is_settling or self._failed is None:
             return []
         self._is_settling = False
-        return self._answer() if self._is_asked else self._report(self._failed)
-
-    def _report(self, event: Exited) -> list[Instruction]:
-        return [Report(self.round, event.local_rank, event.rank, event.code)]
+        return self._answer() if self._is_asked else [Report(self.round, self._failed)]
 
     def _failure_reported(self, event: OutcomeDecided) -> list[Instruction]:
         """The first failure of the round is reported; any other is its echo. Workers stop, and every launcher answers.
@@ -550,7 +543,8 @@ class Policy:
 
     def _join_because(self, cause: LeaveCause) -> list[Instruction]:
         """Stop and join again. Any other cause than a failure explains the failure that is being attributed."""
-        if self.phase is not Phase.ATTRIBUTING or cause.kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED):
+        is_attributed = self.phase is not Phase.ATTRIBUTING or self._is_spending
+        if is_attributed or cause.kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED):
             return self._stop(Join(cause), cause.why)
         why = f"{cause.why}; the failure of {self._failed_worker} is taken for its echo, and no restart is counted"
         cause = LeaveCause(kind=cause.kind, why=why, round=self.round)

@@ -12,21 +12,19 @@ report is in force reads the answers. Once all have answered, no loss can explai
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import msgspec
 
-from rallypoint.errors import OutcomeUnknown, StoreTimeoutError
+from rallypoint.errors import StoreTimeoutError
 from rallypoint.launcher.failure import Failure
 from rallypoint.launcher.policy import RoundOutcome
-from rallypoint.launcher.worker_ranks import PREFIX, write
+from rallypoint.launcher.worker_ranks import PREFIX, compare_set, write
 from rallypoint.rendezvous.records import LeaveCause
 from rallypoint.store import AsyncStore
 
-KEY = f"{PREFIX}outcome"
-RETRY_S = 0.1
+KEY = "outcome"
 _PRECEDENCE = {RoundOutcome.FINISH: 0, RoundOutcome.FAILURE: 1, RoundOutcome.RESTART: 2, RoundOutcome.FAILED: 3}
 
 
@@ -38,11 +36,6 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: int
     code: int = 0
     failure: Failure | None = None
-
-    @property
-    def failure_node(self) -> str:
-        """The node that reported the failure."""
-        return self.failure.node if self.failure is not None else ""
 
 
 async def propose(store: AsyncStore, proposal: Proposal) -> Proposal:
@@ -61,25 +54,20 @@ async def overrule(store: AsyncStore, proposal: Proposal) -> Proposal:
 
 
 async def _compare_set(store: AsyncStore, expected: bytes, proposal: Proposal) -> Proposal:
-    while True:
-        try:
-            held = await store.compare_set(KEY, expected, msgspec.json.encode(proposal))
-        except OutcomeUnknown:  # if it was written, the next attempt returns it
-            await asyncio.sleep(RETRY_S)
-        else:
-            return msgspec.json.decode(held, type=Proposal)
+    held = await compare_set(store, KEY, expected, msgspec.json.encode(proposal))
+    return msgspec.json.decode(held, type=Proposal)
 
 
 async def read(store: AsyncStore) -> Proposal | None:
     """The proposal in force now, if there is one."""
-    if not await store.check([KEY]):
+    if not await store.check([PREFIX + KEY]):
         return None
-    return msgspec.json.decode(await store.get(KEY), type=Proposal)
+    return msgspec.json.decode(await store.get(PREFIX + KEY), type=Proposal)
 
 
 async def follow(store: AsyncStore) -> AsyncIterator[Proposal]:
     """The proposal in force, if there is one, and every change of it. Does not end."""
-    async with aclosing(store.watch(KEY)) as values:
+    async with aclosing(store.watch(PREFIX + KEY)) as values:
         async for value in values:
             if value is not None:
                 yield msgspec.json.decode(value, type=Proposal)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-MAX_NAMED = 5
+from rallypoint.sentences import listed
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -175,8 +175,3 @@ def _others(named: WorkerState, reports: Sequence[NodeReport]) -> str:
     if len(silent) > 1:
         return f"; {len(silent)} of {len(workers)} ranks are silent"
     return ""
-
-
-def listed(names: Sequence[str]) -> str:
-    """The names, or the first few and a count."""
-    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")

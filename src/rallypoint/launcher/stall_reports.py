@@ -9,16 +9,16 @@ launcher writes one key; only the reporter reads all of them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 import msgspec
 
-from rallypoint.errors import OutcomeUnknown, StoreTimeoutError
+from rallypoint.errors import StoreTimeoutError
 from rallypoint.launcher.stall import NodeReport
-from rallypoint.launcher.worker_ranks import PREFIX, write
+from rallypoint.launcher.worker_ranks import PREFIX, compare_set, write
 from rallypoint.store import AsyncStore
 
-KEY = f"{PREFIX}stall"
+KEY = "stall"
 
 
 class StallNotice(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,14 +31,12 @@ class StallNotice(msgspec.Struct, frozen=True, kw_only=True):
 async def announce(store: AsyncStore, why: str) -> StallNotice:
     """Write the notice unless there is one. Returns the one in force."""
     own = msgspec.json.encode(StallNotice(node_rank=store.rank, why=why))
-    while True:
-        with suppress(OutcomeUnknown):  # if it was written, the next attempt returns it
-            return msgspec.json.decode(await store.compare_set(KEY, b"", own), type=StallNotice)
+    return msgspec.json.decode(await compare_set(store, KEY, b"", own), type=StallNotice)
 
 
 async def follow(store: AsyncStore) -> AsyncIterator[StallNotice]:
     """The notice, once there is one."""
-    async with aclosing(store.watch(KEY)) as values:
+    async with aclosing(store.watch(PREFIX + KEY)) as values:
         async for value in values:
             if value is not None:
                 yield msgspec.json.decode(value, type=StallNotice)

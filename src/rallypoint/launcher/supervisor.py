@@ -57,6 +57,7 @@ from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause
 from rallypoint.rendezvous.records import ClosedRecord, LeaveCause, LeaveKind
 from rallypoint.rendezvous.run_config import RunConfig
+from rallypoint.sentences import listed
 from rallypoint.settings import Settings
 from rallypoint.static import SCHEME as STATIC
 from rallypoint.static import handler_for
@@ -80,7 +81,6 @@ LOSS_MARGIN_S = 2.0
 """How much longer than its time to live the session of a dead process may seem to live."""
 EVIDENCE_S = 2.0
 """The time limit for reading what a failed worker left behind."""
-MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +232,7 @@ class Supervisor:
                 self._task(self._propose(number, outcome, cause), "propose")
             case policy.AwaitOthers(round=number):
                 self._finished = number
+                self._private.remove()  # the guardian, which would do it after a kill of this process, has ended
                 self._task(self._await_others(number), "exit barrier")
             case policy.CloseFinished():
                 limit_s = self._settings.close_timeout_s
@@ -250,6 +251,7 @@ class Supervisor:
 
     async def _join(self, cause: LeaveCause | None) -> None:
         self._cancel_round()
+        self._private.remove()
         self._world = self._failure = None
         self._crashes.round_ended(self._now())
         if pause_s := self._crashes.pause_s(random.random()):
@@ -303,46 +305,52 @@ class Supervisor:
         if cause is Cause.SESSION_LOST:
             self._task(self._after_outage(event), "outage")
         elif cause is Cause.LOSS:
-            self._task(self._after_outcome(event), "loss")
+            self._task(self._after_loss(event), "loss")
         else:
             self._post(event)
 
     def _told_closed(self, closed: ClosedRecord) -> None:
         """If the run has failed, its workers need not wait until the launcher that closed it has said so."""
         if closed.outcome and self._world is not None:
-            number = self._world.round
-            cause = LeaveCause(kind=LeaveKind.WORKER_FAILED, why=closed.why, round=number)
-            event = policy.OutcomeDecided(number, RoundOutcome.FAILED, cause, closed.outcome)
-            self._task(self._after_outcome(event), "close")
+            self._task(self._fail(self._world, closed.why, closed.outcome), "close")
+
+    async def _fail(self, world: AsyncWorld, why: str, code: int) -> None:
+        """The run has failed: it is closed before the outcome of its last round says so."""
+        await self._read_outcome(world)
+        cause = LeaveCause(kind=LeaveKind.WORKER_FAILED, why=why, round=world.round)
+        held = self._failure or Proposal(outcome=RoundOutcome.FAILED, cause=cause, by=world.rank)
+        cause = msgspec.structs.replace(held.cause, why=why)
+        self._decided(world, msgspec.structs.replace(held, outcome=RoundOutcome.FAILED, cause=cause, code=code))
 
     async def _after_outage(self, event: policy.RoundChanged) -> None:
         """Losing the control plane stops no running job: while no server runs, the workers go on."""
-        if not self._is_over() and await endpoint_is_down(self._settings):
-            has_failed = self._policy.phase is Phase.ATTRIBUTING
-            goes_on = "this node waits for one" if has_failed else "the workers go on until one is"
-            self._console.say(f"no server is running at {self._settings.where}: {goes_on}")
-            await wait_while_endpoint_is_down(self._settings, self._is_over)
+        if self._goes_on() and await endpoint_is_down(self._settings):
+            self._console.say(f"no server is running at {self._settings.where}: the workers go on until one is")
+            await wait_while_endpoint_is_down(self._settings, lambda: not self._goes_on())
         self._post(event)
 
-    def _is_over(self) -> bool:
-        """Whether the run is closed, and has ended or has no workers here: then no server is worth waiting for."""
-        closed = self.handler.closed
-        return closed is not None and (closed.outcome is not None or self._workers is None)
+    def _goes_on(self) -> bool:
+        """Whether this node's part in the round is worth keeping without a server.
 
-    async def _after_outcome(self, event: policy.RoundChanged | policy.OutcomeDecided) -> None:
-        """Post an event after the round's outcome, if there is one: what caused the event was written before.
-
-        A member that left because of the outcome counts as lost, too; a run that has failed is closed first.
+        It is not once a worker has failed, or if the run is closed, and has ended or has no workers here.
         """
+        closed = self.handler.closed
+        has_ended = closed is not None and (closed.outcome is not None or self._workers is None)
+        return not has_ended and self._policy.phase is not Phase.ATTRIBUTING
+
+    async def _after_loss(self, event: policy.RoundChanged) -> None:
+        """Post the loss after the round's outcome: a member that left because of the outcome counts as lost, too."""
         world = self._world
-        if world is None or world.round != event.round:
-            return
+        if world is not None and world.round == event.round:
+            await self._read_outcome(world)
+            self._post(event)
+
+    async def _read_outcome(self, world: AsyncWorld) -> None:
+        """Take in the outcome that is in force now, if there is one and a server."""
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(READ_OUTCOME_S):
-                held = await round_outcome.read(world.store)
-                if held is not None:
+                if (held := await round_outcome.read(world.store)) is not None:
                     self._decided(world, held)
-        self._post(event)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -392,6 +400,7 @@ class Supervisor:
             directory = job.log_dir / run_id / name / f"round_{number}"
         return HangWatch(
             world.store,
+            self._private.path,
             self._name,
             plan.ranks_of(world.rank).rank,
             job.workers,
@@ -429,7 +438,7 @@ class Supervisor:
                 local,
                 first + local,
                 job.argv,
-                worker_environment(os.environ, context, local, logs.error_file(number, local)) | hangs.environment(),
+                worker_environment(os.environ, context, local, logs.error_file(local)) | hangs.environment(),
             )
             for local in range(job.workers)
         ]
@@ -440,6 +449,7 @@ class Supervisor:
             on_exit=lambda local, code: self._post(policy.Exited(number, local, first + local, code)),
             on_empty=lambda: self._emptied(number),
             hangs=hangs,
+            private=str(self._private.path),
         )
 
     def _emptied(self, number: int) -> None:
@@ -520,10 +530,10 @@ class Supervisor:
         """Report the failure. Without a server: once there is one, or until this node's own session is lost."""
         world = self._world
         assert world is not None
-        failure = self._stalled(report) or await self._describe(report)
+        failure = await self._describe(report.failed)
         if failure.may_be_echo and (world.world_size > 1 or self._job.workers > 1):
             await asyncio.sleep(ECHO_S)
-            failure = await self._describe(report)
+            failure = await self._describe(report.failed)
         cause = LeaveCause(kind=failure.kind, why=failure.sentence, round=world.round, rank=failure.rank)
         proposal = Proposal(
             outcome=RoundOutcome.FAILURE, cause=cause, by=world.rank, code=failure.code, failure=failure
@@ -543,19 +553,14 @@ class Supervisor:
         self._wait_for(None)
         self._decided(world, held)
 
-    @staticmethod
-    def _stalled(report: policy.Report) -> Failure | None:
-        stalled = report.stalled
-        if stalled is None:
-            return None
-        code = policy.BUDGET_USED_UP
-        return Failure(rank=stalled.rank, local_rank=0, node=stalled.node, code=code, stalled=stalled.why)
-
-    async def _describe(self, report: policy.Report) -> Failure:
+    async def _describe(self, failed: policy.Exited | policy.Stalled) -> Failure:
         """The first failure of this node's workers that is no echo, from what they left behind; else the reported one.
 
         A worker that has failed may still be ending when the connections that it has closed have made others fail.
         """
+        if isinstance(failed, policy.Stalled):
+            code = policy.BUDGET_USED_UP
+            return Failure(rank=failed.rank, local_rank=0, node=failed.node, code=code, stalled=failed.why)
         found: list[tuple[Failure, float]] = []
         if self._last_workers is not None:
             with suppress(TimeoutError):
@@ -563,7 +568,7 @@ class Supervisor:
                     evidence = await self._last_workers.evidence()
                     found = [known for one in evidence if (known := describe(one, self._name)) is not None]
         if not found:
-            unread = Evidence(report.rank, report.local_rank, report.code, stderr=self._start_error.encode())
+            unread = Evidence(failed.rank, failed.local_rank, failed.code, stderr=self._start_error.encode())
             found = [known for known in [describe(unread, self._name)] if known is not None]
         return min(found, key=lambda known: (known[0].may_be_echo, -known[1]))[0]
 
@@ -571,7 +576,7 @@ class Supervisor:
         world, held = self._world, self._failure
         assert world is not None
         assert held is not None
-        self._wait_for(f"{held.cause.why}. Is a lost node the reason? {held.failure_node} finds out")
+        self._wait_for(f"{held.cause.why}. Is a lost node the reason? That is known once all nodes have answered")
         with suppress(StoreError):  # the session was lost: the change of the round is on its way
             await round_outcome.answer(world.store)
 
@@ -598,7 +603,7 @@ class Supervisor:
                         names = [member.name for member in await world.members()]
                         if is_late:
                             break  # there is a server, and it has not declared the silent ones lost
-                self._wait_for(f"{question}; no answer yet from {_listed([_named(names, rank) for rank in silent])}")
+                self._wait_for(f"{question}; no answer yet from {listed([_named(names, rank) for rank in silent])}")
         except StoreError as error:
             self._post(policy.RoundChanged(number, Cause.ROUND_OVER, str(error)))
             return
@@ -646,7 +651,7 @@ class Supervisor:
             except StoreTimeoutError as error:
                 with suppress(RendezvousError):
                     names = names or [member.name for member in await world.members()]
-                missing = _listed([_named(names, rank) for rank in error.missing if isinstance(rank, int)])
+                missing = listed([_named(names, rank) for rank in error.missing if isinstance(rank, int)])
                 if loop.time() >= deadline:
                     why = f"this node has finished; not finished within {limit_s:g} s: {missing or error}"
                     self._post(policy.OthersUnfinished(number, why))
@@ -747,8 +752,8 @@ class Supervisor:
         if self._workers is not None:
             self._workers.kill()
             await self._workers.wait_empty()
-        self._private.remove()
         self._close_hangs()
+        self._private.remove()
         # If the run is not closed, closing the handler of a node that hosts its server waits until the others have
         # gone. After a signal, the limit for that is shorter, and another signal ends it at once.
         limit_s = self._job.grace_s if self._was_signalled else self._settings.close_timeout_s + LEAVE_S
@@ -771,7 +776,3 @@ class Supervisor:
 def _named(names: list[str], rank: int) -> str:
     """A node of the round, by its name if that is known and by its rank."""
     return f"{names[rank]} (node {rank})" if rank < len(names) else f"node {rank}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from rallypoint.backends.resolver_threads import run_in_thread
 from rallypoint.launcher import worker_guardian
 from rallypoint.launcher.console import Console, Stream
 from rallypoint.launcher.environment import WORKER_MARK
@@ -37,7 +39,9 @@ class Worker:
 
 
 class WorkerGroup:
-    """Start it once. Calls `on_exit(local_rank, code)` for each worker, then `on_empty()` once no process is left."""
+    """Start it once. If this process is killed, the directory `private` is removed.
+
+    Calls `on_exit(local_rank, code)` for each worker, then `on_empty()` once no process is left."""
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class WorkerGroup:
         on_exit: Callable[[int, int], None],
         on_empty: Callable[[], None],
         hangs: HangWatch | None = None,
+        private: str = "",
     ) -> None:
         self._workers = workers
         self._console = console
@@ -55,6 +60,7 @@ class WorkerGroup:
         self._on_exit = on_exit
         self._on_empty = on_empty
         self._hangs = hangs
+        self._private = private
         self._running = {worker.local_rank for worker in workers}
         self._exits: dict[int, tuple[int, float]] = {}
         """Local rank -> exit code and instant, of the workers that ended before they were told to."""
@@ -80,7 +86,7 @@ class WorkerGroup:
                 "-I",
                 "-S",
                 GUARDIAN,
-                *([] if self._hangs is None else [str(self._hangs.scratch)]),
+                self._private,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=fds,
@@ -135,7 +141,7 @@ class WorkerGroup:
     async def _evidence_of(self, worker: Worker) -> Evidence:
         local_rank = worker.local_rank
         code, at = self._exits.get(local_rank, (None, 0.0))
-        recorded = await asyncio.to_thread(_end_of, Path(worker.env["TORCHELASTIC_ERROR_FILE"]))
+        recorded = await _read_end(Path(worker.env["TORCHELASTIC_ERROR_FILE"]))
         stderr, stderr_s = await self._stderr_of(local_rank)
         ended_s = self._loop.time() - at if code is not None else 0.0
         return Evidence(worker.rank, local_rank, code, ended_s, recorded, stderr, stderr_s)
@@ -144,7 +150,7 @@ class WorkerGroup:
         """The end of a worker's stderr, and its age; None: not known."""
         if local_rank not in self._stderr:
             path = self._logs.path(local_rank, 2)
-            return await asyncio.to_thread(_end_of, path) if path is not None else b"", None
+            return await _read_end(path) if path is not None else b"", None
         read: asyncio.Future[tuple[bytes, float]] = self._loop.create_future()
 
         def give(tail: bytes, age_s: float) -> None:
@@ -234,6 +240,11 @@ class WorkerGroup:
             await asyncio.sleep(worker_guardian.KILL_AGAIN_S)
         for local_rank in sorted(self._running):
             self._ended(local_rank, KILLED)
+
+
+def _read_end(path: Path) -> asyncio.Future[bytes]:
+    """`_end_of`, on a daemon thread: a file system that does not answer must not keep the launcher from ending."""
+    return run_in_thread(partial(_end_of, path), "evidence")
 
 
 def _end_of(path: Path) -> bytes:

@@ -7,10 +7,9 @@ worker in a session of its own, and reports on its standard output, one line eac
     started RANK PID     exited RANK STATUS     left PID...     empty
 
 The line `t` on its input asks the workers to end (SIGTERM to their process groups); the line `k` kills everything. The
-end of its input means that the launcher has ended, for whatever reason, and also kills everything; the directory that
-is its argument is then removed. The guardian is a
-subreaper, so it becomes the parent of orphaned descendants of a worker and finds also those that started a session of
-their own. It ends when no descendant is left.
+end of its input means that the launcher has ended, for whatever reason, and also kills everything; then the launcher's
+private directory, which is the argument, is removed. The guardian is a subreaper, so it becomes the parent of orphaned
+descendants of a worker and finds also those that started a session of their own. It ends when no descendant is left.
 
 If the guardian itself is killed, its workers die with it (PR_SET_PDEATHSIG), and their orphans become children of the
 launcher, which is a subreaper too.
@@ -89,8 +88,8 @@ def reap_all(pids: list[int]) -> None:
 class Guardian:
     """Starts the workers, reports on them and kills their descendants."""
 
-    def __init__(self, scratch: str = "") -> None:
-        self.scratch = scratch
+    def __init__(self, private: str = "") -> None:
+        self.private = private
         self.running: dict[int, int] = {}
         """pid -> local rank."""
         self.starting: dict[int, int] = {}
@@ -202,7 +201,7 @@ class Guardian:
             elif self.is_killing:
                 self.kill()
         if not launcher_is_there:
-            remove_directory(self.scratch)
+            remove_directory(self.private)
         self.report("empty")
 
 
@@ -227,11 +226,13 @@ def become_worker(guardian: int, argv: list[str], env: dict[str, str], out: int,
 
 
 def remove_directory(path: str) -> None:
-    """Remove a directory and the files in it: otherwise the launcher does, which has ended."""
-    with suppress(OSError):
-        for name in os.listdir(path or os.devnull):
-            os.unlink(os.path.join(path, name))
-        os.rmdir(path)
+    """Remove a directory and all that is in it. Nothing for an empty path."""
+    for directory, below, files in os.walk(path, topdown=False):  # not shutil: it takes as long to import as all else
+        for name in (*files, *below):
+            with suppress(OSError):  # a directory below is gone already, unless it is a link
+                os.unlink(os.path.join(directory, name))
+        with suppress(OSError):
+            os.rmdir(directory)
 
 
 def read_line(fd: int) -> bytes:

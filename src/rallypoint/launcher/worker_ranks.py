@@ -88,6 +88,19 @@ async def agree(store: AsyncStore, own: NodeShare, restarts: int, max_restarts: 
     return msgspec.json.decode(await store.get(f"{PREFIX}plan", timeout_s), type=RankPlan)
 
 
+async def compare_set(store: AsyncStore, key: str, expected: bytes, value: bytes) -> bytes:
+    """Replace a key of the launchers, which any of them may write. Returns the value in force, own or not.
+
+    No two launchers write the same value, so if it was written although the outcome is unknown, the next attempt
+    returns it.
+    """
+    while True:
+        try:
+            return await store.compare_set(PREFIX + key, expected, value)
+        except OutcomeUnknown:
+            await asyncio.sleep(RETRY_S)
+
+
 async def write(store: AsyncStore, key: str, value: bytes) -> None:
     """Set a key of the launchers. If the outcome is unknown it is set again, which is harmless."""
     while True:

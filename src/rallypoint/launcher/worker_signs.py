@@ -1,6 +1,6 @@
 """Reads what the workers of one round say on their named pipe: signs of life, and timers of torch.
 
-The pipe is in a directory of its own, which exists as long as the round's workers. Two kinds of lines arrive: those of
+The pipe is in the launcher's private directory. Two kinds of lines arrive: those of
 `rallypoint.alive()`, and those of `torch.distributed.elastic.timer.FileTimerClient`, which finds the pipe by
 `TORCHELASTIC_TIMER_FILE`. Every line counts for the worker that sent it, or whose descendant sent it.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,16 +37,16 @@ class _Line(msgspec.Struct):
 
 
 class WorkerSigns:
-    """The pipe and its reader. `owner_of(pid)` is the local rank of that process's worker, if it has one."""
+    """The pipe, in that directory, and its reader. `owner_of(pid)`: the local rank of that process's worker, if any."""
 
-    def __init__(self, watch: StallWatch, owner_of: Callable[[int], int | None]) -> None:
+    def __init__(self, directory: Path, watch: StallWatch, owner_of: Callable[[int], int | None]) -> None:
         self._watch = watch
         self._owner_of = owner_of
         self._loop = asyncio.get_running_loop()
         self._rest = b""
         self.pids: dict[int, list[int]] = {}
         """Local rank -> the processes that have said that they are alive."""
-        self.directory = Path(tempfile.mkdtemp(prefix="rallypoint-"))
+        self.directory = directory
         os.mkfifo(self.directory / PIPE, 0o600)
         # Open for writing, too: otherwise the pipe would be at its end whenever no worker has it open.
         self._fd = os.open(self.directory / PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

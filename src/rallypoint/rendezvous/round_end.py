@@ -11,8 +11,8 @@ echo. The root cause, gravest first:
 5. members that only say that others had left or were lost
 
 Within a class the lowest revision decides: what was committed first, in whatever order it arrives here. A coordinator
-that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told. What
-a member writes about itself when it comes back replaces both.
+that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told, if
+that knew it. A member that comes back and says why it left is no longer one that was gone.
 """
 
 from __future__ import annotations
@@ -61,21 +61,15 @@ class Leavings:
         """(revision, name, node id) of the losses, sorted: thousands may come one by one."""
         self._first: dict[int, Leaving] = {}
         """By class: the first of the others."""
-        self._explained: set[str] = set()
-        """The names of members that wrote why they left, if not because of a lost session."""
         self._vanished: dict[str, str] = {}
         """Members of which this process only knows that they are gone: id -> name."""
-        self._inherited: RoundEnd | None = None
-        """A loss that an earlier coordinator had told of."""
 
     def clear(self) -> None:
         """Another round is active."""
         self._losses.clear()
         self._order.clear()
         self._first.clear()
-        self._explained.clear()
         self._vanished.clear()
-        self._inherited = None
 
     def note(self, node_id: str, leaving: Leaving) -> None:
         """A member wrote why it left. If it was seen as lost before, that its session was lost is its explanation."""
@@ -86,11 +80,7 @@ class Leavings:
             revision = min(leaving.revision, seen.revision if seen is not None else leaving.revision)
             self._set_loss(node_id, msgspec.structs.replace(leaving, revision=revision))
             return
-        self._explained.add(leaving.name)
         self._vanished.pop(node_id, None)
-        self._note_first(leaving)
-
-    def _note_first(self, leaving: Leaving) -> None:
         number = _CLASSES[leaving.kind]
         first = self._first.get(number)
         if first is None or (leaving.revision, leaving.name) < (first.revision, first.name):
@@ -116,22 +106,16 @@ class Leavings:
         self._vanished = dict(names)
 
     def inherit(self, end: RoundEnd) -> None:
-        """What an earlier coordinator had composed. It knows of members that are gone without a trace."""
+        """What an earlier coordinator had composed: it has seen members go of which no trace is left."""
+        if end.unseen:
+            mark("round_end.unseen")
+            return  # it knew no more than this process does
         mark("round_end.inherited")
+        leaving = Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
         if end.kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
-            self._inherited = end
+            self._set_loss("", leaving)
         else:
-            self._note_first(_told_before(end))
-
-    def _inherited_loss(self) -> list[Leaving]:
-        """The loss that was told before, until a member that it names says that it had left."""
-        end = self._inherited
-        if end is None:
-            return []
-        if self._explained.isdisjoint(end.nodes):
-            return [_told_before(end)]
-        mark("round_end.corrected")
-        return []
+            self.note("", leaving)
 
     def root(self, number: int, waiting: Sequence[str] = ()) -> RoundEnd | None:
         """The root cause of the end of round `number`; None if nothing is known of any leaving.
@@ -139,10 +123,9 @@ class Leavings:
         `waiting`: nodes that wait to be admitted.
         """
         failure = self._first.get(_FAILURE)
-        told = self._inherited_loss()
-        if told or self._losses:
-            first_few = told + [self._losses[node_id] for _, _, node_id in self._order[: FEW + 1]]
-            loss = _loss(number, first_few, len(told) + len(self._losses))
+        if self._losses:
+            first_few = [self._losses[node_id] for _, _, node_id in self._order[: FEW + 1]]
+            loss = _loss(number, first_few, len(self._losses))
             if failure is None or failure.why in loss.why:
                 return loss
             mark("round_end.loss_and_failure")
@@ -174,10 +157,6 @@ def unknown(number: int) -> RoundEnd:
     return RoundEnd(round=number, kind=LeaveKind.ROUND_OVER, why="its members have gone")
 
 
-def _told_before(end: RoundEnd) -> Leaving:
-    return Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
-
-
 def _loss(number: int, losses: Sequence[Leaving], total: int) -> RoundEnd:
     """`losses`: the first few of `total` lost members, in order. One that came back has explained its loss itself."""
     first, names = losses[0], [one.name for one in losses if one.name]
@@ -194,4 +173,4 @@ def _loss(number: int, losses: Sequence[Leaving], total: int) -> RoundEnd:
 def _vanished(number: int, names: Sequence[str]) -> RoundEnd:
     verb, went = ("are", "they went") if len(names) > 1 else ("is", "it went")
     why = f"{listed(names)} {verb} gone ({went} before this coordinator took over)"
-    return RoundEnd(round=number, kind=LeaveKind.MEMBER_LOST, why=why, nodes=tuple(names[:FEW]))
+    return RoundEnd(round=number, kind=LeaveKind.MEMBER_LOST, why=why, nodes=tuple(names[:FEW]), unseen=True)

@@ -525,6 +525,8 @@ class Cause(Checker):
         self._number = 0
         self._members: dict[str, str] = {}
         """The present members of the last active round: id -> name."""
+        self._names: dict[str, str] = {}
+        """All its members."""
         self._lost: set[str] = set()
         self._said: dict[str, tuple[int, LeaveCause]] = {}
         """What each former member wrote first, and when."""
@@ -538,7 +540,8 @@ class Cause(Checker):
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         if now.phase is RoundPhase.ACTIVE:
             self._number = now.number
-            self._members = {member.id: member.name for member in picture.members(now)}
+            self._names = {member.id: member.name for member in picture.members(now)}
+            self._members = dict(self._names)
             self._lost, self._said, self._rewritten, self._legible = set(), {}, set(), {}
 
     def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
@@ -586,8 +589,9 @@ class Cause(Checker):
             if not self._lost and is_ordered and report.ended != failed[0][1]:
                 raise BrokeCause(f"the first failure in round {number} was {failed[0][1]}, not {report.ended}")
         elif kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
-            if not self._lost and all(self._is_known(picture, node_id) for node_id in self._said):
-                raise BrokeCause(f"round {number} lost no member, but its end is reported as: {report.ended}")
+            unknown = [node_id for node_id in self._said.keys() & self._names if not self._is_known(picture, node_id)]
+            if not any(self._names[node_id] in report.ended for node_id in (*self._lost, *unknown)):
+                raise BrokeCause(f"round {number} lost no such member, but its end is reported as: {report.ended}")
         elif any(is_known):
             raise BrokeCause(f"a worker of round {number} failed, but its end is reported as: {report.ended}")
 
@@ -623,8 +627,8 @@ class Cause(Checker):
         return node_id in self._legible and self._legible[node_id] <= max(picture.term, self._empty_at)
 
     def wiped(self, picture: Picture) -> None:
-        self._number, self._members, self._lost, self._empty_at = 0, {}, set(), 0
-        self._said, self._rewritten, self._legible = {}, set(), {}
+        self._number, self._names, self._members, self._empty_at = 0, {}, {}, 0
+        self._lost, self._said, self._rewritten, self._legible = set(), {}, set(), {}
 
 
 class Safety:

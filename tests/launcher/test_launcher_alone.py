@@ -1,19 +1,24 @@
-"""One launcher, and a member that never answers a failure report: dead, or alive by its session."""
+"""One launcher, and a member that is none: it dies, never answers a failure report, or reports one itself."""
 
 import asyncio
 import os
 import signal
 from pathlib import Path
 
-from rallypoint.aio import AsyncWorld, create_handler
+from rallypoint.aio import AsyncHandler, AsyncWorld, create_handler
 from rallypoint.launcher import supervisor as module
 from rallypoint.launcher.console import Console
+from rallypoint.launcher.failure import Failure
+from rallypoint.launcher.policy import RoundOutcome
+from rallypoint.launcher.round_outcome import Proposal, overrule, wait_answers
 from rallypoint.launcher.supervisor import Job, Supervisor
 from rallypoint.launcher.worker_ranks import NodeShare, agree
+from rallypoint.rendezvous.records import LeaveCause
 from rallypoint.settings import Settings
 from tests.patience import PATIENCE_S
 
-JOB = Job(("sh", "-c", "echo out of luck >&2; exit 7"), 1, 0)
+FAILS = Job(("sh", "-c", "echo out of luck >&2; exit 7"), 1, 0)
+WORKS = Job(("sleep", str(PATIENCE_S)), 1, 0)
 
 
 def settings(name: str, run_id: str) -> Settings:
@@ -30,7 +35,7 @@ def settings(name: str, run_id: str) -> Settings:
     )
 
 
-async def member(run_id: str) -> tuple[AsyncWorld, object]:
+async def member(run_id: str) -> tuple[AsyncWorld, AsyncHandler]:
     """A node that takes part in the round as a launcher does, and does not follow its outcome."""
     handler = create_handler(settings("b", run_id))
     world = await handler.next_rendezvous()
@@ -38,12 +43,12 @@ async def member(run_id: str) -> tuple[AsyncWorld, object]:
     return world, handler
 
 
-def said(run_id: str, tmp_path: Path, scenario) -> tuple[int, str]:
+def said(run_id: str, tmp_path: Path, scenario, job: Job = FAILS) -> tuple[int, str]:
     """The exit code of the launcher, and what it said."""
 
     async def main() -> int:
         async with asyncio.timeout(PATIENCE_S):
-            launcher = Supervisor(settings("a", run_id), JOB, console)
+            launcher = Supervisor(settings("a", run_id), job, console)
             running = asyncio.create_task(launcher.run())
             world, handler = await member(run_id)
             await scenario(running, world, handler)
@@ -88,3 +93,23 @@ def test_member_that_dies_after_the_report_explains_the_failure(tmp_path):
     assert code in (7, 143), "it went on alone: its worker failed again, by itself, or was stopped before"
     assert "rank 0 on a" in text or "rank 1 on a" in text
     assert "no restart is counted" in text
+
+
+def test_run_that_is_closed_before_its_outcome_is_known_ends_with_the_root_cause(tmp_path):
+    failure = Failure(
+        rank=1, local_rank=0, node="b", code=3, stalled="rank 1 on b said nothing", trace=("at train.py",)
+    )
+
+    async def fails(running, world, handler) -> None:
+        cause = LeaveCause(kind=failure.kind, why=failure.sentence, round=world.round)
+        report = Proposal(outcome=RoundOutcome.FAILURE, cause=cause, by=world.rank, code=3, failure=failure)
+        await overrule(world.store, report)
+        assert await wait_answers(world.store, [1 - world.rank], PATIENCE_S) == []
+        await handler.set_closed("rank 1 on b said nothing, and no restart is left", outcome=3)
+        await asyncio.wait({running})
+
+    code, text = said("closed", tmp_path, fails, WORKS)
+    assert code == 3
+    assert "root cause of the end of round 1: rank 1 on b said nothing, and no restart is left" in text
+    assert "  | at train.py" in text
+    assert "exiting with code 3: rank 1 on b said nothing, and no restart is left" in text
