@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kit import HERE, Stage, loopback
+from tests.e2e.kit import HERE, Fact, Stage, loopback
 from tests.e2e.launching import Launcher, Run
 from tests.e2e.operating import until_said
 
@@ -32,8 +32,11 @@ def stacks(run: Run, number: int) -> dict[str, str]:
     return {path.parts[-4]: path.read_text() for path in found}
 
 
-def scratch_directories() -> set[Path]:
-    return {path for path in Path("/tmp").glob("rallypoint-*") if (path / "pipe").exists()}
+def private_files(worker: Fact) -> list[Path]:
+    """The private files of its launcher, which the worker has been told of."""
+    environ = Path(f"/proc/{worker['pid']}/environ").read_text().split("\0")
+    found = dict(part.split("=", 1) for part in environ if part)
+    return [Path(found["RALLYPOINT_ALIVE"]) / "pipe", Path(found["TORCHELASTIC_ERROR_FILE"])]
 
 
 @pytest.mark.parametrize(("mode", "frame"), [("loop", "hang_in_a_loop"), ("recv", "hang_in_recv"), ("stop", "main")])
@@ -78,30 +81,26 @@ def test_worker_that_never_says_that_it_is_alive_is_not_judged(stage, endpoint, 
 
 
 def test_worker_that_ignores_sigterm_leaves_its_stacks_before_it_is_killed(stage, endpoint, tmp_path):
-    before = scratch_directories()
     run = Run(stage, endpoint, tmp_path, "1:1", "--grace-period", "0.5", "--log-dir", str(tmp_path / "logs"))
     a = start(run, "a", "deaf")
-    a.workers(1)
+    pipe, _ = private_files(a.workers(1)[0])
     a.terminate()
     assert a.wait_exit() == 143
     assert a.wait_line("still there 0.5 s after SIGTERM", "stacks are in")
     assert "main" in stacks(run, 1)["a"]
-    assert scratch_directories() <= before
+    assert not pipe.parent.exists()
 
 
 def test_killed_launcher_leaves_no_temporary_directory(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:1")
     a = start(run, "a", "none")
     (worker,) = a.workers(1)
-    environ = Path(f"/proc/{worker['pid']}/environ").read_text().split("\0")
-    found = dict(part.split("=", 1) for part in environ if part)
-    directory = Path(found["RALLYPOINT_ALIVE"])
-    errors = Path(found["TORCHELASTIC_ERROR_FILE"])
+    pipe, errors = private_files(worker)
     errors.write_text("{}")
-    assert (directory / "pipe").exists()
+    assert pipe.exists()
     a.kill()
     run.nothing_is_left()
-    assert not directory.exists()
+    assert not pipe.parent.exists()
     assert not errors.parents[1].exists()
 
 
