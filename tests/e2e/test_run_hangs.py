@@ -61,6 +61,19 @@ def test_worker_that_hangs_is_named_and_the_stacks_of_both_nodes_are_there(stage
         assert any("rank 1 on" in line and "its process is stopped by a signal" in line for line in lines)
 
 
+def test_node_that_has_finished_takes_part_in_the_report_of_a_stall(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "2", "--stall-timeout", "3", "--max-restarts", "1")
+    a, b = (start(run, name, "recv", "--log-dir", str(tmp_path / "logs")) for name in ("a", "b"))
+    hung, other = (a, b) if a.workers(2)[0]["rank"] == 1 else (b, a)
+    hung.wait("hangs")
+    run.say("finish")
+    assert (hung.wait_exit(), other.wait_exit()) == (0, 0), "all began again, and finished"
+    assert not any("stopping the workers" in line for line in other.errors), "they had finished"
+    assert hung.wait_line("stacks of all nodes: ")
+    assert not any("no report from" in line for line in hung.errors)
+    run.nothing_is_left()
+
+
 def test_stall_without_a_restart_left_ends_all_nodes_with_one_code(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2", "--stall-timeout", "2")
     a, b = (start(run, name, "recv", "--log-dir", str(tmp_path / "logs")) for name in ("a", "b"))
