@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kit import HERE, Stage, loopback
+from tests.e2e.kit import HERE, Fact, Stage, loopback
 from tests.e2e.launching import Launcher, Run
 from tests.e2e.operating import until_said
 
@@ -32,8 +32,11 @@ def stacks(run: Run, number: int) -> dict[str, str]:
     return {path.parts[-4]: path.read_text() for path in found}
 
 
-def scratch_directories() -> set[Path]:
-    return {path for path in Path("/tmp").glob("rallypoint-*") if (path / "pipe").exists()}
+def private_files(worker: Fact) -> list[Path]:
+    """The private files of its launcher, which the worker has been told of."""
+    environ = Path(f"/proc/{worker['pid']}/environ").read_text().split("\0")
+    found = dict(part.split("=", 1) for part in environ if part)
+    return [Path(found["RALLYPOINT_ALIVE"]) / "pipe", Path(found["TORCHELASTIC_ERROR_FILE"])]
 
 
 @pytest.mark.parametrize(("mode", "frame"), [("loop", "hang_in_a_loop"), ("recv", "hang_in_recv"), ("stop", "main")])
@@ -58,6 +61,19 @@ def test_worker_that_hangs_is_named_and_the_stacks_of_both_nodes_are_there(stage
         assert any("rank 1 on" in line and "its process is stopped by a signal" in line for line in lines)
 
 
+def test_node_that_has_finished_takes_part_in_the_report_of_a_stall(stage, endpoint, tmp_path):
+    run = Run(stage, endpoint, tmp_path, "2", "--stall-timeout", "3", "--max-restarts", "1")
+    a, b = (start(run, name, "recv", "--log-dir", str(tmp_path / "logs")) for name in ("a", "b"))
+    hung, other = (a, b) if a.workers(2)[0]["rank"] == 1 else (b, a)
+    hung.wait("hangs")
+    run.say("finish")
+    assert (hung.wait_exit(), other.wait_exit()) == (0, 0), "all began again, and finished"
+    assert not any("stopping the workers" in line for line in other.errors), "they had finished"
+    assert hung.wait_line("stacks of all nodes: ")
+    assert not any("no report from" in line for line in hung.errors)
+    run.nothing_is_left()
+
+
 def test_stall_without_a_restart_left_ends_all_nodes_with_one_code(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "2", "--stall-timeout", "2")
     a, b = (start(run, name, "recv", "--log-dir", str(tmp_path / "logs")) for name in ("a", "b"))
@@ -78,30 +94,26 @@ def test_worker_that_never_says_that_it_is_alive_is_not_judged(stage, endpoint, 
 
 
 def test_worker_that_ignores_sigterm_leaves_its_stacks_before_it_is_killed(stage, endpoint, tmp_path):
-    before = scratch_directories()
     run = Run(stage, endpoint, tmp_path, "1:1", "--grace-period", "0.5", "--log-dir", str(tmp_path / "logs"))
     a = start(run, "a", "deaf")
-    a.workers(1)
+    pipe, _ = private_files(a.workers(1)[0])
     a.terminate()
     assert a.wait_exit() == 143
     assert a.wait_line("still there 0.5 s after SIGTERM", "stacks are in")
     assert "main" in stacks(run, 1)["a"]
-    assert scratch_directories() <= before
+    assert not pipe.parent.exists()
 
 
 def test_killed_launcher_leaves_no_temporary_directory(stage, endpoint, tmp_path):
     run = Run(stage, endpoint, tmp_path, "1:1")
     a = start(run, "a", "none")
     (worker,) = a.workers(1)
-    environ = Path(f"/proc/{worker['pid']}/environ").read_text().split("\0")
-    found = dict(part.split("=", 1) for part in environ if part)
-    directory = Path(found["RALLYPOINT_ALIVE"])
-    errors = Path(found["TORCHELASTIC_ERROR_FILE"])
+    pipe, errors = private_files(worker)
     errors.write_text("{}")
-    assert (directory / "pipe").exists()
+    assert pipe.exists()
     a.kill()
     run.nothing_is_left()
-    assert not directory.exists()
+    assert not pipe.parent.exists()
     assert not errors.parents[1].exists()
 
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from rallypoint.aio import AsyncHandler, AsyncWorld, create_handler
-from rallypoint.launcher import supervisor as module
+from rallypoint.launcher import agreement
 from rallypoint.launcher.console import Console
 from rallypoint.launcher.failure import Failure
 from rallypoint.launcher.policy import RoundOutcome
@@ -68,7 +68,7 @@ def said(run_id: str, tmp_path: Path, scenario, job: Job = FAILS) -> tuple[int, 
 
 
 def test_member_that_is_silent_although_its_session_lives_is_not_waited_for_without_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LOSS_MARGIN_S", 0.1)
+    monkeypatch.setattr(agreement, "LOSS_MARGIN_S", 0.1)
 
     async def silent(running, world, handler) -> None:
         await asyncio.wait({running})

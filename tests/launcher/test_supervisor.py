@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from rallypoint import events
-from rallypoint.launcher import policy
+from rallypoint.launcher import agreement, policy
 from rallypoint.launcher import supervisor as module
 from rallypoint.launcher.supervisor import Job, Supervisor
 from rallypoint.settings import Settings
@@ -75,8 +75,8 @@ def test_second_signal_while_the_launcher_leaves_the_run_ends_it_at_once(monkeyp
 
 
 def test_nodes_whose_names_are_not_known_are_named_by_their_rank():
-    assert module._named(["a", "b"], 1) == "b (node 1)"
-    assert module._named([], 1) == "node 1"
+    assert agreement._named(["a", "b"], 1) == "b (node 1)"
+    assert agreement._named([], 1) == "node 1"
 
 
 @pytest.mark.parametrize(

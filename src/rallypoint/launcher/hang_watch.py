@@ -122,7 +122,9 @@ class HangWatch:
     async def _take_part(self) -> None:
         with suppress(StoreError):
             async for notice in stall_reports.follow(self._store):
-                if not self._is_over:
+                if self._is_over:  # its workers have finished, or are being stopped
+                    await stall_reports.report(self._store, NodeReport(node=self._node, workers=()))
+                else:
                     await self._answer(notice)
 
     async def _answer(self, notice: stall_reports.StallNotice) -> None:

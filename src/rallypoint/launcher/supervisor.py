@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from rallypoint import events
 from rallypoint.aio import AsyncWorld
 from rallypoint.backends.contract import Backend
@@ -35,29 +33,25 @@ from rallypoint.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
     StoreError,
-    StoreTimeoutError,
 )
-from rallypoint.kv.types import ModRevisionIs
-from rallypoint.launcher import policy, round_outcome, worker_guardian
+from rallypoint.launcher import policy, worker_guardian
+from rallypoint.launcher.agreement import Agreement
 from rallypoint.launcher.console import Console, Limit
 from rallypoint.launcher.crash_backoff import CrashBackoff
 from rallypoint.launcher.environment import RoundContext, worker_environment
-from rallypoint.launcher.failure import Evidence, Failure, describe, worker_name
 from rallypoint.launcher.hang_watch import HangWatch
 from rallypoint.launcher.logs import NO_STREAMS, PrivateDirectory, StreamChoice, WorkerLogs
 from rallypoint.launcher.outage import endpoint_is_down, wait_while_endpoint_is_down
-from rallypoint.launcher.policy import JoinEndReason, Phase, RoundOutcome
+from rallypoint.launcher.policy import JoinEndReason, Phase
 from rallypoint.launcher.preflight import wait_until_passed, write_note
 from rallypoint.launcher.program_check import find_missing
 from rallypoint.launcher.restart_budget import RestartBudget
-from rallypoint.launcher.round_outcome import Proposal
 from rallypoint.launcher.worker_group import Worker, WorkerGroup
 from rallypoint.launcher.worker_ranks import NodeShare, RankPlan, agree
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause
-from rallypoint.rendezvous.records import ClosedRecord, LeaveCause, LeaveKind
+from rallypoint.rendezvous.records import ClosedRecord, LeaveCause
 from rallypoint.rendezvous.run_config import RunConfig
-from rallypoint.sentences import listed
 from rallypoint.settings import Settings
 from rallypoint.static import SCHEME as STATIC
 from rallypoint.static import handler_for
@@ -65,22 +59,8 @@ from rallypoint.urls import DEFAULT_PORTS, parse_endpoint
 
 LEAVE_S = 3.0
 """The time limit for leaving before the workers are stopped. Beyond it, the others notice when the lease ends."""
-LAST_PROPOSAL_S = 1.0
-READ_OUTCOME_S = 1.0
 MISSING_NOTE_S = 1.0
 """The time limit for telling the run that this node lacks the program."""
-NAME_MISSING_S = 5.0
-"""How often the nodes that are missing at the exit barrier are named."""
-ECHO_S = 0.2
-"""How much later a failure is reported that may be the echo of another one."""
-SETTLE_S = 1.0
-"""How long a signal to all processes of a node may take to reach its launcher, after it has ended a worker."""
-NAME_SILENT_S = 1.0
-"""How often the nodes that have not answered a failure report are named."""
-LOSS_MARGIN_S = 2.0
-"""How much longer than its time to live the session of a dead process may seem to live."""
-EVIDENCE_S = 2.0
-"""The time limit for reading what a failed worker left behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +105,10 @@ class Supervisor:
             closes=settings.scheme != STATIC,
             wall=time.time,
         )
-        self._world: AsyncWorld | None = None
+        self._joined: Agreement | None = None
+        """The current round."""
         self._workers: WorkerGroup | None = None
-        self._last_workers: WorkerGroup | None = None
-        """Those of the current round, also after they have ended."""
         self._private = PrivateDirectory()
-        self._failure: Proposal | None = None
-        """The report of a failure that is in force in the current round."""
-        self._start_error = ""
-        """Why no worker of the current round could be started."""
-        self._explained_round = 0
-        """The last round whose root cause was shown."""
         self._hangs: HangWatch | None = None
         self._crashes = CrashBackoff()
         self._finished: int | None = None
@@ -218,29 +191,30 @@ class Supervisor:
                 self._starting = self._task(self._start(number), "start")
             case policy.Stop(round=number, why=why, gently=gently):
                 await self._stop(number, why, gently)
-            case policy.SettleSignals(round=number):
-                self._task(self._settle(number), "settle signals")
-            case policy.Report():
-                self._task(self._report(instruction), "report")
+            case policy.SettleSignals():
+                self._task(self._agreement.settle_signals(), "settle signals")
+            case policy.Report(failed=failed):
+                is_alone = self._job.workers == 1 and self._agreement.world.world_size == 1
+                self._task(self._agreement.report(failed, is_alone=is_alone), "report")
             case policy.Answer():
-                self._task(self._answer(), "answer")
-            case policy.AwaitAnswers(round=number):
-                self._task(self._await_answers(number), "answers")
-            case policy.SpendRestart(round=number):
-                self._task(self._spend(number), "spend")
-            case policy.Propose(round=number, outcome=outcome, cause=cause):
-                self._task(self._propose(number, outcome, cause), "propose")
+                self._task(self._agreement.answer(), "answer")
+            case policy.AwaitAnswers():
+                self._task(self._agreement.await_answers(), "answers")
+            case policy.SpendRestart():
+                self._task(self._agreement.spend_restart(), "spend")
+            case policy.Propose(outcome=outcome, cause=cause):
+                self._task(self._agreement.propose(outcome, cause), "propose")
             case policy.AwaitOthers(round=number):
                 self._finished = number
                 self._private.remove()  # the guardian, which would do it after a kill of this process, has ended
-                self._task(self._await_others(number), "exit barrier")
+                self._task(self._agreement.await_others(self._job.exit_timeout_s), "exit barrier")
             case policy.CloseFinished():
                 limit_s = self._settings.close_timeout_s
                 self._wait_for("the run to be closed", Limit("close_timeout", limit_s))
                 await self._within(limit_s, self._budget.finish(), "the run could not be closed")
             case policy.Leave(why=why, kind=kind, early=early):
-                if early and self._world is not None:
-                    await self._propose_restart(self._world, why)
+                if early and self._joined is not None:
+                    await self._joined.propose_restart(why)
                 is_named = kind not in (LeaveKind.DRAIN, LeaveKind.STOPPED)
                 cause = LeaveCause(kind=kind, why=why if is_named else f"{self._name} was {why}")
                 await self._within(LEAVE_S, self.handler.leave(why, cause=cause), "leaving the run failed")
@@ -252,7 +226,7 @@ class Supervisor:
     async def _join(self, cause: LeaveCause | None) -> None:
         self._cancel_round()
         self._private.remove()
-        self._world = self._failure = None
+        self._joined = None
         self._crashes.round_ended(self._now())
         if pause_s := self._crashes.pause_s(random.random()):
             self._console.say(self._crashes.why(pause_s))
@@ -279,7 +253,16 @@ class Supervisor:
         self._wait_for(None)
         self._took_part = True
         self._finished = None
-        self._world = world
+        self._joined = Agreement(
+            world,
+            self._settings,
+            self._name,
+            self._budget,
+            self._console,
+            wait_for=self._wait_for,
+            post=self._post,
+            on_explained=lambda: self._crashes.failed(self._now()),
+        )
         self._post(policy.Entered(world.round, self._job.workers))
         world.changed.add_listener(lambda cause, why: self._changed(world.round, cause, why))
 
@@ -311,16 +294,8 @@ class Supervisor:
 
     def _told_closed(self, closed: ClosedRecord) -> None:
         """If the run has failed, its workers need not wait until the launcher that closed it has said so."""
-        if closed.outcome and self._world is not None:
-            self._task(self._fail(self._world, closed.why, closed.outcome), "close")
-
-    async def _fail(self, world: AsyncWorld, why: str, code: int) -> None:
-        """The run has failed: it is closed before the outcome of its last round says so."""
-        await self._read_outcome(world)
-        cause = LeaveCause(kind=LeaveKind.WORKER_FAILED, why=why, round=world.round)
-        held = self._failure or Proposal(outcome=RoundOutcome.FAILED, cause=cause, by=world.rank)
-        cause = msgspec.structs.replace(held.cause, why=why)
-        self._decided(world, msgspec.structs.replace(held, outcome=RoundOutcome.FAILED, cause=cause, code=code))
+        if closed.outcome and self._joined is not None:
+            self._task(self._joined.fail(closed.why, closed.outcome), "close")
 
     async def _after_outage(self, event: policy.RoundChanged) -> None:
         """Losing the control plane stops no running job: while no server runs, the workers go on."""
@@ -340,25 +315,16 @@ class Supervisor:
 
     async def _after_loss(self, event: policy.RoundChanged) -> None:
         """Post the loss after the round's outcome: a member that left because of the outcome counts as lost, too."""
-        world = self._world
-        if world is not None and world.round == event.round:
-            await self._read_outcome(world)
+        joined = self._joined
+        if joined is not None and joined.world.round == event.round:
+            await joined.read()
             self._post(event)
-
-    async def _read_outcome(self, world: AsyncWorld) -> None:
-        """Take in the outcome that is in force now, if there is one and a server."""
-        with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(READ_OUTCOME_S):
-                if (held := await round_outcome.read(world.store)) is not None:
-                    self._decided(world, held)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
     async def _start(self, number: int) -> None:
-        world = self._world
-        assert world is not None
-        self._last_workers, self._start_error = None, ""
-        self._follow_outcome(world)
+        agreement, world = self._agreement, self._agreement.world
+        self._task(agreement.follow(), f"outcome of round {number}")
         try:
             plan = await self._agree(world)
         except (StoreError, BackendError, RendezvousError) as error:
@@ -366,13 +332,13 @@ class Supervisor:
             return
         try:
             hangs = self._hangs = self._watch_hangs(world, plan)
-            workers = self._workers = self._last_workers = self._make_workers(world, plan, hangs)
+            workers = self._workers = agreement.workers = self._make_workers(world, plan, hangs)
             await workers.start()
             self._crashes.started(self._now())
             self._task(hangs.run(), f"hangs in round {number}")
         except OSError as error:
-            self._workers = self._last_workers = None
-            self._start_error = str(error)
+            self._workers = agreement.workers = None
+            agreement.start_error = str(error)
             self._close_hangs()
             self._console.say(f"no worker could be started: {error}")
             self._post(policy.Exited(number, 0, plan.ranks_of(world.rank).rank, worker_guardian.NOT_EXECUTABLE))
@@ -476,193 +442,13 @@ class Supervisor:
         else:
             self._workers.kill()
 
-    # --- the outcome of the round, on which the launchers agree -------------------------------------------------------
-
-    def _follow_outcome(self, world: AsyncWorld) -> None:
-        async def follow() -> None:
-            with suppress(StoreError):
-                async for held in round_outcome.follow(world.store):
-                    self._decided(world, held)
-
-        self._task(follow(), f"outcome of round {world.round}")
-
-    def _decided(self, world: AsyncWorld, held: Proposal) -> None:
-        """This outcome is in force."""
-        failure = held.failure
-        if held.outcome is RoundOutcome.FAILURE and self._failure is None:
-            self._failure = held
-        if failure is not None and held.outcome is not RoundOutcome.FAILURE and self._explained_round != world.round:
-            self._explained_round = world.round
-            self._crashes.failed(self._now())
-            self._wait_for(None)
-            self._console.say(f"root cause of the end of round {world.round}: {held.cause.why}")
-            for line in failure.trace:
-                self._console.say(f"  | {line}")
-        name = worker_name(failure.rank, failure.node) if failure is not None else ""
-        is_own = held.by == world.rank
-        self._post(policy.OutcomeDecided(world.round, held.outcome, held.cause, held.code, name, is_own))
-
-    async def _propose(self, number: int, outcome: RoundOutcome, cause: LeaveCause) -> None:
-        world = self._world
-        assert world is not None
-        try:
-            held = await round_outcome.propose(world.store, Proposal(outcome=outcome, cause=cause, by=world.rank))
-        except StoreError as error:
-            self._post(policy.RoundChanged(number, Cause.ROUND_OVER, str(error)))
-        else:
-            self._decided(world, held)
-
-    async def _propose_restart(self, world: AsyncWorld, why: str) -> None:
-        """Tell the other members why this node leaves the round. If that fails, they notice that it has left."""
-        cause = LeaveCause(kind=LeaveKind.ROUND_OVER, why=f"{self._name} leaves: {why}", round=world.round)
-        proposal = Proposal(outcome=RoundOutcome.RESTART, cause=cause, by=world.rank)
-        with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(LAST_PROPOSAL_S):
-                await round_outcome.overrule(world.store, proposal)
-
-    # --- a worker's failure, which is reported, attributed, and only then counted -------------------------------------
-
-    async def _settle(self, number: int) -> None:
-        await asyncio.sleep(SETTLE_S)
-        self._post(policy.SignalsSettled(number))
-
-    async def _report(self, report: policy.Report) -> None:
-        """Report the failure. Without a server: once there is one, or until this node's own session is lost."""
-        world = self._world
-        assert world is not None
-        failure = await self._describe(report.failed)
-        if failure.may_be_echo and (world.world_size > 1 or self._job.workers > 1):
-            await asyncio.sleep(ECHO_S)
-            failure = await self._describe(report.failed)
-        cause = LeaveCause(kind=failure.kind, why=failure.sentence, round=world.round, rank=failure.rank)
-        proposal = Proposal(
-            outcome=RoundOutcome.FAILURE, cause=cause, by=world.rank, code=failure.code, failure=failure
-        )
-        self._wait_for(
-            f"an answer from {self._settings.where}, to tell whether a lost node is the reason for this: "
-            f"{failure.sentence}"
-        )
-        try:
-            while True:
-                with suppress(StoreTimeoutError):
-                    held = await round_outcome.overrule(world.store, proposal)
-                    break
-        except StoreError as error:
-            self._post(policy.RoundChanged(report.round, Cause.ROUND_OVER, str(error)))
-            return
-        self._wait_for(None)
-        self._decided(world, held)
-
-    async def _describe(self, failed: policy.Exited | policy.Stalled) -> Failure:
-        """The first failure of this node's workers that is no echo, from what they left behind; else the reported one.
-
-        A worker that has failed may still be ending when the connections that it has closed have made others fail.
-        """
-        if isinstance(failed, policy.Stalled):
-            code = policy.BUDGET_USED_UP
-            return Failure(rank=failed.rank, local_rank=0, node=failed.node, code=code, stalled=failed.why)
-        found: list[tuple[Failure, float]] = []
-        if self._last_workers is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(EVIDENCE_S):
-                    evidence = await self._last_workers.evidence()
-                    found = [known for one in evidence if (known := describe(one, self._name)) is not None]
-        if not found:
-            unread = Evidence(failed.rank, failed.local_rank, failed.code, stderr=self._start_error.encode())
-            found = [known for known in [describe(unread, self._name)] if known is not None]
-        return min(found, key=lambda known: (known[0].may_be_echo, -known[1]))[0]
-
-    async def _answer(self) -> None:
-        world, held = self._world, self._failure
-        assert world is not None
-        assert held is not None
-        self._wait_for(f"{held.cause.why}. Is a lost node the reason? That is known once all nodes have answered")
-        with suppress(StoreError):  # the session was lost: the change of the round is on its way
-            await round_outcome.answer(world.store)
-
-    async def _await_answers(self, number: int) -> None:
-        """Wait until the other launchers have answered. A dead one cannot: then the round changes first.
-
-        A silent one whose session has outlived the time that a dead one's can last is alive. The time is twice the time
-        to live, because a server that restarts gives all sessions their full time again.
-        """
-        world, held = self._world, self._failure
-        assert world is not None
-        assert held is not None
-        loop, ttl_s = asyncio.get_running_loop(), self._settings.session_ttl_s
-        deadline = loop.time() + 2 * ttl_s + LOSS_MARGIN_S
-        question = f"{held.cause.why}. Is a lost node the reason? The session of a dead node ends within {ttl_s:g} s"
-        self._wait_for(question)
-        names: list[str] = []
-        silent = [rank for rank in range(world.world_size) if rank != world.rank]
-        try:
-            while silent and (silent := await round_outcome.wait_answers(world.store, silent, NAME_SILENT_S)):
-                is_late = loop.time() >= deadline
-                if is_late or not names:
-                    with suppress(RendezvousError):
-                        names = [member.name for member in await world.members()]
-                        if is_late:
-                            break  # there is a server, and it has not declared the silent ones lost
-                self._wait_for(f"{question}; no answer yet from {listed([_named(names, rank) for rank in silent])}")
-        except StoreError as error:
-            self._post(policy.RoundChanged(number, Cause.ROUND_OVER, str(error)))
-            return
-        self._wait_for(None)
-        self._post(policy.AllAnswered(number))
-
-    async def _spend(self, number: int) -> None:
-        """Count the restart, then tell the others before this node leaves: that is faster than noticing a loss.
-
-        The run never ends because a restart could not be counted: then this node joins again, and nothing is counted.
-        """
-        world, held = self._world, self._failure
-        assert world is not None
-        assert held is not None
-        member = ModRevisionIs(world.store.keys.node(world.store.node_id), world.store.joined.own_revision)
-        limit_s = self._settings.join_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                verdict = await self._budget.spend(number, held.cause.why, held.code, member)
-        except (TimeoutError, RendezvousError, BackendError) as error:
-            trouble = str(error) or f"no answer within {limit_s:g} s"
-            why = f"{held.cause.why}, and a restart could not be counted: {trouble}"
-            self._post(policy.RoundChanged(number, Cause.ROUND_OVER, why))
-            return
-        outcome = RoundOutcome.RESTART if verdict.allowed else RoundOutcome.FAILED
-        cause = msgspec.structs.replace(held.cause, why=verdict.why)
-        proposal = msgspec.structs.replace(held, outcome=outcome, cause=cause, code=verdict.code)
-        with suppress(StoreError):  # this node is no longer a member, and the others know it
-            proposal = await round_outcome.overrule(world.store, proposal)
-        self._decided(world, proposal)
-
-    async def _await_others(self, number: int) -> None:
-        """The exit barrier. Names the missing nodes while it waits, and again when it gives up."""
-        world = self._world
-        assert world is not None
-        loop, limit_s = asyncio.get_running_loop(), self._job.exit_timeout_s
-        deadline = loop.time() + limit_s
-        names: list[str] = []
-        while True:
-            left_s = deadline - loop.time()
-            try:
-                await world.store.barrier("rallypoint.run/exit", max(0.05, min(NAME_MISSING_S, left_s)))
-                self._post(policy.AllFinished(number))
-                return
-            except StoreTimeoutError as error:
-                with suppress(RendezvousError):
-                    names = names or [member.name for member in await world.members()]
-                missing = listed([_named(names, rank) for rank in error.missing if isinstance(rank, int)])
-                if loop.time() >= deadline:
-                    why = f"this node has finished; not finished within {limit_s:g} s: {missing or error}"
-                    self._post(policy.OthersUnfinished(number, why))
-                    return
-                limit = Limit("--exit-timeout", deadline - loop.time())
-                self._wait_for(f"this node has finished; not finished yet: {missing or error}", limit)
-            except StoreError as error:
-                self._post(policy.RoundChanged(number, Cause.ROUND_OVER, str(error)))
-                return
-
     # --- helpers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _agreement(self) -> Agreement:
+        """That of the current round; there is one."""
+        assert self._joined is not None
+        return self._joined
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -771,8 +557,3 @@ class Supervisor:
     async def _wait_signal(self) -> None:
         while not isinstance(await self._events.get(), policy.SignalReceived):
             pass
-
-
-def _named(names: list[str], rank: int) -> str:
-    """A node of the round, by its name if that is known and by its rank."""
-    return f"{names[rank]} (node {rank})" if rank < len(names) else f"node {rank}"

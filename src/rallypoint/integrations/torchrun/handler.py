@@ -30,8 +30,6 @@ from rallypoint.settings import Parameters, Settings
 SHARING_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ONLY_THIS_NODE = (RendezvousGracefulExitError, SettingsMismatchError)
 """Errors that exclude only this node from the run. `shutdown()` does not close the run after them."""
-
-
 FAILED = 1
 """The exit code of an agent whose worker failed for good."""
 
