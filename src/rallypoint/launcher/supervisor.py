@@ -50,7 +50,7 @@ from rallypoint.launcher.worker_group import Worker, WorkerGroup
 from rallypoint.launcher.worker_ranks import NodeShare, RankPlan, agree
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause
-from rallypoint.rendezvous.records import ClosedRecord, LeaveCause
+from rallypoint.rendezvous.records import ClosedRecord, LeaveCause, LeaveKind
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.static import SCHEME as STATIC
