@@ -18,7 +18,7 @@ MUTANTS = {
     ),
     "nobody waits for an overdue renewal of another": (
         Edit(SharedCell, "_is_less_urgent", "others > OVERDUE and", "False and"),
-        294,
+        1955,
     ),
     "leases are never ended": (Edit(SharedCell, "_attempt", "self._expiry.due(self._loop.time())", "()"), 0),
 }
