@@ -555,7 +555,7 @@ def test_options_are_accepted_with_a_url_only(target):
 def test_unknown_options_and_schemes_are_refused_with_the_known_ones():
     with pytest.raises(SettingsError, match="did you mean join_timeout"):
         aio.create_handler("memory:///run?min_nodes=1&join_timout=3")
-    with pytest.raises(SettingsError, match=r"no backend for scheme 'carrier': there are .*memory"):
+    with pytest.raises(SettingsError, match=r"no backend for scheme 'carrier': There are .*memory"):
         aio.create_handler("carrier://pigeon/run?min_nodes=1")
     with pytest.raises(SettingsError, match="min_nodes"):
         aio.create_handler("memory:///run")

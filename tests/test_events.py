@@ -55,6 +55,7 @@ def test_levels_of_all_events():
         "Hosting",
         "JoinFailed",
         "LogCut",
+        "ManyGone",
         "ManyLost",
         "NodeGone",
         "NodeHeldBack",

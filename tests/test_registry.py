@@ -85,7 +85,7 @@ def test_empty_name_is_refused():
 
 
 def test_unregistered_backend_is_refused_with_the_registered_ones():
-    with pytest.raises(ValueError, match=r"'pigeon': there are .*memory"):
+    with pytest.raises(ValueError, match=r"'pigeon': There are .*memory"):
         RendezvousHandlerRegistry().create_handler(params("pigeon"))
 
 

@@ -1,11 +1,18 @@
 """Static runs: fixed ranks and size, no waiting nodes, never closed."""
 
+import asyncio
 import threading
 
 import pytest
 
 import rallypoint
+from rallypoint.backends.contract import Backend
+from rallypoint.backends.memory import MemoryBackend, MemoryServer
+from rallypoint.settings import Settings
+from rallypoint.static import LOOK_S, StaticHandler
+from rallypoint.testing import loop as virtual
 from tests.ports import free_port
+from tests.rendezvous.kit import CountingBackend
 
 PATIENCE_S = 60
 
@@ -85,6 +92,33 @@ def test_further_node_with_a_taken_rank_is_told_who_has_it(made):
     assert isinstance(error, rallypoint.RendezvousError)
     assert "rank 1 of run 'run' is taken: n1 (" in str(error)
     assert "stop that node first" in str(error)
+
+
+def test_member_that_joins_again_reads_no_other_nodes_while_it_waits():
+    async def main() -> None:
+        server, counting = MemoryServer(), []
+
+        async def opener(_: Settings) -> Backend:
+            counting.append(CountingBackend(MemoryBackend(server)))
+            return counting[-1]
+
+        given = {"min_nodes": 2, "max_nodes": 2, "join_timeout": 60}
+        a, b = (
+            StaticHandler(
+                Settings.build(scheme="static", endpoints="127.0.0.1:1", run_id="run", node_rank=rank, **given),
+                opener=opener,
+            )
+            for rank in (0, 1)
+        )
+        await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
+        before = counting[0].counts["scan"]
+        joining = asyncio.create_task(a.next_rendezvous())
+        await asyncio.sleep(10 * LOOK_S)
+        assert counting[0].counts["scan"] == before
+        await asyncio.gather(joining, b.next_rendezvous())
+        await asyncio.gather(a.aclose(), b.aclose())
+
+    virtual.run(main())
 
 
 def test_replacement_of_a_lost_node_gets_its_rank(made):

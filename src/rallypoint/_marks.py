@@ -23,6 +23,7 @@ MARKS = {
     "round_end.explained": "a lost member came back before the round was over, and said why its session was lost",
     "round_end.vanished": "a round ended because members were gone before the coordinator had taken over",
     "round_end.inherited": "a coordinator took over the cause that its predecessor had composed",
+    "round_end.unseen": "a coordinator took over, and its predecessor knew only that members were gone",
     "end.worker_failed": "a round ended because a worker had failed",
     "end.stalled": "a round ended because a worker had stalled",
     "end.member_lost": "a round ended because a member was lost",

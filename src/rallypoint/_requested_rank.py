@@ -6,9 +6,16 @@ from contextlib import suppress
 
 from rallypoint.errors import BackendError, RendezvousError
 from rallypoint.kv.types import Item
-from rallypoint.rendezvous.keys import RunKeys
+from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.records import NodePhase, NodeRecord, RosterMember, RoundPhase, decode
+from rallypoint.rendezvous.records import (
+    ROSTER_CHUNK,
+    NodePhase,
+    NodeRecord,
+    RosterRecord,
+    RoundPhase,
+    decode,
+)
 
 
 async def member_with_request(node: Node, rank: int) -> NodeRecord | None:
@@ -29,20 +36,23 @@ async def member_with_request(node: Node, rank: int) -> NodeRecord | None:
     return None
 
 
-async def why_not_given(node: Node, members: tuple[RosterMember, ...], rank: int) -> str:
-    """Why this node does not have the rank it asked for. RendezvousError or BackendError if that cannot be read."""
-    if rank >= len(members):
-        return f"the round has {len(members)} nodes, whose ranks are given in the order of what they asked for"
-    holder = members[rank]
-    item = (await node.backend.get(_key(node.keys, holder))).item
+async def why_not_given(node: Node, joined: Joined, rank: int) -> str:
+    """Why this node does not have the rank it asked for. RendezvousError or BackendError if that cannot be read.
+
+    Reads one chunk of the roster only: with one rank missing, all nodes above may ask.
+    """
+    if rank >= joined.size:
+        return f"the round has {joined.size} nodes, whose ranks are given in the order of what they asked for"
+    chunk, index = divmod(rank, ROSTER_CHUNK)
+    item = (await node.backend.get(node.keys.roster_chunk(joined.number, chunk))).item
+    if item is None:
+        return "the round is over"
+    holder = decode(RosterRecord, item).members[index]
+    item = (await node.backend.get(node.keys.node(holder.id))).item
     other = None if item is None else _read(item)
     if other is not None and other.node_rank == rank:
         return f"{holder.name} asked for rank {rank}, too, and joined earlier. Give each node its own node_rank"
     return f"{holder.name} has rank {rank}, because not all ranks that were asked for could be given"
-
-
-def _key(keys: RunKeys, member: RosterMember) -> str:
-    return keys.node(member.id)
 
 
 def _read(item: Item) -> NodeRecord | None:

@@ -121,22 +121,22 @@ class AsyncHandler:
         node.listen(_listener(world.changed, node, weakref.ref(store)))
         wanted = self.settings.node_rank
         if wanted is not None and wanted != world.rank and self.settings.ranks == "node_rank":
-            await self._explain_rank(node, world, wanted)
+            await self._explain_rank(node, joined, wanted)
         return world
 
-    async def _explain_rank(self, node: Node, world: AsyncWorld, wanted: int) -> None:
+    async def _explain_rank(self, node: Node, joined: Joined, wanted: int) -> None:
         """Say why this node does not have the rank it asked for."""
         reason = "it could not be read why"
         with suppress(RendezvousError, BackendError, TimeoutError):
             async with asyncio.timeout(EXPLAIN_S):
-                reason = await why_not_given(node, await world.members(), wanted)
+                reason = await why_not_given(node, joined, wanted)
         self._emit(
             RankNotGiven(
                 run_id=self.settings.run_id,
                 by=self.name,
-                round=world.round,
+                round=joined.number,
                 requested=wanted,
-                rank=world.rank,
+                rank=joined.rank,
                 reason=reason,
             )
         )

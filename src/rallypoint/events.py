@@ -13,7 +13,7 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
-from rallypoint.sentences import round_ended
+from rallypoint.sentences import listed, round_ended
 
 logger = logging.getLogger("rallypoint")
 logger.addHandler(logging.NullHandler())
@@ -345,7 +345,7 @@ class ManyJoined(Event, frozen=True, kw_only=True):
     count: int
 
     def text(self) -> str:
-        return f"{self.count} nodes ask to join: {_first(self.nodes, self.count)}"
+        return f"{self.count} nodes ask to join: {listed(self.nodes, self.count)}"
 
 
 class ManyLost(Event, frozen=True, kw_only=True):
@@ -359,7 +359,20 @@ class ManyLost(Event, frozen=True, kw_only=True):
 
     def text(self) -> str:
         where = f"members of round {self.round}" if self.round else "not in a round"
-        return f"{self.count} nodes ({where}) are lost: {_first(self.nodes, self.count)}; the first: {self.reason}"
+        return f"{self.count} nodes ({where}) are lost: {listed(self.nodes, self.count)}; the first: {self.reason}"
+
+
+class ManyGone(Event, frozen=True, kw_only=True):
+    """Many members went before this coordinator took over; `nodes` has the first names. Only in a run's kept events."""
+
+    level = logging.WARNING
+    nodes: tuple[str, ...]
+    count: int
+    round: int
+    reason: str
+
+    def text(self) -> str:
+        return f"{self.count} members of round {self.round} are gone ({self.reason}): {listed(self.nodes, self.count)}"
 
 
 class ManyLeft(Event, frozen=True, kw_only=True):
@@ -371,13 +384,7 @@ class ManyLeft(Event, frozen=True, kw_only=True):
     reason: str
 
     def text(self) -> str:
-        return f"{self.count} nodes left: {_first(self.nodes, self.count)}; the first: {self.reason}"
-
-
-def _first(names: tuple[str, ...], count: int) -> str:
-    shown = names[:5]
-    more = f" and {count - len(shown)} more" if count > len(shown) else ""
-    return ", ".join(shown) + more
+        return f"{self.count} nodes left: {listed(self.nodes, self.count)}; the first: {self.reason}"
 
 
 # --- events of a server -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Parts of sentences that several layers say: a list of names, a duration, the end of a round. Pure."""
+"""Parts of sentences that several layers say: names, counts, durations, the end of a round. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def listed(names: Sequence[str], total: int | None = None) -> str:
     total = len(names) if total is None else total
     shown = ", ".join(names[:FEW])
     return shown if total <= FEW else f"{shown} and {total - FEW} more"
+
+
+def of_at_least(count: int, least: int) -> str:
+    """How many nodes there are of those that a round needs."""
+    return f"{count} of at least {least} node{'s' * (least != 1)}"
 
 
 def duration(seconds: float) -> str:

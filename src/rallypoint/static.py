@@ -17,8 +17,9 @@ from rallypoint.aio import AsyncHandler, AsyncWorld, BootstrapMaker
 from rallypoint.backends.schemes import BackendOpener
 from rallypoint.errors import RendezvousError, SettingsError
 from rallypoint.events import Sink
+from rallypoint.rendezvous.membership import Joined
 from rallypoint.rendezvous.node import Node
-from rallypoint.rendezvous.records import LeaveCause
+from rallypoint.rendezvous.records import LeaveCause, NodeRecord
 from rallypoint.settings import Settings
 
 SCHEME = "static"
@@ -41,6 +42,8 @@ class StaticHandler(AsyncHandler):
         super().__init__(
             _static_settings(settings), backend_name=backend_name, sinks=sinks, bootstrap=bootstrap, opener=opener
         )
+        self._last_round = 0
+        """The last round that this node was in: nobody else has its rank there."""
 
     async def next_rendezvous(self, *, cause: LeaveCause | None = None) -> AsyncWorld:
         """Wait until all ranks have joined. RendezvousError if another node has this node's rank."""
@@ -54,6 +57,7 @@ class StaticHandler(AsyncHandler):
                 await self.leave(looking.result())
                 raise RendezvousError(looking.result())
             world = joining.result()
+            self._last_round = world.round
         finally:
             looking.cancel()
             joining.cancel()
@@ -69,7 +73,7 @@ class StaticHandler(AsyncHandler):
             )
         return world
 
-    async def _explain_rank(self, node: Node, world: AsyncWorld, wanted: int) -> None:
+    async def _explain_rank(self, node: Node, joined: Joined, wanted: int) -> None:
         """Nothing: `next_rendezvous` raises an error that explains it."""
 
     async def _wait_until_taken(self, rank: int) -> str:
@@ -81,7 +85,7 @@ class StaticHandler(AsyncHandler):
         seen_id, seen_at = "", 0.0
         while True:
             await asyncio.sleep(LOOK_S)
-            other = None if self._node is None else await member_with_request(self._node, rank)
+            other = await self._other_with(rank)
             if other is None or other.id != seen_id:
                 seen_id, seen_at = ("" if other is None else other.id), loop.time()
             elif loop.time() - seen_at > self.settings.session_ttl_s + LOOK_S:
@@ -90,6 +94,12 @@ class StaticHandler(AsyncHandler):
                     f"{other.pid}) is a member with that rank. Give each node of a static run its own node_rank, or "
                     f"stop that node first"
                 )
+
+    async def _other_with(self, rank: int) -> NodeRecord | None:
+        node = self._node
+        if node is None or node.view.round is None or node.view.round.number == self._last_round:
+            return None
+        return await member_with_request(node, rank)
 
     def num_nodes_waiting(self) -> int:
         return 0

@@ -66,7 +66,7 @@ def test_page_shows_runs_and_changes_them(tmp_path):
             assert browser.post("/api/close", {"run": RUN, "why": "wrong data"}).status == 200
             closed = stream.until(lambda message: (message.get("state") or {}).get("is_closed"))
             assert closed["state"]["closing"]["why"] == "wrong data"
-            assert browser.post("/api/drain", {"run": RUN, "node": "b"}).status == 200
+            assert browser.post("/api/drain", {"run": RUN, "node": "b", "force": True}).status == 200
         with browser.stream("/api/runs") as stream:
             assert [one["run_id"] for one in stream.until(lambda message: message.get("runs"))["runs"]] == [RUN]
         pid = the_page()

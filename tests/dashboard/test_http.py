@@ -245,7 +245,10 @@ def test_closing_reopening_and_draining_work_and_are_recorded(site):
         assert re.fullmatch(r"dashboard on .+, for 127\.0\.0\.1", closed["by"])
         assert "already" in browser.post("/api/close", {"run": RUN}).json["said"]
         assert "open again" in browser.post("/api/reopen", {"run": RUN}).json["said"]
-        assert browser.post("/api/drain", {"run": RUN, "node": "b", "why": "disk"}).json["said"] == "Asked b to go."
+        asked = {"run": RUN, "node": "b", "why": "disk"}
+        warned = browser.post("/api/drain", asked)
+        assert (warned.status, "the job stands still" in warned.json["error"]) == (409, True)
+        assert browser.post("/api/drain", asked | {"force": True}).json["said"] == "Asked b to go."
         drained = stream.until(lambda message: any(card[5] for card in message.get("nodes", ())))
         ((_, name, _, _, _, drain),) = [card for card in drained["nodes"] if card[5]]
         assert (name, drain["why"]) == ("b", "disk")
@@ -257,7 +260,7 @@ def test_closing_reopening_and_draining_work_and_are_recorded(site):
         ("/api/close", {"run": "other"}, 404),
         ("/api/drain", {"run": RUN, "node": "nobody"}, 404),
         ("/api/destroy", {"run": RUN}, 404),
-        ("/api/close", {"run": RUN, "force": True}, 400),
+        ("/api/close", {"run": RUN, "unknown": True}, 400),
         ("/api/close", {}, 400),
         ("/api/close", b"{", 400),
         ("/api/close", b"\xff\xfe", 400),

@@ -113,7 +113,7 @@ def play_run(stage: Stage, how: str, folder: Path) -> End:
         run.say("finish")
     elif how == "kill":
         a.wait("deaf")
-        b.wait_line("stopping the workers")
+        b.wait_line("the run has no restarts")
         a.kill()
     else:
         code = a.wait_exit(END_S)

@@ -5,6 +5,7 @@
 See `stepping` for what the directory is for.
 """
 
+import os
 import sys
 
 import torch
@@ -28,7 +29,8 @@ def main() -> None:
         steps.did()
         if finished.item():
             dist.destroy_process_group()
-            return
+            sys.stdout.flush()
+            os._exit(0)  # torch's threads sometimes abort a process that ends in the usual way
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ def _plain(value: Any) -> Any:
 
 def tell(event: Event) -> None:
     """The sink of all nodes here."""
-    say("event", level=event.level, text=str(event), **msgspec.to_builtins(event))
+    fields = msgspec.to_builtins(event)
+    if "kind" in fields:  # of a round's end
+        fields["end_kind"] = fields.pop("kind")
+    say("event", level=event.level, text=str(event), **fields)
 
 
 def entered(world: rallypoint.World) -> None:

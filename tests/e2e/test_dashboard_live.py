@@ -162,6 +162,9 @@ def test_closing_asks_and_works_and_so_do_reopening_and_draining(stage: Stage, p
     page.page.get_by_role("button", name="Drain b").click()
     page.page.get_by_label("Reason").fill("disk")
     page.page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+    page.until(lambda: "run 'shut' has 1 of at least 2 nodes" in dialog.inner_text(), "it warns")
+    assert page.standings()["b"] == "member"
+    page.page.get_by_role("dialog").get_by_role("button", name="Drain anyway").click()
     nodes[1].wait("end")
     page.until(lambda: page.standings().get("b") != "member", "b has gone")
 

@@ -159,7 +159,7 @@ def test_drained_member_is_told_who_asked_and_why(place):
     node.ask("next")
     node.round()
     refused = ask("drain", url, "a", "--reason", "its disk is failing", code=1)
-    assert "without a, run 'drained' has 0 of at least 1 nodes: when a leaves, the round ends, and the job" in refused
+    assert "without a, run 'drained' has 0 of at least 1 node: when a leaves, the round ends, and the job" in refused
     assert "Nothing was changed: start another node first, or give --force" in refused
     assert "--force" in ask("drain", url, "a", "--yes", code=1)
     assert not node.all("changed")

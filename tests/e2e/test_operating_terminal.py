@@ -171,7 +171,7 @@ def test_drain_below_the_minimum_warns_and_asks_on_a_terminal(terminal):
         node.round()
         terminal.resize(200, 30)
         terminal.command("drain", url, "a", "--yes")
-        terminal.until("Warning: without a, run 'small' has 0 of at least 1 nodes", "Ask a to leave", "[y/N]")
+        terminal.until("Warning: without a, run 'small' has 0 of at least 1 node", "Ask a to leave", "[y/N]")
         terminal.type("n")
         terminal.until("Aborted!")
         assert ask_json("status", url)["nodes"][0]["drain"] is None

@@ -82,6 +82,7 @@ def test_node_that_is_preempted_leaves_first_and_gives_its_workers_time(stage, e
     alone = a.workers(1, above=number)[0]
     assert a.wait_line("stopping the workers", "b", "SIGTERM"), "a gets the node that left and the reason"
     assert b.wait_exit() == 143
+    until_said("history", run.url, parts=("b was stopped by SIGTERM",))
     assert alone["at"] - told_at < PATIENCE_S
     assert marked(f"{run.id}/b") == [], "the worker that ignores SIGTERM was killed"
     run.finish(a)
@@ -95,6 +96,7 @@ def test_drained_node_ends_without_failure(stage, endpoint, tmp_path):
     assert b.wait_exit() == 0
     assert b.wait_line("its disk is failing")
     a.workers(1, above=number)
+    until_said("history", run.url, parts=("b was drained by ", "its disk is failing"))
     run.finish(a)
 
 

@@ -278,8 +278,8 @@ def test_agent_whose_worker_failed_for_good_ends_the_run_for_the_other_members(m
         launch()
     _until(second.is_closed)
     assert second.num_nodes_waiting() == int(is_a_worker)
-    why = "the worker of rank 3 was killed by signal 9" if is_a_worker else "RuntimeError: no memory"
-    with pytest.raises(theirs.RendezvousClosedError, match=f"its agent failed: {why}"):
+    why = "rank 3 on .* was ended by SIGKILL" if is_a_worker else "its agent failed: RuntimeError: no memory"
+    with pytest.raises(theirs.RendezvousClosedError, match=why):
         second.next_rendezvous()
 
 

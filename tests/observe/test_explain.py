@@ -152,6 +152,13 @@ def test_end_of_the_last_round_is_told_while_the_next_one_forms():
     assert explain(report_of(LED, ended, told, *joining("a"))).paragraph.count(OOM) == 1
 
 
+def test_run_whose_job_has_finished_needs_no_action():
+    closed = (KEYS.closed, ClosedRecord(closed=True, by="a", why="all workers have finished", outcome=0))
+    said = explain(report_of(LED, closed)).paragraph
+    assert said.startswith("No action is needed: the job has finished. For another one, use another run id. Run")
+    assert "reopen" not in said.partition("Run 'run'")[0]
+
+
 def test_end_of_an_earlier_round_is_not_told_while_a_round_is_active():
     report = report_of(LED, over(ended=OOM), *active("a", "b", of=("a", "b")), roster=("a", "b"))
     assert report.last_end is None
@@ -164,6 +171,7 @@ def test_restarts_are_told_with_the_reason_of_the_last_one():
 
     assert f"1 of 3 restarts used, 2 left: {OOM}." in explain(report_of(LED, budget(why=OOM))).facts
     assert "restart" not in explain(report_of(LED, budget(used=0))).paragraph
+    assert "restart" not in explain(report_of(LED, budget(outcome=0, why="all workers have finished"))).paragraph
     assert report_of(LED, budget(incarnation="an earlier one")).restarts is None
     damaged = Item(KEYS.budget, b"damaged", 1, 1, 1)
     builder = ReportBuilder(KEYS, "tcp://head:29400", 0.0)

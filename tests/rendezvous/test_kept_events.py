@@ -130,6 +130,17 @@ def test_thousands_of_nodes_are_one_event_with_the_first_names() -> None:
     assert sum(len(item.value) for item in one.items.values()) < 1500
 
 
+def test_many_members_that_are_gone_leave_room_for_what_follows() -> None:
+    one = Kept()
+    names = [f"n{number}" for number in range(2 * KEPT)]
+    one.note(*(NodeGone(run_id="run", by="server", node=name, round=3, reason="it went before") for name in names))
+    one.note(RoundOver(run_id="run", by="server", round=3, kind="member lost", reason="n0 is gone"))
+    one.write()
+    gone, over = one.events
+    assert gone.text() == "400 members of round 3 are gone (it went before): n0, n1, n2, n3, n4 and 395 more"
+    assert isinstance(over, RoundOver)
+
+
 def test_joins_before_and_after_a_round_are_not_one_event() -> None:
     one = Kept()
     one.note(joined("a"), active(1), joined("a", 2))
@@ -165,6 +176,33 @@ def test_later_coordinator_continues_the_numbers_and_repeats_no_round() -> None:
     second.kept.note_present(joined("d"), 0.0)
     second.write()
     assert [(past.number, past.event) for past in second.past[-2:]] == [(6, over(2)), (7, joined("d"))]
+
+
+def test_later_coordinator_repeats_no_round_whose_event_is_not_kept_any_more() -> None:
+    first = Kept()
+    first.note(active(1))
+    first.write()
+    for join in range(KEPT + 1):
+        first.note(joined("a", join))
+        first.write()
+    assert not [event for event in first.events if not isinstance(event, JoinStarted)]
+    second = Kept(first.items)
+    second.note(active(1), active(2))
+    second.write()
+    assert [event for event in second.events if not isinstance(event, JoinStarted)] == [active(2)]
+
+
+def test_events_of_another_incarnation_are_dropped_also_after_a_failed_write() -> None:
+    one = Kept()
+    one.kept.begin("one")
+    one.note(active(5))
+    one.write(answered=False)
+    one.items.clear()  # it was not executed
+    one.kept.settle(None, 0.0)
+    one.kept.begin("two")
+    one.note(active(1))
+    one.write()
+    assert one.events == [active(1)]
 
 
 def test_events_of_a_later_version_and_damaged_records_are_left_out() -> None:

@@ -19,7 +19,7 @@ def noted(*facts: Leaving | str, vanished: list[str] | None = None) -> Leavings:
             leavings.note_lost(fact, fact, index + 1)
         else:
             leavings.note(fact.name, fact)
-    leavings.note_vanished(vanished or [])
+    leavings.note_vanished({name: name for name in vanished or []})
     return leavings
 
 
@@ -80,6 +80,28 @@ def test_members_that_vanished_before_this_process_looked_are_named_unless_more_
     assert told(noted(vanished=["c"])) == ("member lost", gone)
     assert told(noted(left(9, "a", LeaveKind.ROUND_OVER), vanished=["c"])) == ("member lost", gone)
     assert told(noted(left(9, "a", LeaveKind.WORKER_FAILED, OOM), vanished=["c"])) == ("worker failed", OOM)
+
+
+def test_member_that_vanished_and_comes_back_says_itself_why_it_left() -> None:
+    leavings = noted(vanished=["c", "d"])
+    leavings.note("c", left(9, "c", LeaveKind.ADMISSION, "to admit e"))
+    assert told(leavings) == ("member lost", "d is gone (it went before this coordinator took over)")
+    leavings.note("d", left(10, "d", LeaveKind.REQUESTED, "d asked for the next round"))
+    assert told(leavings) == ("admission", "to admit e")
+    lost = noted(vanished=["c"])
+    lost.note("c", left(9, "c", LeaveKind.SESSION_LOST, "c lost its session: no answer for 15 s"))
+    assert told(lost) == ("session lost", "c lost its session: no answer for 15 s")
+
+
+def test_members_that_a_predecessor_had_not_seen_go_are_no_losses() -> None:
+    end = noted(vanished=["c"]).root(2)
+    assert end is not None
+    leavings = noted(left(9, "a", LeaveKind.WORKER_FAILED, OOM), vanished=["c"])
+    leavings.inherit(end)
+    assert told(leavings) == ("worker failed", OOM)
+    leavings = noted(left(9, "c", LeaveKind.ADMISSION, "to admit e"), left(11, "a", LeaveKind.ROUND_OVER))
+    leavings.inherit(end)
+    assert told(leavings) == ("admission", "to admit e")
 
 
 def test_successor_knows_what_its_predecessor_had_composed() -> None:

@@ -14,6 +14,8 @@ from rallypoint.rendezvous.records import (
     CoordinatorRecord,
     DrainRecord,
     HealthRecord,
+    LeaveCause,
+    LeaveKind,
     NodePhase,
     RosterMember,
     RoundPhase,
@@ -37,6 +39,7 @@ def groups(view: View) -> dict[str, object]:
         "excluded": set(view.excluded),
         "above": set(view.above),
         "rejoined": set(view.rejoined),
+        "arrived": set(view.arrived),
         "drains": view.drains,
         "held": set(view.hold_back.held()),
         "health": view.hold_back.records,
@@ -59,7 +62,7 @@ def assert_in_one_group_each(view: View) -> None:
         assert count == (0 if seen.record.phase is NodePhase.LEFT else 1), node_id
     for group in (view.members, view.candidates, view.excluded):
         assert all(view.nodes[node_id] is seen for node_id, seen in group.items())
-    for named in (view.above, view.rejoined):
+    for named in (view.above, view.rejoined, view.arrived):
         assert set(named) <= set(view.nodes)
 
 
@@ -352,6 +355,21 @@ def many_members(size: int) -> FakeRun:
     return run
 
 
+def many_leaving(size: int) -> FakeRun:
+    """Half of the members have joined again, to admit a node."""
+    run = many_members(size)
+    run.join("new")
+    left = LeaveCause(kind=LeaveKind.ADMISSION, why="to admit new", round=1)
+    run.join(*list(run.view.members)[size // 2 :], join=2, left=left)
+    return run
+
+
+def many_losses(size: int) -> FakeRun:
+    run = many_members(2 * size)
+    run.lose(*list(run.view.members)[size:])
+    return run
+
+
 def many_confirming(size: int) -> FakeRun:
     run = FakeRun(min_nodes=2, max_nodes=size + 20)
     names = [f"node{index:06d}" for index in range(size)]
@@ -373,6 +391,9 @@ def many_confirming(size: int) -> FakeRun:
         (many_members, lambda run: run.lose("node000005")),
         (many_members, lambda run: run.leave("node000005")),
         (many_members, lambda run: run.join("node000005", join=2)),
+        (many_leaving, lambda run: run.join("node000005", join=2)),
+        (many_leaving, lambda run: run.lose("node000005")),
+        (many_losses, lambda run: run.lose("node000005")),
         (many_confirming, lambda run: run.confirm(1, "node000005")),
         (many_confirming, lambda run: run.lose("node000005")),
         (many_confirming, lambda run: run.join("late")),

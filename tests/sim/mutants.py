@@ -104,6 +104,16 @@ MUTANTS = (
         (Edit(KeptEvents, "note", "number == self.last_active", "False"),),
     ),
     Mutant(
+        "a coordinator notes a round again whose event is no longer kept",
+        ("Memory",),
+        (Edit(KeptEvents, "_continue", "self.last_active = record.active", "pass"),),
+    ),
+    Mutant(
+        "a member that comes back and says why it left stays unknown",
+        ("Cause",),
+        (Edit(Leavings, "note", "self._vanished.pop(node_id, None)", "pass"),),
+    ),
+    Mutant(
         "the last failure in a round is reported as its cause",
         ("Cause",),
         (Edit(Leavings, "note", "< (first.revision, first.name)", "> (first.revision, first.name)"),),

@@ -34,6 +34,7 @@ PURE = (
     "rallypoint.launcher.policy",
     "rallypoint.launcher.stall",
     "rallypoint.integrations.schedulers.*",
+    "rallypoint.observe.phase",
     "rallypoint.observe.report",
     "rallypoint.observe.report_builder",
     "rallypoint.dashboard.timeline",

@@ -88,7 +88,7 @@ def heading(report: Report) -> list[Text]:
     if report.round is not None:
         state.append(f", {_round(report.round)}")
     lines.append(state)
-    if report.reason:
+    if report.reason and not report.is_closed:  # the line on its closing has the reason
         lines.append(Text(f"reason: {report.reason}"))
     shared = report.config.shared if report.config is not None else {}
     sizes = f"{shared.get('min_nodes', '?')} to {shared.get('max_nodes', '?')} nodes"

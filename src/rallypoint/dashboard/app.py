@@ -23,7 +23,8 @@ from rallypoint.dashboard.feeds import Feeds, TooManyRuns, wall
 from rallypoint.dashboard.http_security import HttpSecurity, is_same_origin
 from rallypoint.dashboard.streams import EventStream
 from rallypoint.errors import OutcomeUnknown, Rejected, RendezvousStateError, SettingsError, Unavailable
-from rallypoint.observe.operator_actions import NoSuchKey, NoSuchRun, Operator
+from rallypoint.observe.follower import read_report
+from rallypoint.observe.operator_actions import NoSuchKey, NoSuchRun, Operator, drain_warning
 
 Metrics: TypeAlias = Callable[[], Awaitable[tuple[bytes, str]]]
 """The text of the metrics and its content type. OSError, TimeoutError."""
@@ -62,6 +63,8 @@ class ActionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: str
     why: str = ""
     node: str = ""
+    force: bool = False
+    """Drain a node although fewer than `min_nodes` are left."""
 
 
 class Dashboard:
@@ -257,6 +260,10 @@ class Dashboard:
         try:
             target = self._feeds.source.target(wanted.run)
             async with asyncio.timeout(ACT_S), self._feeds.source.open(target) as backend:
+                if name == "drain" and not wanted.force:
+                    report = await read_report(backend, target.keys, target.where)
+                    if warning := drain_warning(report, wanted.node):
+                        raise HttpError(409, warning)
                 said = await _do(name, wanted, Operator(backend, target, by, wall))
         except (NoSuchRun, NoSuchKey, SettingsError) as error:
             raise HttpError(404, str(error)) from None

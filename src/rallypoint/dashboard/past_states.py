@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rallypoint.dashboard.timeline import PastState, State
 from rallypoint.events import (
     JoinStarted,
+    ManyGone,
     ManyJoined,
     ManyLeft,
     ManyLost,
@@ -51,6 +52,8 @@ class _Past:
                 yield from self._go([name], State.LOST, at)
             case NodeGone(node=name):
                 yield from self._go([name], State.GONE, at)
+            case ManyGone(nodes=names):
+                yield from self._go(names, State.GONE, at)
             case ManyLost(nodes=names):
                 yield from self._go(names, State.LOST, at)
             case NodeLeft(by=name):

@@ -21,10 +21,9 @@ from rallypoint.observe.phase import Phase, Tone
 from rallypoint.observe.report import Drain, NodeReport, Report, Standing
 from rallypoint.observe.run_events import SeenEvent
 from rallypoint.rendezvous.view import Departure
+from rallypoint.sentences import FEW
 
 MOST_LINES = 200
-FEW = 5
-"""Names shown at once."""
 
 
 class Line(msgspec.Struct, frozen=True):

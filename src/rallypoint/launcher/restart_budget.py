@@ -78,12 +78,11 @@ class RestartBudget:
             if record.outcome is not None:
                 return Verdict(False, record.outcome, record.why)
             if record.round >= round:
-                return Verdict(True, 0, record.why)
+                return _allowed(record)
             if record.used < record.limit:
-                text = f"{why} (restart {record.used + 1} of {record.limit})"
-                spent = self._changed(record, used=record.used + 1, round=round, why=text)
+                spent = self._changed(record, used=record.used + 1, round=round, why=why)
                 if await self._write(run, revision, spent, member=member):
-                    return Verdict(True, 0, text)
+                    return _allowed(spent)
                 continue
             outcome = code if record.limit == 0 else BUDGET_USED_UP
             text = f"{why}, and {_used_up(record.limit)}"
@@ -180,6 +179,10 @@ class RestartBudget:
         except (Unavailable, OutcomeUnknown):
             await asyncio.sleep(RETRY_S)
             return False
+
+
+def _allowed(record: BudgetRecord) -> Verdict:
+    return Verdict(True, 0, f"{record.why} (restart {record.used} of {record.limit})")
 
 
 def _used_up(limit: int) -> str:

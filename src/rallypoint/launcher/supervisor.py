@@ -50,7 +50,7 @@ from rallypoint.launcher.worker_group import Worker, WorkerGroup
 from rallypoint.launcher.worker_ranks import NodeShare, RankPlan, agree
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.membership import Cause
-from rallypoint.rendezvous.records import ClosedRecord, LeaveCause
+from rallypoint.rendezvous.records import ClosedRecord, LeaveCause, LeaveKind
 from rallypoint.rendezvous.run_config import RunConfig
 from rallypoint.settings import Settings
 from rallypoint.static import SCHEME as STATIC
@@ -215,7 +215,8 @@ class Supervisor:
             case policy.Leave(why=why, kind=kind, early=early):
                 if early and self._joined is not None:
                     await self._joined.propose_restart(why)
-                cause = LeaveCause(kind=kind, why=why)
+                is_named = kind not in (LeaveKind.DRAIN, LeaveKind.STOPPED)
+                cause = LeaveCause(kind=kind, why=why if is_named else f"{self._name} was {why}")
                 await self._within(LEAVE_S, self.handler.leave(why, cause=cause), "leaving the run failed")
             case policy.Tell(text=text):
                 self._console.say(text)

@@ -17,8 +17,7 @@ from rallypoint.observe.report import Held, PastRound, Refusal, Report, Restarts
 from rallypoint.rendezvous.decide import active_sentence
 from rallypoint.rendezvous.records import ClosedRecord, DrainRecord
 from rallypoint.rendezvous.run_config import Differences, closed_sentence, differences_sentence, drain_sentence
-from rallypoint.rendezvous.view import FEW
-from rallypoint.sentences import round_ended
+from rallypoint.sentences import FEW, listed, round_ended
 
 NO_ACTION = "No action is needed"
 SAME_SETTINGS = "Give all nodes the same settings, or use another run id for those that differ"
@@ -117,7 +116,7 @@ def _further_facts(report: Report) -> list[str]:
         facts.append("The run has no coordinator at present: the last one has gone, and no node has taken over yet")
     missing = [name for name in report.missing if not _names(report.reason, name)]
     if missing and report.round is not None and report.phase is not Phase.EMPTY:
-        facts.append(f"Members of round {report.round.number} that have gone: {_listed(missing)}")
+        facts.append(f"Members of round {report.round.number} that have gone: {listed(missing)}")
     facts += [
         f"Held back for {held.hold_s:g} s: {held.name} ({held.why})"
         for held in _held(report)
@@ -127,8 +126,8 @@ def _further_facts(report: Report) -> list[str]:
         assert node.drain is not None
         facts.append(f"{node.name}: {drain_sentence(DrainRecord(by=node.drain.by, why=node.drain.why))}")
     if report.last_end is not None and report.last_end.ended not in report.reason:
-        facts.append(end_sentence(report.last_end))
-    if report.restarts is not None and report.restarts.used:
+        facts.append(end_sentence(report.last_end).replace("round", "Round", 1))
+    if report.restarts is not None and report.restarts.used and report.restarts.why:
         facts.append(f"{restarts_sentence(report.restarts)}: {report.restarts.why}")
     return facts
 
@@ -205,6 +204,8 @@ def _advice(report: Report, refused: list[Refusal]) -> tuple[list[str], list[str
             "its election. If none comes, look at the logs of the nodes: they cannot reach the backend, or hang"
         ], []
     match report.phase:
+        case Phase.CLOSED if report.closing is not None and report.closing.outcome == 0:
+            return [f"{NO_ACTION}: the job has finished. For another one, use another run id"], []
         case Phase.CLOSED:
             return [
                 f"The run is closed: reopen it with `rallypoint reopen {run_url(report)}`, or use another run id"
@@ -248,7 +249,7 @@ def _forming(report: Report) -> str:
     limit_s = report.config.timing["confirm_timeout_s"]
     has = "has" if len(pending) == 1 else "have"
     return (
-        f"{NO_ACTION}: {_listed(pending)} {has} not confirmed the round yet; without a confirmation for {limit_s:g} s, "
+        f"{NO_ACTION}: {listed(pending)} {has} not confirmed the round yet; without a confirmation for {limit_s:g} s, "
         f"the others form a new one"
     )
 
@@ -261,7 +262,7 @@ def _below_minimum(report: Report, refused: list[Refusal]) -> tuple[list[str], l
     held = _held(report)
     advice = _about_refused(refused)
     if held:
-        names = _listed([one.name for one in held])
+        names = listed([one.name for one in held])
         free = f"`rallypoint free {run_url(report)} {held[0].name}`"
         advice.append(f"Free the held-back node{'s' * (len(held) != 1)} {names} with {free}, or start {start}")
     else:
@@ -281,7 +282,7 @@ def _active(report: Report, refused: list[Refusal]) -> list[str]:
     if asked:
         is_one = len(asked) == 1
         return [
-            f"{NO_ACTION}: {_listed(asked)} {'was' if is_one else 'were'} asked to go, and leave{'s' * is_one} when "
+            f"{NO_ACTION}: {listed(asked)} {'was' if is_one else 'were'} asked to go, and leave{'s' * is_one} when "
             f"the program re-joins (`world.changed`, `num_nodes_waiting()`)"
         ]
     if counts.waiting and counts.member + counts.waiting < report.shared("min_nodes"):
@@ -306,12 +307,12 @@ def _about_refused(refused: list[Refusal]) -> list[str]:
     advice = []
     if different:
         wanted = {name: theirs for one in different for name, (_, theirs) in one.differences.items()}
-        listed = ", ".join(f"{name}={value}" for name, value in wanted.items())
+        settings = ", ".join(f"{name}={value}" for name, value in wanted.items())
         advice.append(
-            f"Give {_listed([one.name for one in different])} the settings of the run ({listed}), or another run id"
+            f"Give {listed([one.name for one in different])} the settings of the run ({settings}), or another run id"
         )
     if failed:
-        advice.append(f"Fix what the preflight check found on {_listed(failed)}, or start other nodes instead")
+        advice.append(f"Fix what the preflight check found on {listed(failed)}, or start other nodes instead")
     return advice
 
 
@@ -319,7 +320,7 @@ def _rejoin(report: Report) -> str:
     members = report.standing(Standing.MEMBER)
     is_one = len(members) == 1
     return (
-        f"The next round forms when {'member' if is_one else 'members'} {_listed([node.name for node in members])} "
+        f"The next round forms when {'member' if is_one else 'members'} {listed([node.name for node in members])} "
         f"{'has' if is_one else 'have'} re-joined: {'it has' if is_one else 'they have'} been notified "
         f"(`world.changed`, `num_nodes_waiting()`)"
     )
@@ -332,11 +333,6 @@ def _names(sentence: str, name: str) -> bool:
 
 def _nodes(count: int, more: str = "") -> str:
     return f"{count} {more}node{'s' * (count != 1)}"
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:FEW])
-    return shown if len(names) <= FEW else f"{shown} and {len(names) - FEW} more"
 
 
 def _sentences(texts: list[str]) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from rallypoint.rendezvous.records import (
     decode,
 )
 from rallypoint.rendezvous.run_config import RunConfig, RunSnapshot
+from rallypoint.sentences import of_at_least
 
 T = TypeVar("T")
 
@@ -200,7 +201,7 @@ def drain_warning(report: Report, node: str) -> str:
         return ""
     lacking, name = least - left, going[0].name
     return (
-        f"without {name}, run {report.run_id!r} has {left} of at least {least} nodes: when {name} leaves, the "
+        f"without {name}, run {report.run_id!r} has {of_at_least(left, least)}: when {name} leaves, the "
         f"round ends, and the job stands still until {lacking} more {'node is' if lacking == 1 else 'nodes are'} "
         f"started"
     )

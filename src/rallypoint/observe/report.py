@@ -128,10 +128,12 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     why: str
     changed_at: float | None
+    outcome: int | None = None
+    """The exit code of the run, if its launchers closed it because it has ended."""
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
-    """The restarts that `rallypoint run` counts. `why`: of the last one, or of the end of the run."""
+    """The restarts that `rallypoint run` counts. `why`: of the last one; empty after the run's end."""
 
     used: int
     limit: int

@@ -429,7 +429,10 @@ class ReportBuilder:
         closed = self.view.closed
         if closed is None or not (closed.closed or closed.by):
             return None
-        return Closing(is_closed=closed.closed, by=closed.by, why=closed.why, changed_at=closed.at or None)
+        changed_at = closed.at or None
+        return Closing(
+            is_closed=closed.closed, by=closed.by, why=closed.why, changed_at=changed_at, outcome=closed.outcome
+        )
 
     def _missing(self) -> tuple[str, ...]:
         record = self.view.round
@@ -449,7 +452,10 @@ class ReportBuilder:
 
     def _restarts(self) -> Restarts | None:
         budget = self.view.budget
-        return None if budget is None else Restarts(used=budget.used, limit=budget.limit, why=budget.why)
+        if budget is None:
+            return None
+        why = budget.why if budget.outcome is None else ""  # `closing` says why the run has ended
+        return Restarts(used=budget.used, limit=budget.limit, why=why)
 
     def _refused(self) -> tuple[Refusal, ...]:
         """Refusals under the current config of nodes that have not joined since."""

@@ -30,7 +30,7 @@ from rallypoint.rendezvous.records import ClosedRecord, HealthRecord, LeaveKind,
 from rallypoint.rendezvous.round_end import admission
 from rallypoint.rendezvous.rules import Rules
 from rallypoint.rendezvous.view import Departure, Plan, SeenNode, View
-from rallypoint.sentences import FEW, listed, round_ended
+from rallypoint.sentences import FEW, listed, of_at_least, round_ended
 
 _LOSSES = (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST)
 
@@ -142,7 +142,7 @@ def _gather(view: View, rules: Rules, now: float) -> Decision:
     size = rules.usable(joined)
     if size < rules.min_nodes:
         names = f": {_names(view.candidates.values(), joined)}" if joined else ""
-        why = f"{joined} of at least {rules.min_nodes} nodes joined{names}{_ended(view)}{_absent(view, view.last_end)}"
+        why = f"{of_at_least(joined, rules.min_nodes)} joined{names}{_ended(view)}{_absent(view, view.last_end)}"
         return Wait(why, until=_earliest(None, view, now))
     if size == rules.max_nodes:
         return _form(view, rules, size, f"all {size} places are taken" if size > 1 else "its one place is taken")
@@ -285,7 +285,7 @@ def _active_sentence(view: View, rules: Rules, now: float) -> str:
         names = _names(view.candidates.values(), len(view.candidates))
         if _too_few(view, rules):
             total = len(view.members) + len(view.candidates)
-            parts.append(f"too few for another round ({total} of at least {rules.min_nodes} nodes): {names}")
+            parts.append(f"too few for another round ({of_at_least(total, rules.min_nodes)}): {names}")
         elif waiting == 0:
             why = "full" if len(view.members) >= rules.max_nodes else f"sizes are multiples of {rules.step}"
             parts.append(f"spare ({why}): {names}")
@@ -325,8 +325,10 @@ def _ended(view: View) -> str:
 
 
 def _is_told(told: RoundEnd | None, node: Departure) -> bool:
-    """Whether the sentence on the end of a round is about this node."""
-    return told is not None and node.round == told.round and node.name in told.nodes
+    """Whether the sentence on the end of a round says this already, in the same words or in those of another node."""
+    if told is None or node.round != told.round:
+        return False
+    return node.name in told.nodes or (node.left is True and node.why in told.why)
 
 
 def _departed(node: Departure) -> str:

@@ -24,6 +24,7 @@ from rallypoint.events import (
     CoordinatorElected,
     Event,
     JoinStarted,
+    ManyGone,
     ManyJoined,
     ManyLeft,
     ManyLost,
@@ -40,7 +41,7 @@ from rallypoint.events import (
 from rallypoint.kv.types import BranchOp, Compare, Delete, Item, ModRevisionIs, Put
 from rallypoint.rendezvous.keys import RunKeys
 from rallypoint.rendezvous.records import Record, decode, encode
-from rallypoint.rendezvous.view import FEW
+from rallypoint.sentences import FEW
 
 KEPT = 200
 """Events kept per run."""
@@ -58,11 +59,11 @@ SETTLE_S = 0.25
 """They wait so long for others, and for a write that takes them along."""
 
 KINDS: tuple[type[Event], ...] = (
-    *(JoinStarted, NodeLeft, NodeLost, NodeGone, NodeHeldBack, ManyJoined, ManyLeft, ManyLost),
+    *(JoinStarted, NodeLeft, NodeLost, NodeGone, NodeHeldBack, ManyJoined, ManyLeft, ManyLost, ManyGone),
     *(RoundForming, RoundActive, RoundGivenUp, RoundOver, CoordinatorElected, RecordUnreadable),
 )
 """What is kept. Closing, drains and refusals have records of their own."""
-Counted: TypeAlias = JoinStarted | NodeLeft | NodeLost
+Counted: TypeAlias = JoinStarted | NodeLeft | NodeLost | NodeGone
 """Events that thousands of nodes may have at once."""
 
 
@@ -79,6 +80,8 @@ class EventsRecord(Record, frozen=True, kw_only=True):
 
     first: int
     incarnation: str = ""
+    active: int = 0
+    """The last round that is noted as active so far: its event may be older than those that are kept."""
     events: tuple[KeptEvent, ...]
 
 
@@ -128,7 +131,7 @@ class _Tally:
         if len(self.first) < FEW:
             self.first.append(event)
         if len(self.names) < MOST_NAMES:
-            self.names.append(event.node if isinstance(event, NodeLost) else event.by)
+            self.names.append(event.node if isinstance(event, NodeLost | NodeGone) else event.by)
 
     def events(self, by: str) -> Sequence[Event]:
         """One for each node, or one for all of them."""
@@ -140,6 +143,8 @@ class _Tally:
                 return [ManyJoined(run_id=run, by=by, nodes=names, count=count)]
             case NodeLost(round=number, reason=why):
                 return [ManyLost(run_id=run, by=by, nodes=names, count=count, round=number, reason=why)]
+            case NodeGone(round=number, reason=why):
+                return [ManyGone(run_id=run, by=by, nodes=names, count=count, round=number, reason=why)]
             case NodeLeft(reason=why):
                 return [ManyLeft(run_id=run, by=by, nodes=names, count=count, reason=why)]
 
@@ -183,6 +188,7 @@ class KeptEvents:
     def begin(self, incarnation: str) -> None:
         """The run has this incarnation now. What was noted of another one is dropped, as its data was."""
         if self.incarnation:
+            self._frozen.clear()
             self._pending.clear()
             self._tallies.clear()
             self._noted_at = None
@@ -197,15 +203,19 @@ class KeptEvents:
             try:
                 record = decode(EventsRecord, item)
                 count = len(record.events)
-                past = read_events(item, self._keys.run_id) if record.incarnation == self.incarnation else []
+                if record.incarnation == self.incarnation:
+                    self._continue(record, item)
             except RendezvousStateError:
-                past, count = [], 1
+                count = 1
             self._batches.append((first, count, len(item.value) + KEY_BYTES))
             self._next = first + count
-            for one in past:
-                self._saw(one.event, one.nodes)
         if self._batches:
             mark("kept_events.continued")
+
+    def _continue(self, record: EventsRecord, item: Item) -> None:
+        for one in read_events(item, self._keys.run_id):
+            self._saw(one.event, one.nodes)
+        self.last_active = record.active
 
     def _saw(self, event: Event, nodes: Sequence[str]) -> None:
         match event:
@@ -275,7 +285,12 @@ class KeptEvents:
                 self._frozen.append(_kept(*one))
         self._pending.clear()
         self._tallies.clear()
-        record = EventsRecord(first=self._next, incarnation=self.incarnation, events=tuple(self._frozen))
+        record = EventsRecord(
+            first=self._next,
+            incarnation=self.incarnation,
+            active=self.last_active,
+            events=tuple(self._frozen),
+        )
         value = encode(record)
         size = len(value) + KEY_BYTES
         ops: list[BranchOp] = [Put(self._keys.kept_events(self._next), value, lease)]

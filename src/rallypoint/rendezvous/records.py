@@ -90,6 +90,8 @@ class RoundEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: the round is not over yet, or became active under another coordinator."""
     nodes: tuple[str, ...] = ()
     """The names of the nodes that `why` is about."""
+    unseen: bool = False
+    """These nodes were gone before the coordinator looked: how they went is not known."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,12 +11,14 @@ echo. The root cause, gravest first:
 5. members that only say that others had left or were lost
 
 Within a class the lowest revision decides: what was committed first, in whatever order it arrives here. A coordinator
-that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told.
+that was elected in the meantime composes it from the keys that still exist and from what its predecessor had told, if
+that knew it. A member that comes back and says why it left is no longer one that was gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -55,13 +57,17 @@ class Leavings:
     def __init__(self) -> None:
         self._losses: dict[str, Leaving] = {}
         """By node id."""
+        self._order: list[tuple[int, str, str]] = []
+        """(revision, name, node id) of the losses, sorted: thousands may come one by one."""
         self._first: dict[int, Leaving] = {}
         """By class: the first of the others."""
-        self._vanished: list[str] = []
+        self._vanished: dict[str, str] = {}
+        """Members of which this process only knows that they are gone: id -> name."""
 
     def clear(self) -> None:
         """Another round is active."""
         self._losses.clear()
+        self._order.clear()
         self._first.clear()
         self._vanished.clear()
 
@@ -72,8 +78,9 @@ class Leavings:
             if seen is not None:
                 mark("round_end.explained")
             revision = min(leaving.revision, seen.revision if seen is not None else leaving.revision)
-            self._losses[node_id] = msgspec.structs.replace(leaving, revision=revision)
+            self._set_loss(node_id, msgspec.structs.replace(leaving, revision=revision))
             return
+        self._vanished.pop(node_id, None)
         number = _CLASSES[leaving.kind]
         first = self._first.get(number)
         if first is None or (leaving.revision, leaving.name) < (first.revision, first.name):
@@ -83,20 +90,30 @@ class Leavings:
         """The session of a member ended, and the member had not left."""
         explained = self._losses.get(node_id)
         if explained is None:
-            self._losses[node_id] = Leaving(revision, name, LeaveKind.MEMBER_LOST, "")
+            self._set_loss(node_id, Leaving(revision, name, LeaveKind.MEMBER_LOST, ""))
         else:
-            self._losses[node_id] = msgspec.structs.replace(explained, revision=min(revision, explained.revision))
+            revision = min(revision, explained.revision)
+            self._set_loss(node_id, msgspec.structs.replace(explained, revision=revision))
 
-    def note_vanished(self, names: Sequence[str]) -> None:
-        """These members were gone before this process looked: it does not know how they went."""
-        self._vanished = list(names)
+    def _set_loss(self, node_id: str, loss: Leaving) -> None:
+        if (known := self._losses.get(node_id)) is not None:
+            del self._order[bisect_left(self._order, (known.revision, known.name, node_id))]
+        insort(self._order, (loss.revision, loss.name, node_id))
+        self._losses[node_id] = loss
+
+    def note_vanished(self, names: Mapping[str, str]) -> None:
+        """These members (id -> name) were gone before this process looked: it does not know how they went."""
+        self._vanished = dict(names)
 
     def inherit(self, end: RoundEnd) -> None:
-        """What an earlier coordinator had composed. It knows of members that are gone without a trace."""
+        """What an earlier coordinator had composed: it has seen members go of which no trace is left."""
+        if end.unseen:
+            mark("round_end.unseen")
+            return  # it knew no more than this process does
         mark("round_end.inherited")
         leaving = Leaving(0, end.nodes[0] if end.nodes else "", end.kind, end.why)
         if end.kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
-            self._losses[""] = leaving
+            self._set_loss("", leaving)
         else:
             self.note("", leaving)
 
@@ -107,7 +124,8 @@ class Leavings:
         """
         failure = self._first.get(_FAILURE)
         if self._losses:
-            loss = _loss(number, sorted(self._losses.values(), key=lambda one: (one.revision, one.name)))
+            first_few = [self._losses[node_id] for _, _, node_id in self._order[: FEW + 1]]
+            loss = _loss(number, first_few, len(self._losses))
             if failure is None or failure.why in loss.why:
                 return loss
             mark("round_end.loss_and_failure")
@@ -115,7 +133,7 @@ class Leavings:
         first = min(self._first, default=_NOTHING)
         if self._vanished and first > _MEMBER:
             mark("round_end.vanished")
-            return _vanished(number, self._vanished)
+            return _vanished(number, list(self._vanished.values()))
         if first == _NOTHING:
             return None
         root = self._first[first]
@@ -123,7 +141,7 @@ class Leavings:
             case LeaveKind.ADMISSION:
                 return admission(number, waiting, root.why)
             case LeaveKind.MEMBER_LOST | LeaveKind.ROUND_OVER:  # it is about others than the member that wrote it
-                nodes = tuple(self._vanished[:FEW])
+                nodes: tuple[str, ...] = ()
             case _:
                 nodes = (root.name,)
         return RoundEnd(round=number, kind=root.kind, why=root.why, nodes=nodes)
@@ -139,14 +157,14 @@ def unknown(number: int) -> RoundEnd:
     return RoundEnd(round=number, kind=LeaveKind.ROUND_OVER, why="its members have gone")
 
 
-def _loss(number: int, losses: Sequence[Leaving]) -> RoundEnd:
-    """`losses`: the members that were lost, the first one first. One that came back has explained its loss itself."""
+def _loss(number: int, losses: Sequence[Leaving], total: int) -> RoundEnd:
+    """`losses`: the first few of `total` lost members, in order. One that came back has explained its loss itself."""
     first, names = losses[0], [one.name for one in losses if one.name]
     if first.why:
         others = names[1:] if first.name else names
-        why = first.why + (f"; also lost: {listed(others)}" if others else "")
-    elif len(names) > 1:
-        why = f"{listed(names)} were lost (their sessions ended)"
+        why = first.why + (f"; also lost: {listed(others, total - 1)}" if others else "")
+    elif total > 1:
+        why = f"{listed(names, total)} were lost (their sessions ended)"
     else:
         why = f"{first.name} was lost (its session ended)"
     return RoundEnd(round=number, kind=first.kind, why=why, nodes=tuple(names[:FEW]))
@@ -155,4 +173,4 @@ def _loss(number: int, losses: Sequence[Leaving]) -> RoundEnd:
 def _vanished(number: int, names: Sequence[str]) -> RoundEnd:
     verb, went = ("are", "they went") if len(names) > 1 else ("is", "it went")
     why = f"{listed(names)} {verb} gone ({went} before this coordinator took over)"
-    return RoundEnd(round=number, kind=LeaveKind.MEMBER_LOST, why=why, nodes=tuple(names[:FEW]))
+    return RoundEnd(round=number, kind=LeaveKind.MEMBER_LOST, why=why, nodes=tuple(names[:FEW]), unseen=True)

@@ -14,7 +14,7 @@ Every node with a readable key is in exactly one group:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
@@ -45,7 +45,7 @@ from rallypoint.rendezvous.records import (
 from rallypoint.rendezvous.returning_nodes import ReturningNodes
 from rallypoint.rendezvous.round_end import Leaving, Leavings
 from rallypoint.rendezvous.rules import Rules
-from rallypoint.sentences import FEW as FEW
+from rallypoint.sentences import FEW
 
 R = TypeVar("R", bound=Record)
 
@@ -140,6 +140,8 @@ class View:
         """Members of attempts above `state/round`: data was lost, nothing may form until they left (rule 9)."""
         self.rejoined: dict[str, None] = {}
         """Nodes of the active round's roster that have joined again."""
+        self.arrived: dict[str, None] = {}
+        """Candidates that are not of the active round's roster."""
         self.drains: dict[str, DrainRecord] = {}
         self.hold_back = HoldBack()
         self.unconfirmed: dict[str, int] = {}
@@ -361,6 +363,7 @@ class View:
                 group.pop(node_id, None)
             self.above.pop(node_id, None)
             self.rejoined.pop(node_id, None)
+            self.arrived.pop(node_id, None)
             return
         target, is_active = self._group_of(node), self.is_active
         if node_id not in target:
@@ -373,7 +376,9 @@ class View:
         target[node_id] = node
         number = self.round.number if self.round is not None else 0
         _set(self.above, node_id, node.record.phase is _MEMBER and node.record.round > number)
-        _set(self.rejoined, node_id, is_active and target is not self.members and node_id in self.roster)
+        is_of_round = node_id in self.roster
+        _set(self.rejoined, node_id, is_active and target is not self.members and is_of_round)
+        _set(self.arrived, node_id, is_active and target is self.candidates and not is_of_round)
 
     def _regroup_all(self) -> None:
         """Move every node into its group, after a change of `state/round`. As `_regroup` for each node, but faster."""
@@ -395,11 +400,12 @@ class View:
                 excluded[node_id] = node
             else:
                 candidates[node_id] = node
-        self._update_rejoined()
+        self._compare_with_roster()
 
-    def _update_rejoined(self) -> None:
-        self.rejoined = {}
+    def _compare_with_roster(self) -> None:
+        self.rejoined, self.arrived = {}, {}
         if self.is_active:
+            self.arrived = {node_id: None for node_id in self.candidates if node_id not in self.roster}
             members, others = self.members, (self.candidates, self.excluded)
             for node_id in self.roster:
                 if node_id not in members and any(node_id in group for group in others):
@@ -429,8 +435,8 @@ class View:
         for rank, member in enumerate(members):
             self.last_ranks.setdefault(member.name, (rank, member.id))
         if self.is_active:
-            self._note_absent([member.name for member in members if member.id not in self.nodes], number)
-        self._update_rejoined()
+            self._note_absent({member.id: member.name for member in members if member.id not in self.nodes}, number)
+        self._compare_with_roster()
 
     def note_predecessor(self, name: str) -> None:
         """Note that the previous coordinator is gone. Its node key ended before this view began: no change shows it."""
@@ -452,16 +458,17 @@ class View:
 
     def newcomers(self) -> list[str]:
         """The first few candidates that are not of the active round."""
-        return list(islice((n.record.name for i, n in self.candidates.items() if i not in self.roster), FEW + 1))
+        return [self.nodes[node_id].record.name for node_id in islice(self.arrived, FEW + 1)]
 
-    def _note_absent(self, names: Sequence[str], number: int) -> None:
-        """Members of the round that were gone before this coordinator's scan: how they went is unknown."""
-        gone = [Departure(name, 0.0, None, number, None, "it went before this coordinator took over") for name in names]
+    def _note_absent(self, absent: Mapping[str, str], number: int) -> None:
+        """Members (id -> name) that were gone before this coordinator's scan: how they went is unknown."""
+        names, why = set(absent.values()), "it went before this coordinator took over"
+        gone = [Departure(name, 0.0, None, number, None, why) for name in absent.values()]
         self.departures = deque([*(known for known in self.departures if known.name not in names), *gone], FEW)
         reported = self.waiting.lost if self.waiting is not None and self.waiting.number == number else 0
         if len(gone) > reported:  # else an earlier coordinator has reported them all
             self.facts.extend(gone)
-        self.leavings.note_vanished(names)
+        self.leavings.note_vanished(absent)
 
     def start_plan(self, plan: Plan) -> None:
         """This coordinator's attempt was committed."""

@@ -511,30 +511,38 @@ class Memory(Checker):
                     self._active = (one.event.round, record.incarnation)
 
     def wiped(self, picture: Picture) -> None:
-        self._may_restart = True
+        self._active, self._may_restart = (0, ""), True
 
 
 class Cause(Checker):
     """What the history says about the end of a round is what its members wrote when they left, or what became of them.
 
-    A failure that was written is never reported as something less grave while its record exists.
+    A failure that was written is never reported as something less grave, and a member that said why it left is never
+    reported as lost, while its record exists: if the coordinator must have seen that record.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._members: dict[str, str] = {}
         """The present members of the last active round: id -> name."""
+        self._names: dict[str, str] = {}
+        """All its members."""
         self._lost: set[str] = set()
         self._said: dict[str, tuple[int, LeaveCause]] = {}
         """What each former member wrote first, and when."""
         self._rewritten: set[str] = set()
         """Former members that have written their keys again: a coordinator that takes over sees a later revision."""
+        self._legible: dict[str, int] = {}
+        """Former members whose records say why they left: since which revision without a break."""
+        self._empty_at = 0
+        """The revision at which the last member had gone."""
 
     def decided(self, picture: Picture, commit: Commit, before: RoundRecord | None, now: RoundRecord) -> None:
         if now.phase is RoundPhase.ACTIVE:
             self._number = now.number
-            self._members = {member.id: member.name for member in picture.members(now)}
-            self._lost, self._said, self._rewritten = set(), {}, set()
+            self._names = {member.id: member.name for member in picture.members(now)}
+            self._members = dict(self._names)
+            self._lost, self._said, self._rewritten, self._legible = set(), {}, set(), {}
 
     def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
         keys = picture.keys
@@ -548,15 +556,20 @@ class Cause(Checker):
 
     def _node(self, picture: Picture, revision: int, node_id: str) -> None:
         record = picture.nodes.get(node_id)
-        if record is None:
-            if self._members.pop(node_id, None) is not None:
-                self._lost.add(node_id)
-        elif record.phase is not NodePhase.MEMBER:
-            self._members.pop(node_id, None)
-            if node_id in self._said:
-                self._rewritten.add(node_id)
-            elif record.left is not None and record.left.round == self._number:
-                self._said[node_id] = (revision, record.left)
+        if record is None or record.phase is not NodePhase.MEMBER:
+            was_member = self._members.pop(node_id, None) is not None
+            if was_member:
+                self._empty_at = revision
+                if record is None:
+                    self._lost.add(node_id)
+        if record is None or record.left is None or record.left.round != self._number:
+            self._legible.pop(node_id, None)
+            return
+        self._legible.setdefault(node_id, revision)
+        if node_id in self._said:
+            self._rewritten.add(node_id)
+        else:
+            self._said[node_id] = (revision, record.left)
 
     def _ended(self, picture: Picture, report: HistoryRecord) -> None:
         number, kind = report.number, report.ended_kind
@@ -568,7 +581,7 @@ class Cause(Checker):
             for node_id, (at, cause) in self._said.items()
             if cause.kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED)
         )
-        is_known = [self._still_says(picture, node_id) for _, _, node_id in failed]
+        is_known = [self._is_known(picture, node_id) for _, _, node_id in failed]
         is_ordered = all(is_known) and not any(node_id in self._rewritten for _, _, node_id in failed)
         if kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED):
             if report.ended not in [why for _, why, _ in failed]:
@@ -576,8 +589,9 @@ class Cause(Checker):
             if not self._lost and is_ordered and report.ended != failed[0][1]:
                 raise BrokeCause(f"the first failure in round {number} was {failed[0][1]}, not {report.ended}")
         elif kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
-            if not self._lost and all(self._still_says(picture, node_id) for node_id in self._said):
-                raise BrokeCause(f"round {number} lost no member, but its end is reported as: {report.ended}")
+            unknown = [node_id for node_id in self._said.keys() & self._names if not self._is_known(picture, node_id)]
+            if not any(self._names[node_id] in report.ended for node_id in (*self._lost, *unknown)):
+                raise BrokeCause(f"round {number} lost no such member, but its end is reported as: {report.ended}")
         elif any(is_known):
             raise BrokeCause(f"a worker of round {number} failed, but its end is reported as: {report.ended}")
 
@@ -607,13 +621,14 @@ class Cause(Checker):
             case LeaveKind.ROUND_OVER:
                 pass
 
-    def _still_says(self, picture: Picture, node_id: str) -> bool:
-        """A coordinator that takes over can read what this node wrote."""
-        record = picture.nodes.get(node_id)
-        return record is not None and record.left is not None and record.left.round == self._number
+    def _is_known(self, picture: Picture, node_id: str) -> bool:
+        """The coordinator knows what this node wrote: it was there at the coordinator's election, or when the last
+        member had gone, which the coordinator has seen; and it still is."""
+        return node_id in self._legible and self._legible[node_id] <= max(picture.term, self._empty_at)
 
     def wiped(self, picture: Picture) -> None:
-        self._number, self._members, self._lost, self._said, self._rewritten = 0, {}, set(), {}, set()
+        self._number, self._names, self._members, self._empty_at = 0, {}, {}, 0
+        self._lost, self._said, self._rewritten, self._legible = set(), {}, set(), {}
 
 
 class Safety:

@@ -3,7 +3,12 @@
 import { act } from "./api.js";
 import { byId, say } from "./dom.js";
 
-/** Ask for confirmation and a reason, and act; resolves with the server's answer, or null on cancel. Stays open on errors. */
+const WARNED = 409;
+
+/**
+ * Ask for confirmation and a reason, and act; resolves with the server's answer, or null on cancel. Stays open on errors.
+ * After a warning of the server, the button acts all the same.
+ */
 export function confirmed(name, body, { title, text, button, isGrave }) {
   const dialog = byId("dialog");
   const form = byId("dialog-form");
@@ -13,6 +18,7 @@ export function confirmed(name, body, { title, text, button, isGrave }) {
   say(byId("dialog-text"), text);
   say(byId("dialog-wrong"), "");
   say(yes, button);
+  let force = {};
   yes.classList.toggle("grave", isGrave);
   why.value = "";
   return new Promise((resolve) => {
@@ -34,10 +40,15 @@ export function confirmed(name, body, { title, text, button, isGrave }) {
       event.preventDefault();
       yes.disabled = true;
       try {
-        const answer = await act(name, { ...body, why: why.value });
+        const answer = await act(name, { ...body, ...force, why: why.value });
         end(answer.said);
       } catch (error) {
-        if (!isOver) say(byId("dialog-wrong"), error.message);
+        if (isOver) return;
+        say(byId("dialog-wrong"), error.message);
+        if (error.status === WARNED) {
+          force = { force: true };
+          say(yes, `${button} anyway`);
+        }
       } finally {
         yes.disabled = false;
       }
