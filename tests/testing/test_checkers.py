@@ -455,7 +455,7 @@ def test_true_cause_of_an_end_breaks_nothing(scenario, kind, why):
         (lambda: Ended("b", "c"), LeaveKind.WORKER_FAILED, "c says why", "the first failure in round 1 was b says why"),
         (lambda: Ended("b"), LeaveKind.STALLED, "d says why", "that no member wrote"),
         (lambda: Ended("b"), LeaveKind.ADMISSION, "to admit d", "a worker of round 1 failed"),
-        (Ended, LeaveKind.MEMBER_LOST, "c was lost", "lost no member"),
+        (Ended, LeaveKind.MEMBER_LOST, "c was lost", "lost no such member"),
     ],
     ids=["no kind", "a later failure", "an invented failure", "an echo", "an invented loss"],
 )
