@@ -196,8 +196,8 @@ ROWS = _rows(
     ),
     (
         "A launcher of a job that communicates is lost",
-        "A launcher is killed or frozen. Its peers' workers fail within milliseconds, and the loss is known later: it "
-        "is counted as a worker's failure, and a job without a restart left ends.",
+        "A launcher is killed, frozen or cut off. Its peers' workers fail at once, and the loss is known later: it is "
+        "counted as a worker's failure, and a job without a restart left ends.",
         "The loss explains the failures: with `rallypoint run --max-restarts 0` no restart is counted, and the job "
         "goes on.",
         "seen here, with torchrun, too",

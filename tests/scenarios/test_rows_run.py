@@ -1,14 +1,15 @@
 """Rows about `rallypoint run` whose workers communicate, and about what is known of an incident afterwards."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.backends.etcd.kit import EtcdCluster, needs
 from tests.e2e.browser import Looking, chromium, why_no_browser
-from tests.e2e.kit import HERE, PORT, Fact, Stage, loopback
+from tests.e2e.kit import HERE, PORT, Fact, Machine, Stage, _tether, loopback
 from tests.e2e.launching import Launcher, Run
 from tests.e2e.operating import ask, ask_json, until_said
 from tests.scenarios.places import Place
@@ -34,10 +35,14 @@ class RingJob:
         self.number = 0
         self.launchers: list[Launcher] = []
 
-    def start(self, *names: str, quiet_limit: str = "") -> None:
+    def start(self, *names: str, quiet_limit: str = "", machines: Sequence[Machine] = ()) -> None:
         """Start launchers; `quiet_limit`: their workers fail when a peer has been silent for so many seconds."""
         words = (quiet_limit,) if quiet_limit else ()
-        self.launchers += [self.run.start(name, words=words, program=RING) for name in names]
+        places = machines or [None] * len(names)
+        self.launchers += [
+            self.run.start(name, words=words, program=RING, machine=machine)
+            for name, machine in zip(names, places, strict=True)
+        ]
         self.wait_round()
 
     def wait_round(self) -> list[Fact]:
@@ -98,7 +103,7 @@ def test_row_29_launcher_of_a_job_that_communicates_is_frozen(
     )
     for one in job.launchers:
         assert one.wait_line(f": {victim.name} (", "is taken for its echo, and no restart is counted")
-    _comes_back(row, job, victim, victim.thaw_all)
+    _comes_back(row, job, victim, victim.thaw_all, "SIGCONT")
 
     victim = job.launchers.pop(1)
     stopped_at = victim.stop()
@@ -107,23 +112,66 @@ def test_row_29_launcher_of_a_job_that_communicates_is_frozen(
         job.goes_on() - stopped_at,
         ttl_s + 1 + START_S,
     )
-    _comes_back(row, job, victim, victim.go_on)
+    _comes_back(row, job, victim, victim.go_on, "SIGCONT")
     job.finish()
     row("no restart was counted, with --max-restarts 0: three launchers finished with exit code 0")
 
 
-def _comes_back(row: Recorder, job: RingJob, victim: Launcher, go_on: Callable[[], object]) -> None:
+def _comes_back(row: Recorder, job: RingJob, victim: Launcher, go_on: Callable[[], object], what: str) -> None:
     going_at = time.monotonic()
     go_on()
     job.launchers.append(victim)
-    row("SIGCONT until the first line of a worker in a round of three again", job.goes_on() - going_at)
+    row(f"{what} until the first line of a worker in a round of three again", job.goes_on() - going_at)
+
+
+@pytest.mark.parametrize("backend", ["tcp", "etcd"])
+def test_row_29_machine_of_a_job_that_communicates_is_cut_off(
+    row: Recorder, network: Stage, backend: str, tmp_path: Path
+):
+    """Neither side sees the end of a connection."""
+    ttl_s, quiet_s = 3.0, 1.0
+    home, *machines = network.machines(4)
+    with served(network, home, backend, tmp_path / "data") as endpoint:
+        place = Place(backend, f"{backend}://{endpoint}", ttl_s, is_told_of_deaths=False)
+        (tmp_path / "job").mkdir()
+        job = RingJob(network, place, tmp_path / "job", "1:3", restarts=0, ttl_s=ttl_s)
+        job.start("a", "b", "c", quiet_limit=f"{quiet_s:g}", machines=machines)
+        victim = job.launchers.pop(1)
+        plug = f"to{2 + 'abc'.index(victim.name)}"
+        home.ip("link", "set", plug, "down")
+        cut_at = time.monotonic()
+        row(
+            f"the cable of a machine was pulled, with a time to live of {ttl_s:g} s; all workers failed after "
+            f"{quiet_s:g} s: until the first line of the new round's workers",
+            job.goes_on() - cut_at,
+            place.loss_s + START_S,
+        )
+        _comes_back(row, job, victim, lambda: home.ip("link", "set", plug, "up"), "the cable was back")
+        job.finish()
+    row("no restart was counted, with --max-restarts 0: three launchers finished with exit code 0")
+
+
+@contextmanager
+def served(stage: Stage, machine: Machine, backend: str, data: Path) -> Iterator[str]:
+    """A server, or an etcd of one member, on this machine: its endpoint."""
+    if backend == "tcp":
+        yield stage.serve(f"{machine.address}:{PORT}", "--insecure", machine=machine).wait_listening()
+        return
+    data.mkdir()
+    within = ["ip", "netns", "exec", machine.name, *_tether]
+    etcd = EtcdCluster(needs("system"), data, 1, hosts=[machine.address], prefixes=[within])
+    try:
+        etcd.start()
+        yield etcd.endpoints
+    finally:
+        etcd.stop()
 
 
 # --- afterwards -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def opened_page(stage: Stage, url: str):
+def opened_page(stage: Stage, url: str) -> Iterator[Looking]:
     """A page process that is started now, and a browser on it."""
     if why := why_no_browser():
         pytest.skip(why)
