@@ -194,11 +194,32 @@ ROWS = _rows(
         "The members of a round are fixed when it is decided, and all nodes see the same ones.",
         "measured with torch 2.13 under random kills",
     ),
-)
-ROWS[30] = Row(
-    30,
-    "A closed run whose host goes",
-    "The node that hosts the run closes it and dies; another node starts it again, alone.",
-    "Closed stays closed for every node that was told, whoever serves next.",
-    "seen here",
+    (
+        "A launcher of a job that communicates is lost",
+        "A launcher is killed, frozen or cut off. Its peers' workers fail at once, and the loss is known later: it is "
+        "counted as a worker's failure, and a job without a restart left ends.",
+        "The loss explains the failures: with `rallypoint run --max-restarts 0` no restart is counted, and the job "
+        "goes on.",
+        "seen here, with torchrun, too",
+    ),
+    (
+        "A closed run whose host goes",
+        "The node that hosts the run closes it and dies; another node starts it again, alone.",
+        "Closed stays closed for every node that was told, whoever serves next.",
+        "seen here",
+    ),
+    (
+        "“CUDA out of memory” on one rank",
+        "The logs of the other nodes, the history and the page say only that nodes joined again.",
+        "Rank, node, exit code and last words are in the output of every launcher, in `rallypoint history`, in "
+        "`rallypoint events` and on the page, in the same words.",
+        "seen here",
+    ),
+    (
+        "The page is opened after the incident",
+        "Somebody opens the page because a node was lost, and it is empty: it shows only what it has seen itself.",
+        "The run keeps its events: a page that is started afterwards and `rallypoint events` show the loss and its "
+        "round.",
+        "seen here",
+    ),
 )
