@@ -429,15 +429,15 @@ class Ended(Scenario):
         self.lose(name)
         return self
 
-    def report(self, kind: LeaveKind | None, why: str) -> None:
-        times = {"gather_s": 0.0, "last_call_s": 0.0, "confirm_s": 0.0, "formed_at": 0.0}
-        self.put(
-            BOSS,
-            (KEYS.history(1), HistoryRecord(number=1, size=3, why="", ended=why, ended_kind=kind, **times)),
-        )
-
 
 PLAIN: dict[str, Any] = {"addr": "", "session": 1}
+
+
+def report(scenario: Scenario, kind: LeaveKind | None, why: str) -> None:
+    """The coordinator reports the end of round 1."""
+    times = {"gather_s": 0.0, "last_call_s": 0.0, "confirm_s": 0.0, "formed_at": 0.0}
+    record = HistoryRecord(number=1, size=3, why="", ended=why, ended_kind=kind, **times)
+    scenario.put(BOSS, (KEYS.history(1), record))
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ PLAIN: dict[str, Any] = {"addr": "", "session": 1}
     ids=["failure", "loss", "neither", "no cause, and no record any more", "no record any more"],
 )
 def test_true_cause_of_an_end_breaks_nothing(scenario, kind, why):
-    scenario().report(kind, why)
+    report(scenario(), kind, why)
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,23 @@ def test_true_cause_of_an_end_breaks_nothing(scenario, kind, why):
 )
 def test_untrue_cause_of_an_end_is_detected(scenario, kind, why, words):
     with pytest.raises(BrokeCause, match=words):
-        scenario().report(kind, why)
+        report(scenario(), kind, why)
+
+
+def test_member_that_was_gone_before_its_round_was_active_may_be_reported_as_lost():
+    scenario = Scenario(compared=2)
+    for name in ("a", "b", "c"):
+        scenario.node(name)
+    scenario.form(1, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        scenario.node(name, MEMBER, 1)
+    scenario.lose("c")
+    scenario.activate(1, 3)
+    left = LeaveCause(kind=LeaveKind.MEMBER_LOST, why="c was lost", round=1)
+    for name in ("a", "b"):
+        record = NodeRecord(id=name, **PLAIN, name=name, join=2, phase=JOINING, left=left)
+        scenario.put(name, (KEYS.node(name), record))
+    report(scenario, LeaveKind.MEMBER_LOST, "c was lost")
 
 
 def told_and_lost(scenario: Scenario) -> None:

@@ -544,7 +544,7 @@ class Cause(Checker):
         if now.phase is RoundPhase.ACTIVE:
             self._number = now.number
             self._names = {member.id: member.name for member in picture.members(now)}
-            self._members = dict(self._names)
+            self._members = {node_id: name for node_id, name in self._names.items() if node_id in picture.nodes}
             self._lost, self._said, self._rewritten, self._legible, self._outside = set(), {}, set(), {}, {}
 
     def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
