@@ -136,6 +136,18 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a member that leaves without a cause counts as lost",
+        ("Cause",),
+        (
+            Edit(
+                View,
+                "_note_leaving",
+                "self.leavings.note(record.id, Leaving(node.mod_revision, record.name, LeaveKind.REQUESTED, why))",
+                "self.leavings.note_lost(record.id, record.name, node.mod_revision)",
+            ),
+        ),
+    ),
+    Mutant(
         "a planned member with another join counts as present",
         ("Barrier",),
         (Edit(View, "_check_plan", "elif seen.record.join != join:", "elif False:"),),

@@ -414,25 +414,30 @@ def test_attempt_from_before_the_close_that_is_active_after_the_reopening_breaks
 class Ended(Scenario):
     """Round 1 of a, b and c, of which all members have left or are lost."""
 
-    def __init__(self, *failed: str, lost: str = "") -> None:
+    def __init__(self, *failed: str, lost: str = "", silent: str = "") -> None:
+        """`silent` leaves in order before it is told that the round is active, so it says no cause."""
         super().__init__()
         self.whole_round(1, "a", "b", "c")
         if lost:
             self.lose(lost)
         for name in sorted({"a", "b", "c"} - {lost}, key=lambda name: (name not in failed, name)):
             kind = LeaveKind.WORKER_FAILED if name in failed else LeaveKind.ROUND_OVER
-            left = LeaveCause(kind=kind, why=f"{name} says why", round=1)
+            left = LeaveCause(kind=kind, why=f"{name} says why", round=1) if name != silent else None
             self.put(name, (KEYS.node(name), NodeRecord(id=name, **PLAIN, name=name, join=2, phase=JOINING, left=left)))
 
-    def report(self, kind: LeaveKind | None, why: str) -> None:
-        times = {"gather_s": 0.0, "last_call_s": 0.0, "confirm_s": 0.0, "formed_at": 0.0}
-        self.put(
-            BOSS,
-            (KEYS.history(1), HistoryRecord(number=1, size=3, why="", ended=why, ended_kind=kind, **times)),
-        )
+    def end_session(self, name: str) -> Ended:
+        self.lose(name)
+        return self
 
 
 PLAIN: dict[str, Any] = {"addr": "", "session": 1}
+
+
+def report(scenario: Scenario, kind: LeaveKind | None, why: str) -> None:
+    """The coordinator reports the end of round 1."""
+    times = {"gather_s": 0.0, "last_call_s": 0.0, "confirm_s": 0.0, "formed_at": 0.0}
+    record = HistoryRecord(number=1, size=3, why="", ended=why, ended_kind=kind, **times)
+    scenario.put(BOSS, (KEYS.history(1), record))
 
 
 @pytest.mark.parametrize(
@@ -441,11 +446,13 @@ PLAIN: dict[str, Any] = {"addr": "", "session": 1}
         (lambda: Ended("b", "c"), LeaveKind.WORKER_FAILED, "b says why"),
         (lambda: Ended("b", lost="c"), LeaveKind.MEMBER_LOST, "c was lost"),
         (Ended, LeaveKind.ROUND_OVER, "a says why"),
+        (lambda: Ended(silent="c").end_session("c"), LeaveKind.MEMBER_LOST, "c is gone"),
+        (lambda: Ended().end_session("c"), LeaveKind.MEMBER_LOST, "c is gone"),
     ],
-    ids=["failure", "loss", "neither"],
+    ids=["failure", "loss", "neither", "no cause, and no record any more", "no record any more"],
 )
 def test_true_cause_of_an_end_breaks_nothing(scenario, kind, why):
-    scenario().report(kind, why)
+    report(scenario(), kind, why)
 
 
 @pytest.mark.parametrize(
@@ -456,12 +463,33 @@ def test_true_cause_of_an_end_breaks_nothing(scenario, kind, why):
         (lambda: Ended("b"), LeaveKind.STALLED, "d says why", "that no member wrote"),
         (lambda: Ended("b"), LeaveKind.ADMISSION, "to admit d", "a worker of round 1 failed"),
         (Ended, LeaveKind.MEMBER_LOST, "c was lost", "lost no such member"),
+        (lambda: Ended(silent="c"), LeaveKind.MEMBER_LOST, "c was lost", "lost no such member"),
+        (lambda: Ended().end_session("c"), LeaveKind.MEMBER_LOST, "b was lost", "lost no such member"),
     ],
-    ids=["no kind", "a later failure", "an invented failure", "an echo", "an invented loss"],
+    ids=[
+        *("no kind", "a later failure", "an invented failure", "an echo", "an invented loss"),
+        *("an invented loss of one that said no cause", "an invented loss beside one without a record"),
+    ],
 )
 def test_untrue_cause_of_an_end_is_detected(scenario, kind, why, words):
     with pytest.raises(BrokeCause, match=words):
-        scenario().report(kind, why)
+        report(scenario(), kind, why)
+
+
+def test_member_that_was_gone_before_its_round_was_active_may_be_reported_as_lost():
+    scenario = Scenario(compared=2)
+    for name in ("a", "b", "c"):
+        scenario.node(name)
+    scenario.form(1, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        scenario.node(name, MEMBER, 1)
+    scenario.lose("c")
+    scenario.activate(1, 3)
+    left = LeaveCause(kind=LeaveKind.MEMBER_LOST, why="c was lost", round=1)
+    for name in ("a", "b"):
+        record = NodeRecord(id=name, **PLAIN, name=name, join=2, phase=JOINING, left=left)
+        scenario.put(name, (KEYS.node(name), record))
+    report(scenario, LeaveKind.MEMBER_LOST, "c was lost")
 
 
 def told_and_lost(scenario: Scenario) -> None:

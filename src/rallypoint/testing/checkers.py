@@ -517,8 +517,9 @@ class Memory(Checker):
 class Cause(Checker):
     """What the history says about the end of a round is what its members wrote when they left, or what became of them.
 
-    A failure that was written is never reported as something less grave, and a member that said why it left is never
-    reported as lost, while its record exists: if the coordinator must have seen that record.
+    A failure that was written is never reported as something less grave, and a member that left in order is never
+    reported as lost, while its record exists: if the coordinator must have seen that record. A member that leaves
+    before it is told that the round is active says no cause, but its record shows that it left.
     """
 
     def __init__(self) -> None:
@@ -534,6 +535,8 @@ class Cause(Checker):
         """Former members that have written their keys again: a coordinator that takes over sees a later revision."""
         self._legible: dict[str, int] = {}
         """Former members whose records say why they left: since which revision without a break."""
+        self._outside: dict[str, int] = {}
+        """Former members whose records show that they are not in the round: since which revision without a break."""
         self._empty_at = 0
         """The revision at which the last member had gone."""
 
@@ -541,8 +544,8 @@ class Cause(Checker):
         if now.phase is RoundPhase.ACTIVE:
             self._number = now.number
             self._names = {member.id: member.name for member in picture.members(now)}
-            self._members = dict(self._names)
-            self._lost, self._said, self._rewritten, self._legible = set(), {}, set(), {}
+            self._members = {node_id: name for node_id, name in self._names.items() if node_id in picture.nodes}
+            self._lost, self._said, self._rewritten, self._legible, self._outside = set(), {}, set(), {}, {}
 
     def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
         keys = picture.keys
@@ -562,6 +565,10 @@ class Cause(Checker):
                 self._empty_at = revision
                 if record is None:
                     self._lost.add(node_id)
+        if record is None:
+            self._outside.pop(node_id, None)
+        elif node_id not in self._members:
+            self._outside.setdefault(node_id, revision)
         if record is None or record.left is None or record.left.round != self._number:
             self._legible.pop(node_id, None)
             return
@@ -581,7 +588,7 @@ class Cause(Checker):
             for node_id, (at, cause) in self._said.items()
             if cause.kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED)
         )
-        is_known = [self._is_known(picture, node_id) for _, _, node_id in failed]
+        is_known = [self._is_known(picture, self._legible, node_id) for _, _, node_id in failed]
         is_ordered = all(is_known) and not any(node_id in self._rewritten for _, _, node_id in failed)
         if kind in (LeaveKind.WORKER_FAILED, LeaveKind.STALLED):
             if report.ended not in [why for _, why, _ in failed]:
@@ -589,7 +596,8 @@ class Cause(Checker):
             if not self._lost and is_ordered and report.ended != failed[0][1]:
                 raise BrokeCause(f"the first failure in round {number} was {failed[0][1]}, not {report.ended}")
         elif kind in (LeaveKind.MEMBER_LOST, LeaveKind.SESSION_LOST):
-            unknown = [node_id for node_id in self._said.keys() & self._names if not self._is_known(picture, node_id)]
+            former = self._names.keys() - self._members.keys()
+            unknown = [node_id for node_id in former if not self._is_known(picture, self._outside, node_id)]
             if not any(self._names[node_id] in report.ended for node_id in (*self._lost, *unknown)):
                 raise BrokeCause(f"round {number} lost no such member, but its end is reported as: {report.ended}")
         elif any(is_known):
@@ -621,14 +629,14 @@ class Cause(Checker):
             case LeaveKind.ROUND_OVER:
                 pass
 
-    def _is_known(self, picture: Picture, node_id: str) -> bool:
-        """The coordinator knows what this node wrote: it was there at the coordinator's election, or when the last
-        member had gone, which the coordinator has seen; and it still is."""
-        return node_id in self._legible and self._legible[node_id] <= max(picture.term, self._empty_at)
+    def _is_known(self, picture: Picture, shown: dict[str, int], node_id: str) -> bool:
+        """The coordinator knows what the record of this node shows: it was there at the coordinator's election, or when
+        the last member had gone, which the coordinator has seen; and it still is."""
+        return node_id in shown and shown[node_id] <= max(picture.term, self._empty_at)
 
     def wiped(self, picture: Picture) -> None:
         self._number, self._names, self._members, self._empty_at = 0, {}, {}, 0
-        self._lost, self._said, self._rewritten, self._legible = set(), {}, set(), {}
+        self._lost, self._said, self._rewritten, self._legible, self._outside = set(), {}, set(), {}, {}
 
 
 class Safety:
