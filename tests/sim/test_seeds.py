@@ -10,6 +10,7 @@ FOUND = {
     628: "a member had left in order and said so when it came back, but was still reported as gone",
     964: "a member came back and said why it had left too late for the report, and the checker expected it there",
     3404: "a round formed beside one of a short-lived server process that no returning client knew of",
+    14494: "a member was lost before the round was active, and the round's end was put down to its echo",
     10287: "a member left before it was told of the active round, and the checker took its end for an untrue report",
     13715: "a round formed because a returning client knew of none",
     25910: "the run was not reopened after the faults: a disk was out for longer than the retries of the director",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
 
@@ -244,15 +244,26 @@ class View:
             self.plan = None
         known = previous.number if previous is not None and previous.phase is _ACTIVE else 0
         if self.is_active and self.round is not None and self.round.number != known:
+            gone = self._gone_before_active(self.round.number)
             self.started_at = now
             self.departures.clear()
             self.leavings.clear()
+            for node_id, departure in gone:
+                self.departures.append(replace(departure, joined_s=0.0, gone_s=0.0, round=self.round.number))
+                self.leavings.note_lost(node_id, departure.name, self.revision)
             self.last_end = None
             self.minimum_since = None
             self.plan = None
         self._regroup_all()
         self.last_arrival_at = now
         self.first_arrival_at = now if self.is_active and self.candidates else None
+
+    def _gone_before_active(self, number: int) -> list[tuple[str, Departure]]:
+        """The members of this round (by id) that were lost before it was active: not every confirmation is compared."""
+        if self.roster_number != number:
+            return []
+        lost = {node.name: node for node in self.departures if node.left is False}
+        return [(m.id, lost[m.name]) for m in self.roster.values() if m.id not in self.nodes and m.name in lost]
 
     def _drain(self, key: str, item: Item | None, now: float) -> None:
         node_id = key[len(self.keys.drains) :]

@@ -545,7 +545,8 @@ class Cause(Checker):
             self._number = now.number
             self._names = {member.id: member.name for member in picture.members(now)}
             self._members = {node_id: name for node_id, name in self._names.items() if node_id in picture.nodes}
-            self._lost, self._said, self._rewritten, self._legible, self._outside = set(), {}, set(), {}, {}
+            self._lost = self._names.keys() - picture.nodes.keys()  # not every confirmation is compared
+            self._said, self._rewritten, self._legible, self._outside = {}, set(), {}, {}
 
     def committed(self, picture: Picture, commit: Commit, before: RoundRecord | None) -> None:
         keys = picture.keys
